@@ -1,0 +1,94 @@
+"""Threads for kernels that release the GIL: one shared pool, safe from any number of calling threads.
+
+A call splits its work into numbered tasks whose results do not depend on who runs them, so the thread count never changes a
+result.  The calling thread works too: a busy pool slows a call down but can never block it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def _forget_pool() -> None:
+    # A forked child has none of the parent's threads: it must make its own.
+    global _pool, _pool_size, _lock
+    _pool, _pool_size, _lock = None, 0, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+def available_threads() -> int:
+    """Number of processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_threads(n_jobs: int | None) -> int:
+    """Threads for an ``n_jobs`` in scikit-learn's sense: None and -1 mean all processors, -2 all but one."""
+    if n_jobs is None:
+        return available_threads()
+    if n_jobs < 0:
+        return max(1, available_threads() + 1 + n_jobs)
+    return n_jobs
+
+
+def _workers(count: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size < count:
+            # The old pool, if any, finishes what it holds and then ends by itself.
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool = ThreadPoolExecutor(count, thread_name_prefix="extremax")
+            _pool_size = count
+        return _pool
+
+
+def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
+    """Call ``task(i)`` for every i in ``range(n_tasks)`` on up to `n_threads` threads, the caller among them.
+
+    Returns, or raises the first exception, only when no task is running any more.
+    """
+    n_threads = min(n_threads, n_tasks)
+    if n_threads <= 1:
+        for i in range(n_tasks):
+            task(i)
+        return
+    counter = itertools.count()  # next() on it is atomic
+
+    def drain() -> None:
+        while (i := next(counter)) < n_tasks:
+            task(i)
+
+    helpers: list[Future[None]] = []
+    try:
+        for _ in range(n_threads - 1):
+            try:
+                helpers.append(_workers(n_threads - 1).submit(drain))
+            except RuntimeError:  # the pool was replaced by a larger one between the two calls, or the interpreter is ending
+                break
+        drain()
+    finally:
+        # One helper that was never started holds no task; a running one must finish before the arrays may be used.
+        next_stop = [f for f in helpers if not f.cancel()]
+        error = None
+        for f in next_stop:
+            error = error or f.exception()
+    if error is not None:
+        raise error
+
+
+def split(n_items: int, block: int) -> list[tuple[int, int]]:
+    """Cut ``range(n_items)`` into consecutive blocks; the cut depends on `block` alone, never on the thread count."""
+    return [(start, min(start + block, n_items)) for start in range(0, n_items, block)]
