@@ -1,0 +1,46 @@
+# make test    create .venv, install, then lint, type check and the whole suite
+# make clean   remove the environment and every cache
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := dev
+# Arguments for the main run of the suite, for example: make tests PYTEST_ARGS="-x tests/test_tree.py"
+PYTEST_ARGS ?= -n auto --dist loadfile
+# Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
+CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
+
+.PHONY: test install lint types tests tests-boundscheck tests-interpreted format clean
+
+test: lint types tests tests-boundscheck tests-interpreted
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# A pinned torch for tests under tests/nn goes here, before the package, as soon as there are any.
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+tests: install
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+tests-boundscheck: install
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -m small
+
+tests-interpreted: install
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -m small
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
