@@ -1,0 +1,215 @@
+"""Labels: of any hashable type outside, int32 ids inside, one per row."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Hashable, Iterable
+from itertools import repeat
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.exceptions import DataConversionWarning
+
+from extremax.validation.wording import ESTIMATOR, short
+
+
+def encode_labels(
+    y: Any, *, n_samples: int | None = None, name: str = "y", estimator_name: str = ESTIMATOR
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Return the distinct labels and, for every row, the position of its label among them.
+
+    Labels are of any hashable type; equal values (``1``, ``1.0``, ``True``) are one label.  The classes are sorted if they can
+    be compared with one another, else in order of first appearance.  Arrays of numbers and strings keep their dtype.
+
+    Examples
+    --------
+    >>> encode_labels(["pear", "apple", "pear"])
+    (array(['apple', 'pear'], dtype='<U5'), array([1, 0, 1], dtype=int32))
+    >>> encode_labels([[3], [1, 2, 7]])
+    Traceback (most recent call last):
+    ...
+    ValueError: y[1] has 3 labels; ExtremeClassifier takes one per row. Reduce them with extremax.data.first_label(y).
+    """
+    values = _flat_labels(y, n_samples, name, estimator_name)
+    classes, ids = _unique_labels(values, name)
+    if classes.dtype.kind == "f" and 2 * classes.size > ids.size and bool((classes != np.floor(classes)).any()):
+        raise ValueError(
+            f"Unknown label type: continuous. {name} has {classes.size} distinct fractional numbers in {ids.size} rows, which "
+            f"looks like a regression target. If each number names a class, pass them as strings."
+        )
+    return classes, ids
+
+
+def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
+    """Return the distinct labels of a declared list of classes, in the order :func:`encode_labels` would give them."""
+    return _unique_labels(_flat_labels(classes, None, name, estimator_name), name)[0]
+
+
+class LabelIndex:
+    """Finds the position of labels among known classes; made once, asked often.
+
+    Examples
+    --------
+    >>> index = LabelIndex(np.array(["apple", "pear"]))
+    >>> index.lookup(["pear", "apple"])
+    array([1, 0], dtype=int32)
+    """
+
+    def __init__(self, classes: NDArray[Any]) -> None:
+        self.classes = classes
+        self._sorted = classes.dtype.kind in "biufmM" and bool((classes[1:] > classes[:-1]).all())
+        self._table: dict[Hashable, int] | None = None
+
+    def lookup(
+        self,
+        y: Any,
+        *,
+        n_samples: int | None = None,
+        name: str = "y",
+        estimator_name: str = ESTIMATOR,
+        way_out: str = "Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
+        allow_unseen: bool = False,
+    ) -> NDArray[np.int32]:
+        """Return ids of the labels; one not among the classes raises, or becomes -1 with `allow_unseen`."""
+        values = _flat_labels(y, n_samples, name, estimator_name)
+        if isinstance(values, np.ndarray) and self._sorted and self._comparable(values.dtype):
+            place = np.searchsorted(self.classes, values)
+            place[place == self.classes.size] = 0
+            ids = np.where(self.classes[place] == values, place, -1).astype(np.int32)
+        else:
+            if self._table is None:
+                self._table = dict(zip(self.classes.tolist(), range(self.classes.size), strict=True))
+            known = values.tolist() if isinstance(values, np.ndarray) else values
+            find = self._table.get
+            ids = np.fromiter(map(find, known, repeat(-1)), dtype=np.int32, count=len(known))
+        if not allow_unseen and ids.size and ids.min() < 0:
+            row = int(np.argmin(ids))
+            label = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            raise ValueError(
+                f"{name}[{row}] is {label!r}, which is not one of the {self.classes.size:,} known classes. {way_out}"
+            )
+        return ids
+
+    def _comparable(self, dtype: np.dtype[Any]) -> bool:
+        """Whether a binary search is exact: a comparison that turns large integers into floats is not."""
+        kind = self.classes.dtype.kind
+        if "m" in (kind.lower(), dtype.kind.lower()):
+            return kind == dtype.kind
+        return dtype.kind in "biuf" and np.result_type(dtype, self.classes.dtype).kind == kind
+
+
+def lookup_labels(y: Any, classes: NDArray[Any], **options: Any) -> NDArray[np.int32]:
+    """Return the position of each label among `classes`; see :meth:`LabelIndex.lookup` for the options."""
+    return LabelIndex(classes).lookup(y, **options)
+
+
+def _flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str) -> NDArray[Any] | list[Any]:
+    """One label per row, as a 1-D array of a plain dtype, an object array, or a list; missing labels are rejected."""
+    if y is None:
+        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
+    if sparse.issparse(y):
+        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name, estimator_name)
+    if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
+        raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
+    values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
+    if isinstance(values, list) or (values.dtype == object and values.ndim == 1):
+        if not {list, set, np.ndarray}.isdisjoint(map(type, values)):
+            values = _rows_to_labels(values, name, estimator_name)
+    elif values.ndim == 2 and values.shape[1] == 1:
+        _warn_column()
+        values = values[:, 0]
+    if isinstance(values, np.ndarray):
+        if values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.isin(values[:1000], (0, 1)).all()):
+            _reject_many_labels((values != 0).sum(axis=1), name, estimator_name)
+        if values.ndim == 2:
+            _reject_many_labels(np.full(values.shape[0], values.shape[1]), name, estimator_name)
+        if values.ndim != 1:
+            raise ValueError(f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row.")
+        if values.dtype.kind == "c":
+            raise ValueError(f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings.")
+        if values.dtype.kind == "V":
+            values = values.tolist()
+    if n_samples is not None and len(values) != n_samples:
+        raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
+    if len(values) == 0:
+        raise ValueError(f"{name} is empty; {estimator_name} needs at least one label.")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fmM":
+        bad = ~np.isfinite(values)
+        if bad.any():
+            _reject_missing(values[int(np.argmax(bad))], int(np.argmax(bad)), name)
+    return values
+
+
+def _warn_column() -> None:
+    sentence = "A column-vector y was passed when a 1d array was expected. Pass one label per row, for example y.ravel()."
+    warnings.warn(sentence, DataConversionWarning, stacklevel=5)
+
+
+def _rows_to_labels(rows: Iterable[Any], name: str, estimator_name: str) -> list[Any]:
+    """Rows that are lists, sets or arrays: fine if each holds one label, a column vector in disguise."""
+    many = (list, set, np.ndarray)
+    counts = np.array([np.size(list(row)) if isinstance(row, many) else 1 for row in rows])
+    if (counts != 1).any():
+        _reject_many_labels(counts, name, estimator_name)
+    _warn_column()
+    return [next(iter(row)) if isinstance(row, many) else row for row in rows]
+
+
+def _reject_many_labels(counts: NDArray[Any], name: str, estimator_name: str) -> NoReturn:
+    """Rows hold any number of labels: name the first that does not hold one (or the first, in an indicator matrix)."""
+    row = int(np.argmax(counts != 1)) if len(counts) else 0
+    count = int(counts[row]) if len(counts) else 0
+    what = "1 label in an indicator matrix" if count == 1 else f"{count} labels"
+    raise ValueError(
+        f"{name}[{row}] has {what}; {estimator_name} takes one per row. Reduce them with extremax.data.first_label({name})."
+    )
+
+
+def _reject_missing(value: Any, row: int, name: str) -> NoReturn:
+    raise ValueError(f"{name}[{row}] is {value}: a missing or infinite value is not a label. Drop such rows first.")
+
+
+def _unique_labels(values: NDArray[Any] | list[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        classes, ids = np.unique(values, return_inverse=True)
+        return classes, np.asarray(ids, dtype=np.int32)
+    try:
+        distinct: list[Any] = list(dict.fromkeys(values))
+    except TypeError:
+        row = next(i for i, value in enumerate(values) if not isinstance(value, Hashable))
+        kind = type(values[row]).__name__
+        raise TypeError(f"{name}[{row}] is of type {kind}, which is not hashable, so it cannot be a label.") from None
+    for value in distinct:
+        if _is_missing(value):
+            _reject_missing(value, next(i for i, v in enumerate(values) if v is value), name)
+    try:
+        distinct.sort()
+    except TypeError:  # labels of different kinds have no order: keep that of their first appearance
+        distinct = list(dict.fromkeys(values))
+    table = dict(zip(distinct, range(len(distinct)), strict=True))
+    places = np.fromiter(map(table.__getitem__, values), dtype=np.int32, count=len(values))
+    return _label_array(distinct, keep_objects=isinstance(values, np.ndarray)), places
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float | np.floating):
+        return not math.isfinite(value)
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _label_array(labels: list[Any], *, keep_objects: bool) -> NDArray[Any]:
+    """A 1-D array of labels: of a plain dtype if they are all numbers, or all strings, of one kind; else of objects."""
+    kinds = set(map(type, labels))
+    if not keep_objects and len(kinds) == 1:
+        kind = next(iter(kinds))
+        if issubclass(kind, str):
+            longest, total = max(map(len, labels)), sum(map(len, labels))
+            # A fixed-width array pays for its longest string in every entry and cannot end a string in a zero character.
+            if longest * len(labels) <= 4 * total + (1 << 20) and not any(s.endswith("\0") for s in labels):
+                return np.array(labels)
+        elif issubclass(kind, bool | float | np.generic) or (kind is int and labels[0] >= -(2**63) and labels[-1] < 2**63):
+            return np.array(labels)
+    return np.fromiter(labels, dtype=object, count=len(labels))

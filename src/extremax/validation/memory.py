@@ -1,0 +1,84 @@
+"""Memory: how much there is, how much is needed, and what to say when the two do not meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from extremax.validation.wording import ESTIMATOR
+
+
+class NotEnoughMemoryError(MemoryError):
+    """Raised before anything is allocated, when a model would not fit."""
+
+
+def available_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes this process can still take without swapping, limits of its container included; ``sys.maxsize`` if unknown."""
+    limits = [sys.maxsize]
+    meminfo = _read_numbers(proc / "meminfo")
+    if "MemAvailable:" in meminfo:
+        limits.append(meminfo["MemAvailable:"] * 1024)
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # Version 2 has one tree ("0::/path"), version 1 one for memory ("4:memory:/path"); any folder of the path may have a limit.
+    for line in _read_text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = cgroups if controllers == "" else cgroups / "memory"
+        names = ("memory.max", "memory.current", "inactive_file")
+        if controllers == "memory":
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        elif controllers:
+            continue
+        folder = root / path.lstrip("/")
+        for level in (folder, *folder.parents):
+            limit, used = _read_text(level / names[0]).strip(), _read_text(level / names[1]).strip()
+            if limit.isdigit() and used.isdigit():
+                cache = _read_numbers(level / "memory.stat").get(names[2], 0)  # given back on demand
+                limits.append(max(0, int(limit) - max(0, int(used) - cache)))
+            if level == root:
+                break
+    return min(limits)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _read_numbers(path: Path) -> dict[str, int]:
+    words = (line.split() for line in _read_text(path).splitlines())
+    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+
+
+def format_bytes(n: float) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    power = next((p for p in range(4) if abs(n) < 1024 ** (p + 1)), 4)
+    return f"{n / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def describe_memory(need: Mapping[str, int]) -> str:
+    """The total and its parts, largest first.
+
+    Examples
+    --------
+    >>> describe_memory({"biases": 4000, "weights": 2048000})
+    '2.0 MiB (weights 2.0 MiB, biases 3.9 KiB)'
+    """
+    parts = sorted(need.items(), key=lambda part: -part[1])
+    return f"{format_bytes(sum(need.values()))} ({', '.join(f'{what} {format_bytes(n)}' for what, n in parts)})"
+
+
+def check_memory(
+    need: Mapping[str, int], *, available: int | None = None, ways_out: Sequence[str], what: str = f"{ESTIMATOR}.fit"
+) -> None:
+    """Raise if `need` (bytes by name of the part) exceeds `available`, by default what the machine has free."""
+    available = available_memory() if available is None else available
+    if sum(need.values()) > available:
+        there_is = format_bytes(available)
+        raise NotEnoughMemoryError(
+            f"{what} needs {describe_memory(need)}, but {there_is} are available. Ways out: {'; '.join(ways_out)}."
+        )
