@@ -1,0 +1,209 @@
+"""Kernels of prediction: running top-k and log-sum-exp over tiles of scores, and the choice among candidates.
+
+A tile holds the scores x.w_y of some rows against some classes, fresh from a matrix product and still in cache.  One pass over
+it adds the biases, removes the bias of the noise (Eq. 5 of the paper), keeps the k best classes of each row and updates the
+row's log-sum-exp (the normaliser of Eq. 1), so that scores of all classes never exist at once.
+
+The state of one row is a heap of its k best classes with the worst on top, the largest tempered score seen (`peak`) and the
+sum of exp(score - peak) (`mass`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from extremax._jit import bits_float, exp32, float_bits, inline, njit
+
+_SIGN_MASK = np.int32(0x7FFFFFFF)
+_LOWEST = np.int32(-0x7FFFFFFF)
+_S31 = np.int32(31)
+_ZERO = np.float32(0.0)
+_MINUS_INF = np.float32(-np.inf)
+NO_LABEL = np.int32(0x7FFFFFFF)  # an empty place of a heap: loses every tie
+# exp(-32) of the peak, times the ten million classes that we aim at, is still below the precision of float32.
+_NEGLIGIBLE = np.float32(32.0)
+STRIP = 256  # scores per strip: long enough for SIMD, short enough that a rescan for the top-k is cheap
+
+
+class RowState(NamedTuple):
+    """Running results of a block of rows; `target` is the column of a row's true class, or -1."""
+
+    heap_scores: np.ndarray  # (n, k) float32
+    heap_labels: np.ndarray  # (n, k) int32
+    peak: np.ndarray  # (n,) float32
+    mass: np.ndarray  # (n,) float64
+    target: np.ndarray  # (n,) int32
+    target_score: np.ndarray  # (n,) float32
+
+
+class Columns(NamedTuple):
+    """The columns of a tile, which are number `start` and following of all columns."""
+
+    labels: np.ndarray  # (width,) int32
+    biases: np.ndarray  # (width,) float32
+    start: int
+    noise_start: int
+
+
+class Scaling(NamedTuple):
+    features: np.float32
+    sharpness: np.float32  # one over the temperature
+
+
+@inline
+def debias(score, log_noise):
+    """Eq. 5 for one class: the scalar form of `extremax.predict.remove_bias`."""
+    return score + log_noise
+
+
+@inline
+def _ordered(x):
+    """Bits of a float32 as an int32 with the same order: an integer maximum vectorises, one of floats does not."""
+    i = float_bits(x)
+    return np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK))
+
+
+@inline
+def _unordered(i):
+    return bits_float(np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK)))
+
+
+@njit
+def _replace_worst(scores, labels, k, score, label):
+    """Put an item in place of the worst, which is at the root: lowest score, among equals the largest label."""
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= k:
+            break
+        right = child + 1
+        if right < k and (scores[right] < scores[child] or (scores[right] == scores[child] and labels[right] > labels[child])):
+            child = right
+        if scores[child] > score or (scores[child] == score and labels[child] <= label):
+            break
+        scores[i] = scores[child]
+        labels[i] = labels[child]
+        i = child
+    scores[i] = score
+    labels[i] = label
+
+
+@njit
+def _sort_heap(scores, labels, k):
+    """Turn a heap into a list, best first: the worst goes to the end, again and again."""
+    for size in range(k - 1, 0, -1):
+        score, label = scores[0], labels[0]
+        _replace_worst(scores, labels, size, scores[size], labels[size])
+        scores[size] = score
+        labels[size] = label
+
+
+@njit
+def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last_row, state, strip):
+    """Merge a tile of scores into the state of rows ``first_row`` to ``last_row``.
+
+    Parameters
+    ----------
+    tile : (n, width) float32
+        Products x.w_y.
+    columns : Columns
+        What the tile's columns are.
+    log_noise : (n, m) or (1, m) float32
+        Row ``i * noise_row_step``, column ``columns.noise_start + j`` belongs to ``tile[i, j]``.
+    scaling : Scaling
+        Scale of the features and one over the temperature.
+    strip : (STRIP,) float32
+        Scratch of this call alone.
+    """
+    width = tile.shape[1]
+    k = state.heap_scores.shape[1]
+    scale, sharpness = scaling.features, scaling.sharpness
+    for i in range(first_row, last_row):
+        noise_row = log_noise[i * noise_row_step, columns.noise_start : columns.noise_start + width]
+        heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
+        threshold = heap_scores[0]
+        peak, mass = state.peak[i], state.mass[i]
+        for start in range(0, width, STRIP):
+            # Slices, not start + j: an index that may be negative, for all the compiler knows, stops vectorisation.
+            products = tile[i, start : start + STRIP]
+            biases = columns.biases[start : start + STRIP]
+            noise = noise_row[start : start + STRIP]
+            for j in range(products.size):
+                strip[j] = debias(products[j] * scale + biases[j], noise[j])
+            highest = _LOWEST
+            for j in range(products.size):
+                highest = max(highest, _ordered(strip[j]))
+            best = _unordered(highest)
+            if best >= threshold:
+                labels = columns.labels[start : start + STRIP]
+                for j in range(products.size):
+                    value = strip[j]
+                    if value > threshold or (value == threshold and labels[j] < heap_labels[0]):
+                        _replace_worst(heap_scores, heap_labels, k, value, labels[j])
+                        threshold = heap_scores[0]
+            summit = best * sharpness
+            if summit > peak:
+                mass *= math.exp(peak - summit)
+                peak = summit
+            if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
+                total = _ZERO
+                for j in range(products.size):
+                    total += exp32(strip[j] * sharpness - peak)
+                mass += total
+        state.peak[i], state.mass[i] = peak, mass
+        place = state.target[i] - columns.start
+        if 0 <= place < width:
+            state.target_score[i] = debias(tile[i, place] * scale + columns.biases[place], noise_row[place])
+
+
+@njit
+def finish_rows(state, sharpness, first_row, last_row, log_prob, target_log_prob):
+    """Sort the heaps, best first, and normalise by the log-sum-exp over all classes seen: labels stay in the heap's array.
+
+    A place that no class took (k larger than the number of classes) becomes label -1, log-probability minus infinity.
+    """
+    k = state.heap_scores.shape[1]
+    for i in range(first_row, last_row):
+        scores, labels = state.heap_scores[i], state.heap_labels[i]
+        _sort_heap(scores, labels, k)
+        log_mass = math.log(state.mass[i])
+        for r in range(k):
+            log_prob[i, r] = (scores[r] * sharpness - state.peak[i]) - log_mass
+            if labels[r] == NO_LABEL:
+                labels[r] = -1
+                log_prob[i, r] = _MINUS_INF
+        target_log_prob[i] = (state.target_score[i] * sharpness - state.peak[i]) - log_mass
+
+
+@njit
+def choose_candidates(scores, candidates, sharpness, first_row, last_row, labels, log_prob):
+    """The k best of each row's own candidates, best first, normalised over its candidates; a candidate -1 is none.
+
+    ``scores``, ``candidates`` (n, width) go in, ``labels``, ``log_prob`` (n, k) come out.
+    """
+    width, k = candidates.shape[1], labels.shape[1]
+    for i in range(first_row, last_row):
+        best_scores, best_labels = log_prob[i], labels[i]
+        best_scores[:] = _MINUS_INF
+        best_labels[:] = NO_LABEL
+        peak = _MINUS_INF
+        for j in range(width):
+            label, score = candidates[i, j], scores[i, j]
+            if label >= 0:
+                peak = max(peak, score * sharpness)
+                if score > best_scores[0] or (score == best_scores[0] and label < best_labels[0]):
+                    _replace_worst(best_scores, best_labels, k, score, label)
+        mass = 0.0
+        for j in range(width):
+            if candidates[i, j] >= 0:
+                mass += exp32(scores[i, j] * sharpness - peak)
+        _sort_heap(best_scores, best_labels, k)
+        log_mass = math.log(mass)
+        for r in range(k):
+            best_scores[r] = (best_scores[r] * sharpness - peak) - log_mass
+            if best_labels[r] == NO_LABEL:
+                best_labels[r] = -1
+                best_scores[r] = _MINUS_INF

@@ -1,0 +1,231 @@
+"""How good predictions are: log-likelihood, accuracy, and the ranking figures of the Extreme Classification Repository.
+
+Nothing here knows of models: functions take the truth and what was predicted, and return one float.  Truth with one label a row
+is a vector ``y`` (n,); truth with several is a sparse indicator ``Y`` (n, n_classes), nonzero where a label is true.  Ranked
+predictions are ``labels`` (n, at least k), best first and distinct within a row; -1 means that nothing was predicted there.
+
+Figures are fractions of one, where the repository prints per cent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+
+def log_likelihood(y: ArrayLike, log_prob: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+    """Mean of log p(y|x): ``log_prob`` (n, n_classes) holds normalised log-probabilities.
+
+    Examples
+    --------
+    >>> round(log_likelihood([1, 0], np.log([[0.5, 0.5], [0.25, 0.75]])), 4)
+    -1.0397
+    """
+    truth, table = np.asarray(y), np.asarray(log_prob)
+    if table.ndim != 2 or truth.shape != table.shape[:1]:
+        raise ValueError(
+            f"log_likelihood takes y (n,) and log_prob (n, n_classes); got shapes {truth.shape} and {table.shape}."
+            " Pass one row of log-probabilities per label."
+        )
+    return _mean(table[np.arange(len(truth)), truth], sample_weight)
+
+
+def accuracy(y: ArrayLike, predicted: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+    """Share of rows whose predicted label is the true one.
+
+    Examples
+    --------
+    >>> accuracy([0, 1, 2, 3], [0, 1, 1, 3])
+    0.75
+    """
+    truth, guess = np.asarray(y), np.asarray(predicted)
+    if truth.ndim != 1 or truth.shape != guess.shape:
+        raise ValueError(
+            f"accuracy takes one predicted label per true label; got shapes {guess.shape} and {truth.shape}."
+            " For ranked predictions use accuracy_at_k."
+        )
+    return _mean(truth == guess, sample_weight)
+
+
+def accuracy_at_k(y: ArrayLike, labels: ArrayLike, *, k: int, sample_weight: ArrayLike | None = None) -> float:
+    """Share of rows whose true label is among the first k of ``labels``.
+
+    Examples
+    --------
+    >>> accuracy_at_k([0, 1], [[2, 0], [0, 2]], k=2)
+    0.5
+    """
+    truth = np.asarray(y)
+    ranked = _first_k(labels, len(truth), k)
+    return _mean((ranked == truth[:, None]).any(axis=1), sample_weight)
+
+
+def precision_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
+    """P@k: of the first k predicted labels the share that is true, averaged over rows.
+
+    Examples
+    --------
+    >>> precision_at_k(sparse.csr_array([[1, 0, 1], [0, 1, 0]]), [[0, 1], [1, 2]], k=2)
+    0.5
+    """
+    truth = _indicator(Y)
+    return float(_hits(truth, _first_k(labels, truth.shape[0], k)).sum(axis=1).mean() / k)
+
+
+def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
+    """nDCG@k: discounted gain sum_r hit_r / log2(1 + r) over that of a perfect ranking, averaged over rows.
+
+    A row without true labels counts as 0, as in the repository's scripts and in scikit-learn.
+
+    Examples
+    --------
+    >>> round(ndcg_at_k(sparse.csr_array([[1, 0, 1]]), [[1, 0]], k=2), 4)
+    0.3869
+    """
+    truth = _indicator(Y)
+    hits = _hits(truth, _first_k(labels, truth.shape[0], k))
+    discount = 1.0 / np.log2(np.arange(2, k + 2))
+    best = np.concatenate([[0.0], np.cumsum(discount)])[np.minimum(np.diff(truth.indptr), k)]
+    return float(((hits @ discount) / np.where(best > 0.0, best, 1.0)).mean())
+
+
+def label_propensities(counts: ArrayLike, n_samples: int, *, a: float = 0.55, b: float = 1.5) -> NDArray[np.float64]:
+    """Probability that a true label was recorded, given how often it occurs in training (Jain et al. 2016).
+
+    ``p_l = 1 / (1 + c (counts_l + b)^-a)`` with ``c = (log n_samples - 1) (b + 1)^a``.
+
+    Parameters
+    ----------
+    counts
+        Training rows with each label.
+    n_samples
+        Training rows.
+    a, b
+        The repository uses 0.5, 0.4 for the Wikipedia-LSHTC family, 0.6, 2.6 for Amazon, and the defaults elsewhere.
+
+    Examples
+    --------
+    >>> label_propensities([1, 100], 1000).round(3).tolist()
+    [0.145, 0.565]
+    """
+    if n_samples < 1:
+        raise ValueError(f"label_propensities needs the number of training rows; got n_samples = {n_samples}.")
+    c = (np.log(n_samples) - 1.0) * (b + 1.0) ** a
+    propensity: NDArray[np.float64] = 1.0 / (1.0 + c * (np.asarray(counts, np.float64) + b) ** -a)
+    return propensity
+
+
+def propensity_scored_precision_at_k(
+    Y: sparse.csr_array, labels: ArrayLike, propensity: ArrayLike, *, k: int, normalized: bool = True
+) -> float:
+    """PSP@k: precision in which a true label counts 1 / propensity, so that rare labels count more.
+
+    Parameters
+    ----------
+    Y, labels
+        Truth (n, n_classes) and ranked predictions (n, at least k).
+    propensity
+        One per class, from `label_propensities` of the training labels.
+    normalized
+        Divide the sum over rows by that of the best possible predictions, as the repository reports it.
+
+    Examples
+    --------
+    >>> propensity_scored_precision_at_k(sparse.csr_array([[1, 1, 0]]), [[0, 2]], [0.5, 0.25, 1.0], k=1)
+    0.5
+    """
+    truth = _indicator(Y)
+    n_rows, n_classes = int(truth.shape[0]), int(truth.shape[1])
+    gain = 1.0 / np.asarray(propensity, np.float64)
+    if gain.shape != (n_classes,):
+        raise ValueError(
+            f"propensity has shape {gain.shape}; the truth has {n_classes} classes. Pass one propensity per class,"
+            " from label_propensities."
+        )
+    ranked = _first_k(labels, n_rows, k)
+    reached = float((_hits(truth, ranked) * gain[ranked]).sum())  # a -1 reads the last class and is multiplied by no hit
+    if not normalized:
+        return reached / (k * n_rows)
+    rows = np.repeat(np.arange(n_rows), np.diff(truth.indptr))
+    order: NDArray[np.intp] = np.lexsort((-gain[truth.indices], rows))  # each row's true labels, the most valuable first
+    rank = np.arange(len(rows)) - truth.indptr[rows]
+    possible = float(gain[truth.indices[order]][rank < k].sum())
+    return reached / possible if possible > 0.0 else 0.0
+
+
+def expected_calibration_error(
+    correct: ArrayLike, confidence: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+) -> float:
+    """Mean distance between confidence and accuracy: sum over bins of share * |accuracy - mean confidence|.
+
+    Parameters
+    ----------
+    correct
+        Whether the top prediction of a row was right.
+    confidence
+        Its probability, in [0, 1].
+    n_bins
+        Bins of equal width, closed on the right; 0 belongs to the first.
+
+    Examples
+    --------
+    >>> round(expected_calibration_error([True, False, True, True], [0.9, 0.9, 0.4, 0.6], n_bins=10), 4)
+    0.45
+    """
+    right, p = np.asarray(correct, np.float64), np.asarray(confidence, np.float64)
+    if right.shape != p.shape or p.ndim != 1:
+        raise ValueError(f"correct and confidence must be vectors of one length; got shapes {right.shape} and {p.shape}.")
+    if p.size and not (p.min() >= 0.0 and p.max() <= 1.0 + 1e-6):  # float32 probabilities may exceed 1 by rounding
+        raise ValueError(
+            f"confidence must lie in [0, 1]; got values from {p.min():.4g} to {p.max():.4g}."
+            " Pass probabilities, the exponential of log_prob."
+        )
+    weight = np.ones(p.size) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    place = np.clip(np.ceil(p * n_bins).astype(np.int64) - 1, 0, n_bins - 1)
+    gap = np.bincount(place, weights=weight * (right - p), minlength=n_bins)
+    return float(np.abs(gap).sum() / weight.sum())
+
+
+def _mean(values: NDArray[np.generic], sample_weight: ArrayLike | None) -> float:
+    if len(values) == 0:
+        raise ValueError("A mean over no rows is not defined; pass at least one row.")
+    weight = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+    return float(np.average(values.astype(np.float64), weights=weight))
+
+
+def _first_k(labels: ArrayLike, n_rows: int, k: int) -> NDArray[np.integer]:
+    ranked = np.asarray(labels)
+    if ranked.ndim != 2 or ranked.shape[0] != n_rows or not 1 <= k <= ranked.shape[1]:
+        raise ValueError(
+            f"Ranked labels have shape {ranked.shape}; {n_rows} rows and k = {k} need at least ({n_rows}, {max(k, 1)})."
+            " Predict as many labels per row as the largest k."
+        )
+    if ranked.dtype.kind not in "iu":
+        raise TypeError(f"Ranked labels are class ids; got dtype {ranked.dtype}. Encode labels as integers first.")
+    return ranked[:, :k]
+
+
+def _indicator(Y: sparse.csr_array) -> sparse.csr_array:
+    truth = sparse.csr_array(Y)
+    if truth.shape[0] == 0:
+        raise ValueError("A mean over no rows is not defined; pass at least one row.")
+    if not truth.has_canonical_format or (truth.nnz and not truth.data.all()):
+        truth = truth.copy()
+        truth.sum_duplicates()
+        truth.eliminate_zeros()
+    return truth
+
+
+def _hits(truth: sparse.csr_array, ranked: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether each ranked label is true for its row: a binary search among the sorted (row, label) pairs of the truth."""
+    n_rows, n_classes = truth.shape
+    if ranked.size and ranked.max() >= n_classes:
+        raise ValueError(f"Class {ranked.max()} was predicted, but the truth has {n_classes} classes. Use the same class ids.")
+    pairs = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(truth.indptr)) * n_classes + truth.indices
+    wanted = np.arange(n_rows, dtype=np.int64)[:, None] * n_classes + ranked
+    if len(pairs) == 0:
+        return np.zeros(ranked.shape, np.bool_)
+    found = pairs[np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)]
+    hits: NDArray[np.bool_] = (found == wanted) & (ranked >= 0)
+    return hits
