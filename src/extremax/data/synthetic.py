@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
+from extremax.data.blas import one_blas_thread
 from extremax.parallel import resolve_threads, run, split
 
 _BLOCK = 8192  # rows per random stream: changing it changes every data set
@@ -86,7 +86,7 @@ class GaussianTruth:
             means = self.latent_means[y[start:stop]]
             rows += means if self.basis is None else means @ self.basis
 
-        with threadpool_limits(1, user_api="blas"):  # the threads are ours; BLAS with its own would only add more
+        with one_blas_thread():  # the threads are ours; BLAS with its own would only add more
             run(fill, len(blocks), resolve_threads(n_jobs))
         return X
 
@@ -324,9 +324,9 @@ def _prior(n_classes: int, law: str, exponent: float, rng: np.random.Generator) 
     if law != "zipf":
         raise ValueError(f"law is {law!r}; use 'zipf' or 'uniform'.")
     # Ranks in random order: how frequent a class is says nothing about its id or its place in the hierarchy.
-    mass: NDArray[np.float64] = (rng.permutation(n_classes) + 1.0) ** -exponent
-    mass /= mass.sum()
-    return mass
+    mass = np.asarray((rng.permutation(n_classes) + 1.0) ** -exponent, dtype=np.float64)
+    prior: NDArray[np.float64] = mass / mass.sum()
+    return prior
 
 
 def _draw_labels(prior: NDArray[np.float64], n_samples: int, rng: np.random.Generator) -> Int32:

@@ -1,0 +1,172 @@
+"""PCA: against numpy's eigenvectors, and the same on any storage and thread count."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from threadpoolctl import threadpool_info
+
+from extremax.data import PCA, planted_hierarchy
+from extremax.data import pca as pca_module
+from extremax.data.blas import one_blas_thread
+
+
+def reference(X, k, weight=None):
+    """Mean, variances and directions in float64."""
+    X = np.asarray(X, dtype=np.float64)
+    weight = np.ones(len(X)) if weight is None else weight
+    mean = weight @ X / weight.sum()
+    _, values, vectors = np.linalg.svd((X - mean) * np.sqrt(weight / weight.sum())[:, None], full_matrices=False)
+    return mean, values[:k] ** 2, vectors[:k]
+
+
+def falling(n, f, seed=0, mean=3.0):
+    """Rows with well separated variances around a mean."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((f, f)))[0]
+    return ((rng.standard_normal((n, f)) * 0.7 ** np.arange(f)) @ basis + mean).astype(np.float32)
+
+
+def sparse_rows(n, f, seed=0):
+    """Few entries per row; the first columns are much larger, so that the leading directions are well separated."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, f, density=0.02, format="csr", dtype=np.float32, random_state=rng)
+    return (X @ sp.diags(0.2 + 20.0 * 0.6 ** np.arange(f)).astype(np.float32)).tocsr().astype(np.float32)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_dense_matches_reference(weighted):
+    X = falling(9000, 20)
+    weight = np.random.default_rng(1).integers(0, 4, 9000).astype(np.float64) if weighted else None
+    pca = PCA.fit(X, 5, sample_weight=weight)
+    mean, values, vectors = reference(X, 5, weight)
+    np.testing.assert_allclose(pca.mean, mean, atol=2e-6)  # float32 rounding of values near 3
+    np.testing.assert_allclose(pca.explained_variance, values, rtol=2e-5)  # float32 products of 4,096 rows
+    np.testing.assert_allclose(np.abs((pca.components * vectors).sum(axis=1)), 1.0, atol=1e-4)
+    expected = (X - mean) @ pca.components.T.astype(np.float64)
+    np.testing.assert_allclose(pca.transform(X), expected, atol=2e-5)  # 20 float32 products of size 3
+
+
+def test_weights_are_repeated_rows_identity():
+    X = falling(500, 6)
+    weight = np.random.default_rng(0).integers(0, 3, 500)
+    a, b = PCA.fit(X, 3, sample_weight=weight), PCA.fit(np.repeat(X, weight, axis=0), 3)
+    np.testing.assert_allclose(a.components, b.components, atol=1e-4)  # summed in another order
+
+
+@pytest.mark.parametrize("f", [1500, 6000])  # dense products; products that stay sparse
+def test_wide_matches_reference(f):
+    X = sparse_rows(300, f)
+    pca = PCA.fit(X, 4)
+    mean, values, vectors = reference(X.toarray(), 4)
+    np.testing.assert_allclose(pca.mean, mean, atol=1e-4)
+    np.testing.assert_allclose(pca.explained_variance, values, rtol=1e-3)  # four steps of the iteration
+    np.testing.assert_allclose(np.abs((pca.components * vectors).sum(axis=1)), 1.0, atol=2e-3)
+    expected = (X.toarray() - mean) @ pca.components.T.astype(np.float64)
+    np.testing.assert_allclose(pca.transform(X), expected, atol=1e-3)  # values up to 20
+    np.testing.assert_allclose(pca.transform(X.toarray()), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("f", [30, 1500])
+def test_storage_and_threads_invariant(f, tmp_path):
+    X = sparse_rows(9000, f).toarray()
+    path = tmp_path / "X.npy"
+    np.save(path, X)
+    base = PCA.fit(X, 3, n_jobs=1, max_rows=7000)
+    Z = base.transform(X, n_jobs=1)
+    for other in (X, np.load(path, mmap_mode="r"), sp.csr_matrix(X), np.asfortranarray(X), X.astype(np.float64)):
+        again = PCA.fit(other, 3, n_jobs=3, max_rows=7000)
+        np.testing.assert_array_equal(again.components, base.components)
+        np.testing.assert_array_equal(again.mean, base.mean)
+        np.testing.assert_array_equal(again.transform(other, n_jobs=3), Z)
+    np.testing.assert_array_equal(np.concatenate([base.transform(X[i : i + 1]) for i in range(20)]), Z[:20])
+    out = np.empty_like(Z)
+    assert base.transform(X, out=out) is out
+    np.testing.assert_array_equal(out, Z)
+
+
+def test_wide_sparse_threads_invariant():
+    X = sparse_rows(40_000, 5000)
+    a, b = PCA.fit(X, 3, n_jobs=1), PCA.fit(X, 3, n_jobs=3)
+    np.testing.assert_array_equal(a.components, b.components)
+    np.testing.assert_array_equal(a.transform(X, n_jobs=1), a.transform(X, n_jobs=3))
+
+
+def test_signs_are_fixed_invariant():
+    X = falling(300, 8)
+    components = PCA.fit(X, 8).components
+    assert (components[np.arange(8), np.abs(components).argmax(axis=1)] > 0).all()
+
+
+def test_subsample_is_close():
+    data = planted_hierarchy(30_000, 100, 16, seed=0)
+    full, part = PCA.fit(data.X, 2, max_rows=None), PCA.fit(data.X, 2, max_rows=5000)
+    assert np.abs((full.components * part.components).sum(axis=1)).min() > 0.99  # 5,000 rows estimate two directions well
+    assert not np.array_equal(full.components, part.components)
+
+
+@pytest.mark.parametrize("f", [5, 1200])
+def test_degenerate_rows(f):
+    X = np.full((50, f), 7.0, dtype=np.float32)
+    pca = PCA.fit(X, 3)
+    np.testing.assert_array_equal(pca.components, 0.0)
+    np.testing.assert_array_equal(pca.transform(X), 0.0)
+    X[:, 1] = np.arange(50)
+    pca = PCA.fit(X, 3)
+    np.testing.assert_allclose(pca.components[0], np.eye(f)[1], atol=1e-5)  # one float32 direction
+    np.testing.assert_array_equal(pca.components[1:], 0.0)
+
+
+def test_more_components_than_features():
+    X = falling(100, 4)
+    pca = PCA.fit(X, 16)
+    assert pca.components.shape == (4, 4)
+    assert PCA.fit(X[:1], 2).transform(X).shape == (100, 2)
+    assert PCA.fit(X, 0).transform(X).shape == (100, 0)
+
+
+def test_bad_input_rejects():
+    X = falling(10, 4)
+    with pytest.raises(ValueError, match="X has shape"):
+        PCA.fit(X[:0], 2)
+    with pytest.raises(ValueError, match="sample_weight"):
+        PCA.fit(X, 2, sample_weight=np.ones(3))
+    with pytest.raises(ValueError, match="fitted on 4 features"):
+        PCA.fit(X, 2).transform(X[:, :3])
+    with pytest.raises(ValueError, match="n_components is -1"):
+        PCA.fit(X, -1)
+    with pytest.raises(ValueError, match="out has shape"):
+        PCA.fit(X, 2).transform(X, out=np.empty((10, 2)))
+
+
+def blas_threads():
+    return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+
+def test_blas_limit_holds_until_the_last_leaves():
+    before, seen = blas_threads(), []
+    inside = threading.Event()
+
+    def other():
+        inside.wait(10)
+        with one_blas_thread():
+            seen.append(blas_threads())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with one_blas_thread():
+        inside.set()
+        seen.append(blas_threads())
+        assert thread.is_alive()
+    thread.join(10)
+    assert seen == [[1] * len(before)] * 2
+    assert blas_threads() == before
+
+
+def test_block_sums_in_lanes_matches_reference(monkeypatch):
+    X = falling(1000, 7)
+    monkeypatch.setattr(pca_module, "_BLOCK", 64)
+    np.testing.assert_allclose(PCA.fit(X, 2).explained_variance, reference(X, 2)[1], rtol=1e-5)  # float32 products
