@@ -1,0 +1,291 @@
+"""Walks down a fitted label tree: ancestral sampling, path log-likelihoods, all leaves at once, beam search.
+
+At node v a row x goes to the right child with probability sigma(a), a = w_v.x + b_v (paper, section 3).  With e = exp(-|a|) the
+probability of a decision is ``(1 or e) / (1 + e)``, so that a path has
+
+    -log p = sum of |a| over the decisions taken against the sign of a  +  log of the product of (1 + e)
+
+which is exact in both tails, needs one exponential per level and one logarithm per path.
+
+Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others proceed, and every
+pass over the block is a loop of constant length that LLVM turns into SIMD code.  `table` holds the node weights with columns
+padded by zeros to a multiple of 16 (one cache line); features are padded alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from extremax._jit import bits_float, draw_key, exp32, float_bits, inline, log1p32, mix64, njit, prefetch
+
+LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
+_BLOCK = 32  # rows that walk together
+_TILE = 8  # rows of one pass of `all_log_prob`: one SIMD register
+_CHUNK = 64  # nodes between two passes of `all_log_prob`: the scratch stays in the first-level cache
+
+_ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
+_LN2 = np.float32(0.69314718056)
+_U23 = np.float32(2.0**-23)
+_LOW23 = np.uint64(0x7FFFFF)
+_S41 = np.uint64(41)
+_MANTISSA = np.int32(0x7FFFFF)
+_ONE_BITS = np.int32(0x3F800000)
+_MINUS_INF = np.float32(-np.inf)
+
+
+@inline
+def _log32(x):
+    """``log(x)`` for finite x >= 1: exponent and mantissa apart."""
+    bits = float_bits(x)
+    return np.float32((bits >> 23) - 127) * _LN2 + log1p32(bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE)
+
+
+@inline
+def _dot(table, node, Z, row):
+    """Inner product of two padded rows; the constant inner length is what makes it SIMD code."""
+    total = _ZERO
+    for first in range(0, table.shape[1], LANES):
+        for c in range(LANES):
+            total += table[node, first + c] * Z[row, first + c]
+    return total
+
+
+@njit
+def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, labels, log_prob):
+    """Draw one class for every pair in [start, stop); pair p is draw ``p % n_draws`` of row ``p // n_draws``.
+
+    labels, log_prob : (n_rows * n_draws,) int32 and float32, filled.
+    """
+    n_inner = biases.shape[0]
+    mixed_seed = mix64(seed)
+    rows = np.empty(_BLOCK, np.int64)
+    nodes = np.empty(_BLOCK, np.int32)
+    keys = np.empty(_BLOCK, np.uint64)
+    first_draw = np.empty(_BLOCK, np.float32)
+    second_draw = np.empty(_BLOCK, np.float32)
+    logits = np.empty(_BLOCK, np.float32)
+    against = np.empty(_BLOCK, np.float32)
+    product = np.empty(_BLOCK, np.float32)
+    for block in range(start, stop, _BLOCK):
+        size = min(_BLOCK, stop - block)
+        for j in range(_BLOCK):  # the last block repeats its last pair, so that every loop has the same length
+            pair = block + min(j, size - 1)
+            rows[j] = pair // n_draws
+            keys[j] = draw_key(mixed_seed, rows[j], pair - rows[j] * n_draws)
+            nodes[j] = 0
+            against[j] = _ZERO
+            product[j] = _ONE
+        level = 0
+        width = 1
+        while width <= n_inner:
+            if level % 2 == 0:  # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
+                for j in range(_BLOCK):
+                    bits = mix64(keys[j] ^ np.uint64(level))
+                    first_draw[j] = (np.float32(np.int32(bits & _LOW23)) + _HALF) * _U23
+                    second_draw[j] = (np.float32(np.int32(bits >> _S41)) + _HALF) * _U23
+            for j in range(_BLOCK):
+                logits[j] = _dot(table, nodes[j], Z, rows[j]) + biases[nodes[j]]
+            uniform = first_draw if level % 2 == 0 else second_draw
+            _decide(uniform, logits, nodes, against, product)
+            if 2 * width <= n_inner:
+                for j in range(_BLOCK):
+                    prefetch(table, nodes[j], 0)
+            level += 1
+            width *= 2
+        for j in range(_BLOCK):
+            product[j] = -against[j] - _log32(product[j])
+        for j in range(size):
+            labels[block + j] = leaf_class[nodes[j] - n_inner]
+            log_prob[block + j] = product[j]
+
+
+@inline
+def _decide(uniform, logits, nodes, against, product):
+    """Take one random decision per row: right if u < sigma(a), that is u (1 + e) < (1 if a >= 0 else e)."""
+    for j in range(_BLOCK):
+        a = logits[j]
+        e = exp32(-abs(a))
+        right = uniform[j] * (_ONE + e) < (_ONE if a >= _ZERO else e)
+        against[j] += max(-a if right else a, _ZERO)
+        product[j] *= _ONE + e
+        nodes[j] = np.int32(2 * nodes[j] + 1 + np.int32(right))
+
+
+@njit
+def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, last_level, start, stop, log_prob):
+    """Log-probability of the decisions of levels [first_level, last_level) towards given classes.
+
+    Pair p is label ``p % n_labels`` of row ``p // n_labels``; labels, log_prob : (n_rows * n_labels,).
+    """
+    n_leaves = np.int64(biases.shape[0] + 1)
+    depth = 0
+    while (1 << depth) < n_leaves:
+        depth += 1
+    rows = np.empty(_BLOCK, np.int64)
+    leaves = np.empty(_BLOCK, np.int64)
+    logits = np.empty(_BLOCK, np.float32)
+    against = np.empty(_BLOCK, np.float32)
+    product = np.empty(_BLOCK, np.float32)
+    for block in range(start, stop, _BLOCK):
+        size = min(_BLOCK, stop - block)
+        for j in range(_BLOCK):
+            pair = block + min(j, size - 1)
+            rows[j] = pair // n_labels
+            leaves[j] = n_leaves + class_leaf[labels[pair]]  # binary digits of this number: 1, then the decisions
+            against[j] = _ZERO
+            product[j] = _ONE
+        for level in range(first_level, last_level):
+            shift = depth - level
+            if level + 1 < last_level:
+                for j in range(_BLOCK):
+                    prefetch(table, (leaves[j] >> (shift - 1)) - 1, 0)
+            for j in range(_BLOCK):
+                node = (leaves[j] >> shift) - 1
+                a = _dot(table, node, Z, rows[j]) + biases[node]
+                logits[j] = -a if (leaves[j] >> (shift - 1)) & 1 else a  # positive: the decision is against it
+            for j in range(_BLOCK):
+                against[j] += max(logits[j], _ZERO)
+                product[j] *= _ONE + exp32(-abs(logits[j]))
+        for j in range(_BLOCK):
+            product[j] = -against[j] - _log32(product[j])
+        for j in range(size):
+            log_prob[block + j] = product[j]
+
+
+@njit
+def all_log_prob(table, biases, class_leaf, Z, start, stop, log_prob):
+    """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
+
+    Eight rows at a time: logits of a chunk of nodes, exponential, logarithm, then from parents to children in place, last node
+    first; at the end from the order of the leaves to the order of the classes.
+    """
+    n_leaves = biases.shape[0] + 1
+    n_classes = class_leaf.shape[0]
+    columns = np.empty((table.shape[1], _TILE), np.float32)
+    reached = np.empty((n_leaves, _TILE), np.float32)
+    logits = np.empty((_CHUNK, _TILE), np.float32)
+    loss = np.empty(_CHUNK * _TILE, np.float32)
+    flat = logits.reshape(-1)
+    for tile in range(start, stop, _TILE):
+        size = min(_TILE, stop - tile)
+        for r in range(_TILE):
+            row = tile + min(r, size - 1)
+            for c in range(table.shape[1]):
+                columns[c, r] = Z[row, c]
+            reached[0, r] = _ZERO
+        width = 1
+        while width < n_leaves:
+            for last in range(width, 0, -_CHUNK):
+                first = max(last - _CHUNK, 0)
+                for p in range(last - first):
+                    node = width - 1 + first + p
+                    for r in range(_TILE):
+                        logits[p, r] = biases[node]
+                    for c in range(table.shape[1]):
+                        w = table[node, c]
+                        for r in range(_TILE):
+                            logits[p, r] += w * columns[c, r]
+                for i in range((last - first) * _TILE):
+                    loss[i] = exp32(-abs(flat[i]))
+                for i in range((last - first) * _TILE):
+                    loss[i] = log1p32(loss[i])
+                for p in range(last - first - 1, -1, -1):
+                    for r in range(_TILE):
+                        a = logits[p, r]
+                        here = reached[first + p, r] - loss[p * _TILE + r]
+                        reached[2 * (first + p), r] = here - max(a, _ZERO)
+                        reached[2 * (first + p) + 1, r] = here - max(-a, _ZERO)
+            width *= 2
+        for first in range(0, n_classes, _CHUNK):
+            last = min(first + _CHUNK, n_classes)
+            for r in range(size):
+                for c in range(first, last):
+                    log_prob[tile + r, c] = reached[class_leaf[c], r]
+
+
+@inline
+def _cut(keys, n, keep):
+    """The `keep`-th smallest of the first n keys (int32, not negative), by bisection: each pass is a SIMD count."""
+    low, high = np.int32(0), np.int32(0x7FFFFFFF)
+    while low < high:
+        middle = low + (high - low) // 2
+        count = np.int32(0)
+        for i in range(n):
+            count += np.int32(keys[i] <= middle)
+        if count >= keep:
+            high = middle
+        else:
+            low = middle + np.int32(1)
+    return low
+
+
+@njit
+def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, log_prob):
+    """Walk down with the `beam_width` most probable nodes of each level (among equals the leftmost).
+
+    labels, log_prob : (n_rows, w) with w >= min(beam_width, n_leaves); classes of the leaves reached, from left to right, then
+    -1 and -inf.  Padding leaves are left out.
+    """
+    n_inner = biases.shape[0]
+    capacity = 2 * min(beam_width, n_inner + 1)
+    nodes = np.zeros(capacity, np.int64)
+    loss = np.zeros(capacity, np.float32)  # -log p of the path, so that its bits as an integer are in order
+    kept_nodes = np.zeros(capacity, np.int64)
+    kept_loss = np.zeros(capacity, np.float32)
+    logits = np.empty(capacity, np.float32)
+    soft = np.empty(capacity, np.float32)
+    keys = np.empty(capacity, np.int32)
+    for row in range(start, stop):
+        n_kept = 1
+        kept_nodes[0] = 0
+        kept_loss[0] = _ZERO
+        while kept_nodes[0] < n_inner:
+            for i in range(n_kept):
+                logits[i] = _dot(table, kept_nodes[i], Z, row) + biases[kept_nodes[i]]
+            for i in range(n_kept):
+                soft[i] = exp32(-abs(logits[i]))
+            for i in range(n_kept):
+                soft[i] = kept_loss[i] + log1p32(soft[i])
+            n = 0
+            for i in range(n_kept):
+                child = 2 * kept_nodes[i] + 1
+                nodes[n] = child
+                loss[n] = soft[i] + max(logits[i], _ZERO)
+                nodes[n + 1] = child + 1
+                loss[n + 1] = soft[i] + max(-logits[i], _ZERO)
+                n += 1 if child >= n_inner and leaf_class[child + 1 - n_inner] < 0 else 2  # padding is a right child
+            n_kept = _keep_best(nodes, loss, keys, n, beam_width, kept_nodes, kept_loss)
+        for i in range(n_kept):
+            labels[row, i] = leaf_class[kept_nodes[i] - n_inner]
+            log_prob[row, i] = -kept_loss[i]
+        for i in range(n_kept, labels.shape[1]):
+            labels[row, i] = -1
+            log_prob[row, i] = _MINUS_INF
+
+
+@inline
+def _keep_best(nodes, loss, keys, n, keep, kept_nodes, kept_loss):
+    """Copy the `keep` entries of smallest loss, in their order; returns how many there are."""
+    if n <= keep:
+        for i in range(n):
+            kept_nodes[i] = nodes[i]
+            kept_loss[i] = loss[i]
+        return n
+    for i in range(n):
+        keys[i] = float_bits(loss[i])
+    cut = _cut(keys, n, keep)
+    better = 0
+    for i in range(n):
+        better += np.int64(keys[i] < cut)
+    ties = keep - better
+    count = 0
+    for i in range(n):
+        take = keys[i] < cut
+        if keys[i] == cut and ties > 0:
+            ties -= 1
+            take = True
+        if take:
+            kept_nodes[count] = nodes[i]
+            kept_loss[count] = loss[i]
+            count += 1
+    return count
