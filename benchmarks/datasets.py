@@ -1,0 +1,296 @@
+"""The real data sets of the benchmarks, as dense float32 features and integer class ids, built once and cached.
+
+    python benchmarks/datasets.py                  # what there is, and what is cached
+    python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
+
+Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project.  Features are kept under
+EXTREMAX_CACHE, or ~/.cache/extremax-bench.  Features:
+
+eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the row's rarest label by training count,
+                 ties by smaller id.  The complete label sets are in `labels_train` and so on.
+bibtex           the same with 256; a tenth of the training rows serves as validation data, as the set has none.
+npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted on train),
+npm-owner-282k   truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length; class = owner.
+icd10cm          from the package simple-icd-10-cm: each description, inclusion term and "includes" note of a code (without the
+                 seventh-character extensions) is a text; its class is the parent code, or for a three-character category
+                 the category itself.  Repeated (text, class) pairs count once.  80/10/10 random split, seed 0.  Word 1-2-grams
+                 and character 2-5-grams within word boundaries, TF-IDF (sublinear, fitted on train, features of at least
+                 two rows), truncated SVD to 512, rows scaled to unit length.
+
+Rows of validation and test whose class never occurs in train are left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+PROJECT = Path(__file__).resolve().parent.parent
+VERSION = 1  # raise it when the construction of any set changes: old caches are then ignored
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class BenchmarkData:
+    """Dense features and class ids 0 .. n_classes - 1; every class has a training row."""
+
+    name: str
+    X_train: np.ndarray
+    y_train: np.ndarray
+    X_valid: np.ndarray
+    y_valid: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+    n_classes: int
+    class_names: list[str] = field(repr=False)
+    n_dropped: dict[str, int] = field(default_factory=dict)
+    labels_train: sp.csr_matrix | None = field(default=None, repr=False)
+    labels_valid: sp.csr_matrix | None = field(default=None, repr=False)
+    labels_test: sp.csr_matrix | None = field(default=None, repr=False)
+
+
+def load(name: str, *, mmap: bool = False) -> BenchmarkData:
+    """Load a set, building it the first time; `mmap` leaves the features on disk."""
+    if name not in BUILDERS:
+        raise ValueError(f"unknown data set {name!r}; there are {', '.join(BUILDERS)}.")
+    folder = cache_folder() / f"{name}-v{VERSION}"
+    if not (folder / "about.json").exists():
+        parts = BUILDERS[name]()
+        _store(folder, parts)
+    about = json.loads((folder / "about.json").read_text())
+    arrays: dict[str, Any] = {}
+    for split in SPLITS:
+        arrays[f"X_{split}"] = np.load(folder / f"X_{split}.npy", mmap_mode="r" if mmap else None)
+        arrays[f"y_{split}"] = np.load(folder / f"y_{split}.npy")
+        if (folder / f"labels_{split}.npz").exists():
+            arrays[f"labels_{split}"] = sp.load_npz(folder / f"labels_{split}.npz").tocsr()
+    names = about["class_names"]
+    return BenchmarkData(name=name, n_classes=len(names), class_names=names, n_dropped=about["n_dropped"], **arrays)
+
+
+def available(name: str) -> str:
+    """Empty if the set can be loaded here, else one sentence that says what is missing and how to get it."""
+    if (cache_folder() / f"{name}-v{VERSION}" / "about.json").exists():
+        return ""
+    if name == "icd10cm":
+        try:
+            import simple_icd_10_cm  # noqa: F401
+        except ImportError:
+            return "icd10cm needs the package simple-icd-10-cm: pip install simple-icd-10-cm."
+        return ""
+    path = data_folder() / ("npm-owner" if name.startswith("npm-owner") else name)
+    return "" if path.is_dir() else f"{name} needs the folder {path}; set EXTREMAX_DATA to the folder that holds {path.name}/."
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("EXTREMAX_DATA", PROJECT.parent / "shared" / "data"))
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("EXTREMAX_CACHE", Path.home() / ".cache" / "extremax-bench"))
+
+
+# -- putting a set together --------------------------------------------------------------------------------------------------
+
+
+def _assemble(
+    features: dict[str, np.ndarray], classes: dict[str, np.ndarray], labels: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Number the classes of train, and leave out rows of other classes from the rest."""
+    names, y_train = np.unique(classes["train"], return_inverse=True)
+    parts: dict[str, Any] = {"class_names": [str(c) for c in names], "n_dropped": {}}
+    for split in SPLITS:
+        place = np.searchsorted(names, classes[split]).clip(max=len(names) - 1)
+        known = names[place] == classes[split]
+        parts["n_dropped"][split] = int((~known).sum())
+        parts[f"X_{split}"] = np.ascontiguousarray(features[split][known], dtype=np.float32)
+        parts[f"y_{split}"] = place[known].astype(np.int32)
+        if labels is not None:
+            parts[f"labels_{split}"] = labels[split][known]
+    np.testing.assert_array_equal(parts["y_train"], y_train)
+    return parts
+
+
+def _store(folder: Path, parts: dict[str, Any]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=folder.parent))
+    for key, value in parts.items():
+        if isinstance(value, np.ndarray):
+            np.save(work / f"{key}.npy", value)
+        elif sp.issparse(value):
+            sp.save_npz(work / f"{key}.npz", value)
+    (work / "about.json").write_text(json.dumps({key: parts[key] for key in ("class_names", "n_dropped")}))
+    shutil.rmtree(folder, ignore_errors=True)
+    work.rename(folder)
+
+
+def _truncated_svd(X: sp.csr_matrix, n_components: int) -> np.ndarray:
+    """Right singular vectors (n_features, n_components) of a sparse float32 matrix."""
+    from sklearn.utils.extmath import randomized_svd
+
+    _, _, components = randomized_svd(X, n_components, n_iter=5, power_iteration_normalizer="LU", random_state=0)
+    return np.ascontiguousarray(components.T, dtype=np.float32)
+
+
+def _project(X: sp.csr_matrix, basis: np.ndarray, *, unit: bool) -> np.ndarray:
+    Z = np.empty((X.shape[0], basis.shape[1]), dtype=np.float32)
+    for start in range(0, len(Z), 50_000):
+        block = X[start : start + 50_000] @ basis
+        if unit:
+            norm = np.linalg.norm(block, axis=1, keepdims=True)
+            block /= np.where(norm > 0, norm, 1)
+        Z[start : start + 50_000] = block
+    return Z
+
+
+# -- XMC repository text -----------------------------------------------------------------------------------------------------
+
+
+def _read_xmc(path: Path) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    from sklearn.datasets import load_svmlight_file
+
+    with lzma.open(path) as file:
+        n_samples, n_features, n_labels = map(int, file.readline().split())
+        X, label_sets = load_svmlight_file(file, n_features=n_features, dtype=np.float32, multilabel=True, zero_based=True)
+    if X.shape[0] != n_samples:
+        raise ValueError(f"{path} announces {n_samples} rows and has {X.shape[0]}.")
+    lengths = [len(labels) for labels in label_sets]
+    indices = np.concatenate([np.asarray(labels, dtype=np.int32) for labels in label_sets])
+    Y = sp.csr_matrix((np.ones(len(indices), dtype=np.float32), indices, np.cumsum([0, *lengths])), shape=(n_samples, n_labels))
+    Y.sum_duplicates()
+    return X, Y
+
+
+def _rarest_label(Y: sp.csr_matrix, counts: np.ndarray) -> np.ndarray:
+    """Per row the label of the smallest training count, ties by smaller id; -1 without labels."""
+    result = np.full(Y.shape[0], -1)
+    for i in range(Y.shape[0]):
+        labels = np.sort(Y.indices[Y.indptr[i] : Y.indptr[i + 1]])
+        if len(labels):
+            result[i] = labels[np.argmin(counts[labels])]
+    return result
+
+
+def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str, Any]:
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    X, Y = {}, {}
+    for split, file in files.items():
+        X[split], Y[split] = _read_xmc(data_folder() / name / file)
+    if "valid" not in files:
+        order = np.random.default_rng(0).permutation(X["train"].shape[0])
+        cut = len(order) // 10
+        for split, rows in (("valid", np.sort(order[:cut])), ("train", np.sort(order[cut:]))):
+            X[split], Y[split] = X["train"][rows], Y["train"][rows]
+    counts = np.asarray(Y["train"].sum(axis=0)).ravel()
+    classes = {split: _rarest_label(Y[split], counts) for split in SPLITS}
+    for split in SPLITS:  # rows without any label have nothing to predict
+        keep = classes[split] >= 0
+        X[split], Y[split], classes[split] = X[split][keep], Y[split][keep], classes[split][keep]
+    tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
+    weighted = {split: tfidf.transform(X[split]).astype(np.float32) for split in SPLITS}
+    basis = _truncated_svd(weighted["train"], n_components)
+    return _assemble({split: _project(weighted[split], basis, unit=False) for split in SPLITS}, classes, Y)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------------
+
+
+def _build_npm(name: str) -> dict[str, Any]:
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    owners: dict[str, list[int]] = {split: [] for split in SPLITS}
+    with lzma.open(data_folder() / "npm-owner" / f"{name}.tsv.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            split, owner, text = line.rstrip("\n").split("\t")
+            split = "valid" if split == "val" else split
+            texts[split].append(text)
+            owners[split].append(int(owner))
+    # Counts must stay positive for the logarithm of the sublinear weighting.
+    hashing = HashingVectorizer(
+        analyzer="char_wb", ngram_range=(2, 5), n_features=2**18, alternate_sign=False, norm=None, dtype=np.float32
+    )
+    counts = {split: hashing.transform(texts[split]) for split in SPLITS}
+    del texts
+    tfidf = TfidfTransformer(sublinear_tf=True).fit(counts["train"])
+    weighted = {split: tfidf.transform(counts.pop(split)).astype(np.float32) for split in SPLITS}
+    n_train = weighted["train"].shape[0]
+    rows = np.sort(np.random.default_rng(0).choice(n_train, min(150_000, n_train), replace=False))
+    basis = _truncated_svd(weighted["train"][rows], 256)
+    features = {split: _project(weighted.pop(split), basis, unit=True) for split in SPLITS}
+    return _assemble(features, {split: np.asarray(owners[split]) for split in SPLITS})
+
+
+def icd10cm_texts() -> tuple[list[str], list[str]]:
+    """Texts and their parent codes, in the order of the classification."""
+    import simple_icd_10_cm as icd
+
+    pairs: dict[tuple[str, str], None] = {}
+    for code in icd.get_all_codes():
+        if not icd.is_category_or_subcategory(code) or icd.is_extended_subcategory(code):
+            continue
+        parent = code if len(code) == 3 else icd.get_parent(code)
+        for text in (icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)):
+            pairs[(text.strip(), parent)] = None
+    return [text for text, _ in pairs], [parent for _, parent in pairs]
+
+
+def _build_icd10cm() -> dict[str, Any]:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts, parents = (np.asarray(column) for column in icd10cm_texts())
+    order = np.random.default_rng(0).permutation(len(texts))
+    first, second = len(texts) * 8 // 10, len(texts) * 9 // 10
+    rows = dict(zip(SPLITS, np.split(order, [first, second]), strict=True))
+    options: dict[str, Any] = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
+    words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options).fit(texts[rows["train"]])
+    characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **options).fit(texts[rows["train"]])
+    weighted = {
+        split: sp.hstack([v.transform(texts[rows[split]]) for v in (words, characters)], format="csr", dtype=np.float32)
+        for split in SPLITS
+    }
+    basis = _truncated_svd(weighted["train"], 512)
+    features = {split: _project(weighted[split], basis, unit=True) for split in SPLITS}
+    return _assemble(features, {split: parents[rows[split]] for split in SPLITS})
+
+
+BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "eurlex57k": lambda: _build_xmc("eurlex57k", {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"}, 512),
+    "bibtex": lambda: _build_xmc("bibtex", {"train": "train.txt.xz", "test": "test.txt.xz"}, 256),
+    "npm-owner-124k": lambda: _build_npm("npm-owner-124k"),
+    "npm-owner-282k": lambda: _build_npm("npm-owner-282k"),
+    "icd10cm": _build_icd10cm,
+}
+
+
+def main(names: list[str]) -> None:
+    if not names:
+        for name in BUILDERS:
+            cached = (cache_folder() / f"{name}-v{VERSION}" / "about.json").exists()
+            print(f"{name:16s} {'cached' if cached else available(name) or 'can be built'}")
+    for name in names:
+        started = time.perf_counter()
+        data = load(name)
+        sizes = " / ".join(f"{len(getattr(data, f'y_{split}')):,}" for split in SPLITS)
+        print(
+            f"{name:16s} rows {sizes}, {data.X_train.shape[1]} features, {data.n_classes:,} classes, "
+            f"left out {data.n_dropped}, {time.perf_counter() - started:.1f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
