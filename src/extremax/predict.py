@@ -29,7 +29,7 @@ Features: TypeAlias = "NDArray[np.float32] | sparse.csr_matrix | sparse.csr_arra
 
 SCRATCH_BYTES = 256 << 20  # scratch memory of one call
 RESULT_BYTES = 2 << 30  # largest (n, n_classes) array returned without being asked for
-_TILE_SCORES = 4 << 20  # scores per tile: 16 MB, within a last-level cache, and long enough for the matrix product
+_TILE_SCORES = 4 << 20  # scores per tile at most: 16 MB, within a last-level cache, and long enough for the matrix product
 _TASK_ROWS = 16  # rows of a tile that a thread takes at a time
 _BEAM_ROWS = 64
 
@@ -107,10 +107,10 @@ class _Rows:
         else:
             self.x = np.ascontiguousarray(X[start:stop])
 
-    def tile_width(self) -> int:
-        width = _TILE_SCORES // max(len(self.x), 1)
-        if self.used is not None:  # the used columns of the weights are copied
-            width = min(width, 4 * _TILE_SCORES // max(len(self.used), 1))
+    def tile_width(self, tile_scores: int) -> int:
+        width = tile_scores // max(len(self.x), 1)
+        if self.used is not None:  # the used columns of the weights are copied: no larger than four tiles
+            width = min(width, 4 * tile_scores // max(len(self.used), 1))
         return max(topk.STRIP, width // topk.STRIP * topk.STRIP)
 
     def products(self, start: int, stop: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -122,28 +122,58 @@ class _Rows:
         return np.matmul(self.x, part.T, out=tile)
 
 
-def _block_rows(n_rows: int, n_classes: int, n_features: int, limit: int) -> int:
-    """Rows per block: as many as fit in the limit beside a tile, in blocks of equal size."""
-    row_bytes = 4 * (n_classes + n_features)
-    most = max(1, (limit - 4 * _TILE_SCORES) // row_bytes)
+def _plan(n_rows: int, n_classes: int, n_features: int, scratch_bytes: int) -> tuple[int, int]:
+    """Rows per block, in blocks of equal size, and scores per tile: three quarters and one quarter of the memory at most."""
+    tile_scores = min(_TILE_SCORES, scratch_bytes // 16)
+    most = max(1, (scratch_bytes - 4 * tile_scores) // (4 * (n_classes + n_features)))
     n_blocks = max(1, -(-n_rows // most))
-    return max(1, -(-n_rows // n_blocks))
+    return max(1, -(-n_rows // n_blocks)), tile_scores
 
 
 class _LogNoise:
     """log p_n of all classes for one block of rows at a time, in a buffer that is used again."""
 
-    def __init__(self, noise: Noise | None, n_classes: int, block_rows: int, n_jobs: int | None) -> None:
-        self.noise, self.n_jobs = noise, n_jobs
+    def __init__(
+        self, noise: Noise | None, Z: NDArray[np.float32] | None, n_classes: int, block_rows: int, n_jobs: int | None
+    ) -> None:
+        self.noise, self.Z, self.n_jobs = noise, Z, n_jobs
         fixed = np.zeros(n_classes, np.float32) if noise is None else getattr(noise, "log_prob_", None)
-        self.row_step = 0 if fixed is not None else 1  # an unconditional distribution is one row for all
-        shape = (1, n_classes) if fixed is not None else (block_rows, n_classes)
-        self.buffer = np.empty(shape, np.float32) if fixed is None else np.ascontiguousarray(fixed).reshape(shape)
+        self.row_step = 1 if fixed is None else 0  # an unconditional distribution is one row for all
+        self.buffer = np.empty((block_rows, n_classes), np.float32) if fixed is None else np.array(fixed[None, :], np.float32)
 
-    def rows(self, Z: NDArray[np.float32]) -> NDArray[np.float32]:
+    def rows(self, first: int, last: int) -> NDArray[np.float32]:
         if self.noise is None or self.row_step == 0:
             return self.buffer
-        return self.noise.log_prob_all(Z, out=self.buffer[: len(Z)], n_jobs=self.n_jobs)
+        if self.Z is None:
+            raise ValueError("Z is None; a noise distribution that depends on the row needs the tree's features of each row.")
+        return self.noise.log_prob_all(self.Z[first:last], out=self.buffer[: last - first], n_jobs=self.n_jobs)
+
+
+def _check(X: Features, Z: NDArray[np.float32] | None, model: Scorer, k: int, temperature: float) -> None:
+    """Kernels check nothing: what a caller can get wrong stops here."""
+    n_rows, n_features = X.shape
+    if n_features != model.weights.shape[1]:
+        raise ValueError(
+            f"X has {n_features} features; the model has {model.weights.shape[1]}. Pass the features it was fitted on."
+        )
+    if Z is not None and len(Z) != n_rows:
+        raise ValueError(f"Z has {len(Z)} rows and X has {n_rows}; both must describe the same rows.")
+    if k < 1:
+        raise ValueError(f"k is {k}; ask for at least one class per row.")
+    if not temperature > 0.0:
+        raise ValueError(f"temperature is {temperature}; it must be positive. 1 leaves the probabilities as they are.")
+
+
+def _check_targets(y: NDArray[np.int32], n_rows: int, n_classes: int) -> NDArray[np.int32]:
+    targets = np.require(y, np.int32, ["C", "W"])
+    if targets.shape != (n_rows,):
+        raise ValueError(f"y has shape {targets.shape} but X has {n_rows} rows; pass one class per row.")
+    if n_rows == 0:
+        raise ValueError("A mean over no rows is not defined; pass at least one row.")
+    if targets.min() < 0 or targets.max() >= n_classes:
+        bad = int(targets.min() if targets.min() < 0 else targets.max())
+        raise ValueError(f"y holds class {bad}; the model has classes 0 to {n_classes - 1}. Leave out rows of unknown classes.")
+    return targets
 
 
 def _merge(
@@ -168,7 +198,7 @@ def _scan(
     X: Features,
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     k: int,
     targets: NDArray[np.int32],
     temperature: float,
@@ -176,14 +206,15 @@ def _scan(
     n_jobs: int | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """One pass over all classes: labels (n, k), their log_prob (n, k), and log_prob of `targets` (n,; -1 for none)."""
+    _check(X, Z, model, k, temperature)
     n_rows, (n_classes, n_features) = X.shape[0], model.weights.shape
     threads = resolve_threads(n_jobs)
     labels = np.full((n_rows, k), topk.NO_LABEL, np.int32)
     log_prob, target_log_prob = np.empty((n_rows, k), np.float32), np.empty(n_rows, np.float32)
     scaling = topk.Scaling(np.float32(model.feature_scale), np.float32(1.0 / temperature))
     all_labels = np.arange(n_classes, dtype=np.int32)
-    block_rows = _block_rows(n_rows, n_classes, n_features, scratch_bytes)
-    log_noise = _LogNoise(noise, n_classes, block_rows, n_jobs)
+    block_rows, tile_scores = _plan(n_rows, n_classes, n_features, scratch_bytes)
+    log_noise = _LogNoise(noise, Z, n_classes, block_rows, n_jobs)
     buffer = np.empty(0, np.float32)
 
     for first, last in split(n_rows, block_rows):
@@ -196,8 +227,8 @@ def _scan(
             target=targets[first:last],
             target_score=np.full(n, np.nan, np.float32),
         )
-        rows, noise_rows = _Rows(X, first, last, model), log_noise.rows(Z[first:last])
-        width = rows.tile_width()
+        rows, noise_rows = _Rows(X, first, last, model), log_noise.rows(first, last)
+        width = rows.tile_width(tile_scores)
         if buffer.size < n * min(width, n_classes):
             buffer = np.empty(n * min(width, n_classes), np.float32)
         for start, stop in split(n_classes, width):
@@ -213,7 +244,7 @@ def exact_topk(
     X: Features,
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     k: int,
     *,
     temperature: float = 1.0,
@@ -292,6 +323,7 @@ def beam_topk(
     labels, log_prob : (n, k) int32, float32
         Best first, ties by smaller class; -1 and minus infinity where there are fewer than k candidates.
     """
+    _check(X, Z, model, k, temperature)
     n_rows, threads = X.shape[0], resolve_threads(n_jobs)
     candidates, tree_log_prob = tree.candidates(Z, beam_width, n_jobs=n_jobs)
     missing = candidates < 0
@@ -334,7 +366,7 @@ def evaluate(
     y: NDArray[np.int32],
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     *,
     k: int = 5,
     sample_weight: NDArray[np.floating] | None = None,
@@ -351,7 +383,7 @@ def evaluate(
     >>> evaluate(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), model, None, np.zeros((2, 0), np.float32)).accuracy
     0.5
     """
-    targets = np.require(y, np.int32, ["C", "W"])
+    targets = _check_targets(y, X.shape[0], len(model.weights))
     labels, _, log_prob = _scan(X, model, noise, Z, k, targets, temperature, scratch_bytes, n_jobs)
     return Evaluation(
         log_likelihood=float(np.average(log_prob.astype(np.float64), weights=sample_weight)),
@@ -365,7 +397,7 @@ def log_likelihood(
     y: NDArray[np.int32],
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     *,
     sample_weight: NDArray[np.floating] | None = None,
     temperature: float = 1.0,
@@ -373,7 +405,7 @@ def log_likelihood(
     n_jobs: int | None = None,
 ) -> float:
     """Weighted mean of log p(y|x) over the rows, normalised over all classes, bias removed."""
-    targets = np.require(y, np.int32, ["C", "W"])
+    targets = _check_targets(y, X.shape[0], len(model.weights))
     _, _, log_prob = _scan(X, model, noise, Z, 1, targets, temperature, scratch_bytes, n_jobs)
     return float(np.average(log_prob.astype(np.float64), weights=sample_weight))
 
@@ -382,7 +414,7 @@ def debiased_scores(
     X: Features,
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     *,
     memory_limit: int = RESULT_BYTES,
     scratch_bytes: int = SCRATCH_BYTES,
@@ -393,6 +425,7 @@ def debiased_scores(
 
     Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.
     """
+    _check(X, Z, model, 1, 1.0)
     n_rows, (n_classes, n_features) = X.shape[0], model.weights.shape
     needed = 4 * n_rows * n_classes
     if needed > memory_limit:
@@ -401,19 +434,19 @@ def debiased_scores(
             f" {memory_limit / 2**30:.1f} GiB. Use predict_topk, which keeps only the best classes, or pass fewer rows."
         )
     out = np.empty((n_rows, n_classes), np.float32)
-    block_rows = _block_rows(n_rows, n_classes, n_features, scratch_bytes)
-    log_noise = _LogNoise(noise, n_classes, block_rows, n_jobs)
+    block_rows, tile_scores = _plan(n_rows, n_classes, n_features, scratch_bytes)
+    log_noise = _LogNoise(noise, Z, n_classes, block_rows, n_jobs)
     for first, last in split(n_rows, block_rows):
         rows, block = _Rows(X, first, last, model), out[first:last]
         if rows.used is None:
             np.matmul(rows.x, model.weights.T, out=block)
         else:
-            buffer = np.empty(len(rows.x) * rows.tile_width(), np.float32)
-            for start, stop in split(n_classes, rows.tile_width()):
+            buffer = np.empty(len(rows.x) * rows.tile_width(tile_scores), np.float32)
+            for start, stop in split(n_classes, rows.tile_width(tile_scores)):
                 block[:, start:stop] = rows.products(start, stop, buffer)
         block *= np.float32(model.feature_scale)
         block += model.biases
-        remove_bias(block, None if noise is None else log_noise.rows(Z[first:last]), out=block)
+        remove_bias(block, None if noise is None else log_noise.rows(first, last), out=block)
     return out
 
 
@@ -421,7 +454,7 @@ def predict_log_proba(
     X: Features,
     model: Scorer,
     noise: Noise | None,
-    Z: NDArray[np.float32],
+    Z: NDArray[np.float32] | None,
     *,
     temperature: float = 1.0,
     memory_limit: int = RESULT_BYTES,
@@ -430,6 +463,7 @@ def predict_log_proba(
     caller: str = "predict_log_proba",
 ) -> NDArray[np.float32]:
     """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names predict_topk."""
+    _check(X, Z, model, 1, temperature)
     scores = debiased_scores(
         X, model, noise, Z, memory_limit=memory_limit, scratch_bytes=scratch_bytes, n_jobs=n_jobs, caller=caller
     )
