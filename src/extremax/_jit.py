@@ -138,6 +138,12 @@ def uniform32(bits: Any) -> Any:
     return np.float32(np.uint64(bits) >> _S40) * _U24
 
 
+@inline
+def uniform_bits(bits: Any) -> Any:
+    """Two independent float64 in [0, 1) from the halves of one 64-bit hash (32 bits each)."""
+    return np.float64(np.uint64(bits) >> _S32) * _U32, np.float64(np.uint64(bits) & _LOW32) * _U32
+
+
 # -- scalar mathematics that vectorises --------------------------------------------------------------------------------------
 
 _LOG2E = np.float32(1.44269504088896341)

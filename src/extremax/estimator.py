@@ -1,0 +1,469 @@
+"""``ExtremeClassifier``, the scikit-learn estimator, and ``load_model``: check the input, name the classes, call the floors below."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from extremax import predict
+from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
+from extremax.linear import OPTIMIZERS, Features
+from extremax.model import ExtremeModel
+from extremax.noise import Noise
+from extremax.objectives import OBJECTIVES
+from extremax.parallel import resolve_threads
+from extremax.progress import ProgressLine
+from extremax.training import Callback, Plan, train
+from extremax.validation import (
+    Choice,
+    Instance,
+    Interval,
+    LabelIndex,
+    check_classes,
+    check_features,
+    check_memory,
+    check_parameters,
+    check_random_state,
+    check_sample_weight,
+    describe_memory,
+    encode_labels,
+    lookup_labels,
+)
+
+_CONSTRAINTS = {
+    "objective": [Choice(tuple(OBJECTIVES))],
+    "noise": [Choice(("adversarial", "uniform", "frequency", "mixture")), Instance("a Noise", (Noise,))],
+    "n_negatives": [Interval(int, 1)],
+    "n_epochs": [Interval(int, 0)],
+    "learning_rate": [Interval(float, 0.0, closed="neither")],
+    "optimizer": [Choice(OPTIMIZERS)],
+    "score_penalty": [Interval(float, 0.0)],
+    "batch_size": [Interval(int, 1), None],
+    "n_components": [Interval(int, 1)],
+    "regularization": [Interval(float, 0.0, closed="neither")],
+    "noise_exponent": [Interval(float, 0.0)],
+    "tree_share": [Interval(float, 0.0, 1.0, closed="neither")],
+    "validation_fraction": [Interval(float, 0.0, 1.0, closed="left")],
+    "patience": [Interval(int, 1), None],
+    "memory_limit": [Interval(int, 1), None],
+    "n_jobs": [Interval(int), None],
+    "random_state": [Interval(int, 0), Instance("a numpy Generator or RandomState", (np.random.Generator, np.random.RandomState)), None],
+    "verbose": [Interval(int, 0), Instance("a bool", (bool,))],
+}  # fmt: skip
+
+
+class ExtremeClassifier(ClassifierMixin, BaseEstimator):
+    """Linear softmax classifier over very many classes, trained by negative sampling at a cost that grows with log C.
+
+    Parameters
+    ----------
+    objective : {"negative_sampling", "nce", "sampled_softmax"}
+        The loss; "negative_sampling" is the paper's Eq. 6.
+    noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise
+        Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and frequencies.
+    n_negatives : int
+        Negatives per row and epoch.
+    n_epochs : int
+        Passes over the data; 0 gives the noise distribution itself as classifier.
+    learning_rate : float
+        Step size, for features scaled to rows of mean square length one.
+    optimizer : {"adagrad", "adagrad_row", "sgd"}
+        Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
+    score_penalty : float
+        The paper's lambda: strength of the square penalty on debiased scores.
+    batch_size : int, optional
+        Rows whose coefficients are computed from the same weights; chosen from the size of the problem unless given.
+    n_components : int
+        Principal components the tree sees (the paper's k).
+    regularization : float
+        Strength of the tree's own penalty (the paper's lambda_n).
+    noise_exponent : float
+        Power of the class frequencies in "frequency" and "mixture" noise.
+    tree_share : float
+        Share of the tree in "mixture" noise.
+    validation_fraction : float
+        Share of the rows of `fit` kept back for validation, if no `eval_set` is given.
+    patience : int, optional
+        Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
+    memory_limit : int, optional
+        Bytes that `fit` may need; by default what the machine has free.
+    n_jobs : int, optional
+        Threads; None and -1 mean all processors.  The model is the same at any number.
+    random_state : int, Generator, RandomState or None
+        Seed of all random draws.
+    verbose : int
+        1 shows memory needs, a progress bar in a terminal, and a line per epoch.
+
+    Attributes
+    ----------
+    classes_ : ndarray (n_classes,)
+        Labels as given.
+    n_features_in_ : int
+        Width of the training features.
+    model_ : ExtremeModel
+        Weights, noise and projection.
+    history_ : list of dict
+        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``, and with validation data
+        ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise distribution alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from extremax import ExtremeClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(50, size=2000)
+    >>> X = rng.normal(size=(50, 8))[y] + 0.3 * rng.normal(size=(2000, 8))
+    >>> clf = ExtremeClassifier(random_state=0).fit(X[:1500], y[:1500])
+    >>> clf.score(X[1500:], y[1500:]) > 0.8
+    True
+    >>> labels, log_prob = clf.predict_topk(X[1500:], k=3)
+    >>> labels.shape
+    (500, 3)
+    """
+
+    def __init__(
+        self,
+        objective: str = "negative_sampling",
+        noise: str | Noise = "adversarial",
+        *,
+        n_negatives: int = 4,
+        n_epochs: int = 20,
+        learning_rate: float = 0.1,
+        optimizer: str = "adagrad",
+        score_penalty: float = 1e-4,
+        batch_size: int | None = None,
+        n_components: int = 16,
+        regularization: float = 0.1,
+        noise_exponent: float = 1.0,
+        tree_share: float = 0.9,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        memory_limit: int | None = None,
+        n_jobs: int | None = None,
+        random_state: int | np.random.Generator | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.objective = objective
+        self.noise = noise
+        self.n_negatives = n_negatives
+        self.n_epochs = n_epochs
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.score_penalty = score_penalty
+        self.batch_size = batch_size
+        self.n_components = n_components
+        self.regularization = regularization
+        self.noise_exponent = noise_exponent
+        self.tree_share = tree_share
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.memory_limit = memory_limit
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- training ----------------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        eval_set: tuple[Any, ArrayLike] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train from the beginning.
+
+        Parameters
+        ----------
+        X : array, memory-mapped array or sparse matrix (n_samples, n_features)
+            Dense float32 is used as it is, without a copy; a ``np.memmap`` is read in blocks and may be larger than memory.
+        y : sequence of n_samples labels
+            Of any hashable type.
+        sample_weight : array (n_samples,), optional
+            Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
+        eval_set : (X_valid, y_valid), optional
+            Rows to validate on after each epoch; rows of classes that `y` lacks are left out, with a warning that counts them.
+        callbacks : sequence of callables
+            Each gets the record of every epoch; one that returns True ends training.
+
+        Returns
+        -------
+        self
+            Also when interrupted by Ctrl-C once the noise is fitted: the model is then as far as it got.
+        """
+        self._check_parameters()
+        features = check_features(X)
+        classes, ids = encode_labels(y, n_samples=features.shape[0])
+        weight = check_sample_weight(sample_weight, len(ids))
+        kept = np.arange(len(ids)) if weight is None else np.flatnonzero(weight)
+        if len(np.unique(ids[kept])) < 2:
+            raise ValueError(
+                f"y has one class, {classes[ids[kept[0]]]!r}; ExtremeClassifier needs rows of at least two classes to tell apart."
+            )
+        self._remember(X, features, classes)
+        seed = check_random_state(self.random_state)
+        if eval_set is None and self.validation_fraction > 0.0:
+            kept, held_out = _hold_out(kept, self.validation_fraction, seed)
+            validation = features[held_out], ids[held_out]
+        else:
+            validation = self._check_eval_set(eval_set)
+        if len(kept) < len(ids):
+            features, ids, weight = features[kept], ids[kept], None if weight is None else weight[kept]
+        report = ProgressLine(int(self.verbose))
+        self._start(features, ids, weight, seed, report)
+        self._train(features, ids, weight, validation, self.n_epochs, callbacks, report)
+        return self
+
+    def partial_fit(
+        self, X: Any, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Train one more epoch, on these rows.
+
+        The first call fixes the classes, the feature scale, the projection and the noise; give it `classes` when its rows do not
+        contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
+        """
+        first_call = not hasattr(self, "model_")
+        self._check_parameters()
+        features = check_features(X, n_features=None if first_call else self.n_features_in_)
+        if first_call and classes is None:
+            known, ids = encode_labels(y, n_samples=features.shape[0])
+        else:
+            known = check_classes(classes) if first_call else self.classes_
+            if not first_call and classes is not None and not np.array_equal(check_classes(classes), self.classes_):
+                raise ValueError(
+                    f"classes differs from the {len(self.classes_):,} classes of the first call to partial_fit. Leave it out, or"
+                    " call fit to start again."
+                )
+            ids = lookup_labels(y, known, n_samples=features.shape[0])
+        if len(known) < 2:
+            raise ValueError(
+                f"y has one class, {known[0]!r}; ExtremeClassifier needs at least two. Declare them: partial_fit(X, y, classes=...)."
+            )
+        weight = check_sample_weight(sample_weight, len(ids))
+        report = ProgressLine(int(self.verbose))
+        if first_call:
+            self._remember(X, features, known)
+            self._start(features, ids, weight, check_random_state(self.random_state), report)
+        self._train(features, ids, weight, None, 1, (), report)
+        return self
+
+    def _check_parameters(self) -> None:
+        check_parameters("ExtremeClassifier", self.get_params(deep=False), _CONSTRAINTS)
+
+    def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
+        self.classes_ = classes
+        self._label_index = LabelIndex(classes)
+        self.n_features_in_ = int(features.shape[1])
+        names = getattr(X, "columns", None)
+        if names is not None and all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _options(self) -> Options:
+        return Options(
+            objective=self.objective,
+            noise=self.noise,
+            optimizer=self.optimizer,
+            n_negatives=self.n_negatives,
+            score_penalty=self.score_penalty,
+            batch_size=self.batch_size,
+            n_components=self.n_components,
+            regularization=self.regularization,
+            noise_exponent=self.noise_exponent,
+            tree_share=self.tree_share,
+            n_threads=resolve_threads(self.n_jobs),
+        )
+
+    def _start(
+        self, X: Features, ids: NDArray[np.int32], weight: NDArray[np.float32] | None, seed: int, report: ProgressLine
+    ) -> None:
+        options = self._options()
+        need = fit_memory(X.shape, len(self.classes_), options, keeps_best=self.patience is not None)
+        report.say(f"fit needs {describe_memory(need)}")
+        ways_out = ["optimizer='adagrad_row' halves the tables", "fewer features (a projection of X) shrink them", "fewer classes"]
+        check_memory(need, available=self.memory_limit, ways_out=ways_out)
+        started = time.perf_counter()
+        prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
+        self.seed_ = seed
+        self.model_ = prepared.model
+        self.history_: list[dict[str, Any]] = [
+            {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": self.learning_rate}
+        ]
+
+    def _train(
+        self,
+        X: Features,
+        ids: NDArray[np.int32],
+        weight: NDArray[np.float32] | None,
+        validation: tuple[Features, NDArray[np.int32]] | None,
+        n_epochs: int,
+        callbacks: Sequence[Callback],
+        report: ProgressLine,
+    ) -> None:
+        started = time.perf_counter()
+        data, epoch_options = training_set(self.model_, X, ids, weight, self._options(), self.seed_)
+        self.history_[-1]["seconds"] += time.perf_counter() - started
+
+        def evaluate() -> dict[str, float]:
+            assert validation is not None
+            return self.model_.evaluate(*validation, n_jobs=self.n_jobs)._asdict()
+
+        if validation is not None and len(self.history_) == 1:
+            self.history_[0] |= {f"valid_{name}": value for name, value in evaluate().items()}
+        finished = train(
+            self.model_.linear,
+            data,
+            epoch_options,
+            Plan(n_epochs, self.learning_rate, self.patience),
+            history=self.history_,
+            evaluate=None if validation is None else evaluate,
+            callbacks=callbacks,
+            report=report,
+        )
+        if not finished:
+            epochs = self.model_.linear.n_epochs
+            warnings.warn(f"Training was interrupted after {epochs} epochs; the model is kept as it is.", stacklevel=3)
+
+    def _check_eval_set(self, eval_set: tuple[Any, ArrayLike] | None) -> tuple[Features, NDArray[np.int32]] | None:
+        if eval_set is None:
+            return None
+        if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
+            raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
+        X = check_features(eval_set[0], name="eval_set[0]", n_features=self.n_features_in_)
+        ids = self._label_index.lookup(eval_set[1], n_samples=X.shape[0], name="eval_set[1]", allow_unseen=True)
+        seen = ids >= 0
+        if not seen.any():
+            raise ValueError("eval_set has no row of a class that occurs in y; validate on rows of the same classes.")
+        if not seen.all():
+            missing = int((~seen).sum())
+            warnings.warn(f"{missing} of {len(ids)} rows of eval_set are of classes that y lacks; they are left out.", stacklevel=3)
+            X, ids = X[seen], ids[seen]
+        return X, ids
+
+    # -- prediction --------------------------------------------------------------------------------------------------------------
+
+    def _fitted(self, X: Any) -> Features:
+        if not hasattr(self, "model_"):
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
+        self._check_feature_names(X, reset=False) if hasattr(self, "_check_feature_names") else None
+        return check_features(X, n_features=self.n_features_in_)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable label of each row."""
+        labels, _ = self.model_topk(X, 1, None)
+        return self.classes_[labels[:, 0]]
+
+    def model_topk(self, X: Any, k: int, beam_width: int | None) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """As `predict_topk`, with class numbers for labels."""
+        return self.model_.top_k(self._fitted(X), k, beam_width=beam_width, n_jobs=self.n_jobs)
+
+    def predict_topk(
+        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int = 64
+    ) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The k most probable labels of each row, best first, and their log-probabilities.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features)
+        k : int
+            At most the number of classes.
+        search : {"exact", "beam"}
+            "exact" scores every class, in blocks, and normalises over all classes.  "beam" goes down the label tree with
+            `beam_width` nodes a level and scores the leaves it reaches: far faster for many classes, with log-probabilities
+            **normalised over those candidates only**.
+        beam_width : int
+            Nodes kept at each level.
+
+        Returns
+        -------
+        labels : ndarray (n_samples, k)
+        log_prob : float32 (n_samples, k)
+        """
+        features = self._fitted(X)
+        options = {"k": [Interval(int, 1, len(self.classes_))], "search": [Choice(("exact", "beam"))], "beam_width": [Interval(int, 1)]}
+        check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
+        width = max(beam_width, k) if search == "beam" else None
+        ids, log_prob = self.model_.top_k(features, k, beam_width=width, n_jobs=self.n_jobs)
+        return self.classes_[ids], log_prob
+
+    def decision_function(self, X: Any) -> NDArray[np.float32]:
+        """Debiased scores, (n_samples, n_classes); for two classes the score of the second minus that of the first."""
+        features = self._fitted(X)
+        model = self.model_
+        Z = model.project(features, n_jobs=self.n_jobs)
+        scores = predict.debiased_scores(features, model.linear, model.base, Z, n_jobs=self.n_jobs)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float32]:
+        """log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        return self._log_proba(X, "predict_log_proba")
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        return np.exp(self._log_proba(X, "predict_proba"))
+
+    def _log_proba(self, X: Any, caller: str) -> NDArray[np.float32]:
+        features = self._fitted(X)
+        model = self.model_
+        Z = model.project(features, n_jobs=self.n_jobs)
+        return predict.predict_log_proba(
+            features, model.linear, model.base, Z, temperature=model.temperature, n_jobs=self.n_jobs, caller=caller
+        )
+
+    def log_likelihood(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Mean log p(y|x) of the rows, bias removed, normalised over all classes."""
+        features = self._fitted(X)
+        way_out = "Leave out rows of classes that were not in the training data."
+        ids = self._label_index.lookup(y, n_samples=features.shape[0], way_out=way_out)
+        weight = check_sample_weight(sample_weight, len(ids))
+        return self.model_.log_likelihood(features, ids, sample_weight=weight, n_jobs=self.n_jobs)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # -- files -------------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        if not hasattr(self, "model_"):
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) before save.")
+        plain = {name: value for name, value in self.get_params(deep=False).items() if isinstance(value, str | int | float | None)}
+        history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
+        header = {"parameters": plain, "history": history, "seed": str(self.seed_)}
+        self.model_.save(path, labels=self.classes_, header=header)
+
+
+def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> ExtremeClassifier:
+    """Open a model that `ExtremeClassifier.save` wrote.
+
+    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample of the
+    data; ``verify=True`` reads and checks all of it.
+    """
+    model, labels, header = ExtremeModel.load(path, verify=verify)
+    estimator = ExtremeClassifier(**header["parameters"])
+    estimator._remember(None, model.linear.weights, labels)
+    estimator.model_ = model
+    estimator.seed_ = int(header["seed"])
+    estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in header["history"]]
+    return estimator
+
+
+def _hold_out(rows: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut `rows` into training and validation rows, both in order."""
+    count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    chosen = np.zeros(len(rows), bool)
+    chosen[np.random.default_rng((seed, 1)).permutation(len(rows))[:count]] = True
+    return rows[~chosen], rows[chosen]

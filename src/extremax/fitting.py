@@ -1,0 +1,147 @@
+"""From features and class ids to a model ready to train: feature scale, projection, noise, empty weights; and what memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.data.pca import PCA
+from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
+from extremax.model import ExtremeModel, find_tree
+from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.objectives import OBJECTIVES
+from extremax.progress import ProgressLine
+from extremax.tree import LabelTree
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one fit; names and meanings are those of `ExtremeClassifier`."""
+
+    objective: str
+    noise: str | Noise
+    optimizer: str
+    n_negatives: int
+    score_penalty: float
+    batch_size: int | None
+    n_components: int
+    regularization: float
+    noise_exponent: float
+    tree_share: float
+    n_threads: int
+
+    @property
+    def uses_tree(self) -> bool:
+        return self.noise in ("adversarial", "mixture") or not isinstance(self.noise, str)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A model before its first epoch."""
+
+    model: ExtremeModel
+
+
+def fit_memory(shape: tuple[int, int], n_classes: int, options: Options, *, keeps_best: bool) -> dict[str, int]:
+    """Bytes that `prepare` and training allocate, by part; X itself is the caller's."""
+    n_rows, n_features = shape
+    weights = 4 * n_classes * (n_features + 1)
+    tables = LinearModel.bytes_needed(n_classes, n_features, optimizer=options.optimizer)
+    k = min(options.n_components, n_features)
+    leaves = 1 << max(n_classes - 1, 0).bit_length()
+    need = {"weights": weights, "accumulators": tables - weights, "rows": 4 * n_rows * (3 + 4 * options.n_negatives)}
+    if options.uses_tree:
+        # Fitting keeps the projected rows, a copy sorted by class, and one sum per class beside the nodes.
+        need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * n_rows * k * 2 + 8 * n_classes * (k + 2)}
+    if keeps_best:
+        need["best epoch"] = weights
+    return need
+
+
+def prepare(
+    X: Features,
+    ids: NDArray[np.int32],
+    weight: NDArray[np.float32] | None,
+    n_classes: int,
+    options: Options,
+    seed: int,
+    report: ProgressLine,
+) -> Preparation:
+    """Scale, projection, noise and zero weights, from the training rows."""
+    scale = feature_scale(X)
+    jobs = options.n_threads
+    if options.uses_tree:
+        report.say("projecting the features")
+        found = PCA.fit(X, min(options.n_components, int(X.shape[1])), sample_weight=weight, n_jobs=jobs)
+        # The tree sees scaled features too: its regularization then means the same for features of any magnitude.
+        projection = PCA(found.components * np.float32(scale), found.mean, found.explained_variance * scale**2)
+    else:
+        empty = np.empty((0, int(X.shape[1])), np.float32)
+        projection = PCA(empty, np.zeros(int(X.shape[1]), np.float32), np.empty(0, np.float64))
+    noise = _make_noise(X, ids, weight, n_classes, options, projection, seed, report)
+    first_bias = -float(np.log(n_classes)) if OBJECTIVES[options.objective].starts_normalised else 0.0
+    linear = LinearModel.zeros(
+        n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale, first_bias=first_bias
+    )
+    return Preparation(ExtremeModel(linear, noise, projection, options.objective))
+
+
+def _make_noise(
+    X: Features,
+    ids: NDArray[np.int32],
+    weight: NDArray[np.float32] | None,
+    n_classes: int,
+    options: Options,
+    projection: PCA,
+    seed: int,
+    report: ProgressLine,
+) -> Noise:
+    if not isinstance(options.noise, str):
+        if options.noise.n_classes != n_classes:
+            raise ValueError(
+                f"noise is a distribution over {options.noise.n_classes:,} classes, but y has {n_classes:,}. Make it for the same classes."
+            )
+        return options.noise
+    if options.noise == "uniform":
+        return UniformNoise(n_classes)
+    counts = np.bincount(ids, weights=weight, minlength=n_classes)
+    if options.noise == "frequency":
+        return FrequencyNoise(counts, options.noise_exponent)
+    report.say(f"fitting the label tree over {n_classes:,} classes")
+    tree = LabelTree.fit(
+        projection.transform(X, n_jobs=options.n_threads),
+        ids,
+        n_classes=n_classes,
+        regularization=options.regularization,
+        sample_weight=weight,
+        n_jobs=options.n_threads,
+    )
+    if options.noise == "adversarial":
+        return TreeNoise(tree)
+    return MixtureNoise(TreeNoise(tree), FrequencyNoise(counts, options.noise_exponent), weight=options.tree_share)
+
+
+def training_set(
+    model: ExtremeModel, X: Features, ids: NDArray[np.int32], weight: NDArray[np.float32] | None, options: Options, seed: int
+) -> tuple[TrainingSet, EpochOptions]:
+    """The rows in the form that epochs take, with what can be computed once."""
+    Z = model.project(X, n_jobs=options.n_threads)
+    log_noise = model.noise.log_prob(Z, ids, n_jobs=options.n_threads)
+    data = TrainingSet(X, ids, Z, np.ones(len(ids), np.float32) if weight is None else weight, log_noise)
+    batch = options.batch_size or default_batch_size(len(ids), model.linear.n_classes)
+    return data, EpochOptions(
+        objective=OBJECTIVES[options.objective],
+        noise=model.noise,
+        n_negatives=options.n_negatives,
+        score_penalty=options.score_penalty,
+        batch_size=batch,
+        seed=seed,
+        n_threads=options.n_threads,
+    )
+
+
+def default_batch_size(n_rows: int, n_classes: int) -> int:
+    """As large as threads like it, as long as few rows of a batch share a class: those see each other's update late."""
+    return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 4096))

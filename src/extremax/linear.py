@@ -1,0 +1,265 @@
+"""The linear main model, scores xi_y(x) = x . w_y + b_y (paper, section 5), and one epoch of its training.
+
+Rows come in shuffled *windows*: chunks of consecutive rows in random order, gathered until a window is full, then shuffled row by
+row.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long runs.  The
+same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
+
+Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then each thread updates
+the classes it owns.  The thread count changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.kernels import updates
+from extremax.kernels.updates import CSRRows, ModelArrays
+from extremax.noise import Noise
+from extremax.objectives import Objective
+from extremax.parallel import run
+
+Features = NDArray[np.float32] | sparse.csr_matrix | sparse.csr_array
+Progress = Callable[[int, float], None]
+
+OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
+_CHUNK_ROWS = 256  # rows read together from a file
+_WINDOW_BYTES = 256 << 20
+_FIRST_SQUARE = 1e-8  # start of Adagrad's sums: keeps a vanishing first gradient from a full-length step
+
+
+def aligned(shape: tuple[int, ...], fill: float) -> NDArray[np.float32]:
+    """A filled float32 array that starts on a cache line: a row of 512 weights then touches 32 lines, not 33."""
+    size = int(np.prod(shape, dtype=np.int64)) * 4
+    raw = np.empty(size + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    out = raw[offset : offset + size].view(np.float32).reshape(shape)
+    out[...] = fill
+    return out
+
+
+def feature_scale(X: Features) -> float:
+    """One over the root mean square length of the rows: one learning rate then serves features of any magnitude."""
+    if sparse.issparse(X):
+        total = float(np.square(X.data, dtype=np.float64).sum())
+    else:
+        blocks = range(0, len(X), 4096)  # float64 sums in a fixed order, without a copy of X
+        total = sum(float(np.square(X[i : i + 4096], dtype=np.float64).sum()) for i in blocks)
+    mean = total / X.shape[0]
+    return float(mean**-0.5) if mean > 0.0 else 1.0
+
+
+@dataclass
+class LinearModel:
+    """Parameters of the linear model and the state of its optimiser.
+
+    Attributes
+    ----------
+    weights, biases
+        (n_classes, n_features) and (n_classes,), for features multiplied by `feature_scale`.
+    squares, bias_squares
+        Adagrad's sums of squared gradients: a table as large as `weights` ("adagrad"), one column ("adagrad_row"), or none ("sgd").
+    n_epochs
+        Epochs trained so far; with the seed it determines all random draws of the next one.
+    """
+
+    weights: NDArray[np.float32]
+    biases: NDArray[np.float32]
+    squares: NDArray[np.float32]
+    bias_squares: NDArray[np.float32]
+    feature_scale: float = 1.0
+    n_epochs: int = 0
+
+    @classmethod
+    def zeros(
+        cls, n_classes: int, n_features: int, *, optimizer: str = "adagrad", feature_scale: float = 1.0, first_bias: float = 0.0
+    ) -> LinearModel:
+        """Start at w = 0: debiased scores then equal the base distribution, and learning starts from what it knows."""
+        columns = {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
+        return cls(
+            weights=aligned((n_classes, n_features), 0.0),
+            biases=np.full(n_classes, first_bias, np.float32),
+            squares=aligned((n_classes, columns), _FIRST_SQUARE),
+            bias_squares=np.full(n_classes, _FIRST_SQUARE, np.float32),
+            feature_scale=feature_scale,
+        )
+
+    @staticmethod
+    def bytes_needed(n_classes: int, n_features: int, *, optimizer: str = "adagrad") -> int:
+        """Bytes that `zeros` allocates."""
+        columns = {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
+        return 4 * n_classes * (n_features + columns + 2)
+
+    @property
+    def n_classes(self) -> int:
+        return int(self.weights.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        return int(self.weights.shape[1])
+
+
+@dataclass(frozen=True)
+class EpochOptions:
+    """What stays the same from epoch to epoch."""
+
+    objective: Objective
+    noise: Noise
+    n_negatives: int = 1
+    score_penalty: float = 0.0
+    batch_size: int = 1024
+    seed: int = 0
+    n_threads: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Rows with their labels, the tree's features, and what of the noise never changes.
+
+    ``positive_log_noise`` is log p_n(y_i|x_i): fixed, so it is computed once and not in every epoch.
+    """
+
+    X: Features
+    y: NDArray[np.int32]
+    Z: NDArray[np.float32]
+    weight: NDArray[np.float32]
+    positive_log_noise: NDArray[np.float32]
+
+
+def epoch_seed(seed: int, epoch: int, window: int) -> int:
+    """A 64-bit seed for one window of one epoch."""
+    state = np.random.SeedSequence(entropy=seed, spawn_key=(epoch, window)).generate_state(1, np.uint64)
+    return int(state[0])
+
+
+def shuffled_windows(n_rows: int, row_bytes: int, seed: int, epoch: int) -> Iterator[NDArray[np.int64]]:
+    """Row numbers of one epoch, window by window, each row exactly once."""
+    rng = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(epoch,)))
+    window_rows = max(_CHUNK_ROWS, _WINDOW_BYTES // max(row_bytes, 1) // _CHUNK_ROWS * _CHUNK_ROWS)
+    if n_rows <= window_rows:
+        yield rng.permutation(n_rows)
+        return
+    chunks = rng.permutation(-(-n_rows // _CHUNK_ROWS))
+    n_windows = -(-n_rows // window_rows)
+    for group in np.array_split(chunks, n_windows):
+        rows = (np.sort(group)[:, None] * _CHUNK_ROWS + np.arange(_CHUNK_ROWS)).ravel()
+        yield rng.permutation(rows[rows < n_rows])
+
+
+def _is_on_disk(X: Features) -> bool:
+    while isinstance(X, np.ndarray):
+        if isinstance(X, np.memmap):
+            return True
+        X = X.base
+    return False
+
+
+class _DenseWindows:
+    """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained on)."""
+
+    score = staticmethod(updates.score_dense)
+
+    def __init__(self, X: NDArray[np.float32], optimizer_columns: int) -> None:
+        self.X = X
+        self.on_disk = _is_on_disk(X)
+        self.update = updates.adagrad_dense if optimizer_columns > 1 or optimizer_columns == X.shape[1] else updates.along_row_dense
+
+    def row_bytes(self) -> int:
+        return 4 * int(self.X.shape[1])
+
+    def _read(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        order = np.argsort(rows)
+        local = np.empty_like(rows)
+        local[order] = np.arange(len(rows))
+        return np.ascontiguousarray(self.X[rows[order]]), local
+
+    def windows(self, order: Iterator[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.int64], object, NDArray[np.int64]]]:
+        if not self.on_disk:
+            for rows in order:
+                yield rows, self.X, rows
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="extremax-read") as reader:
+            pending = [(rows, reader.submit(self._read, rows)) for rows in [next(order)]]
+            while pending:
+                rows, reading = pending.pop()
+                features, local = reading.result()
+                following = next(order, None)
+                if following is not None:
+                    pending.append((following, reader.submit(self._read, following)))
+                yield rows, features, local
+
+
+class _SparseWindows:
+    """Windows of a CSR X: the whole matrix is in memory."""
+
+    score = staticmethod(updates.score_csr)
+
+    def __init__(self, X: sparse.csr_matrix, optimizer_columns: int) -> None:
+        self.X = X
+        # One index type, one compiled kernel: scipy keeps indptr in int32 for small matrices.
+        self.arrays = CSRRows(X.data, X.indices.astype(np.int32, copy=False), X.indptr.astype(np.int64, copy=False))
+        self.update = updates.adagrad_csr if optimizer_columns > 1 or optimizer_columns == X.shape[1] else updates.along_row_csr
+
+    def row_bytes(self) -> int:
+        return 4 * int(self.X.shape[1])  # as if dense: sparse and dense rows then come in the same order
+
+    def windows(self, order: Iterator[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.int64], object, NDArray[np.int64]]]:
+        for rows in order:
+            yield rows, self.arrays, rows
+
+
+def train_epoch(
+    model: LinearModel, data: TrainingSet, options: EpochOptions, *, learning_rate: float, progress: Progress | None = None
+) -> float:
+    """One pass over the rows of `data`, changing `model` in place.
+
+    Returns the mean loss per unit of weight.  `progress` is called after each minibatch with the rows done and the mean loss so far;
+    an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
+    """
+    objective, noise, threads = options.objective, options.noise, options.n_threads
+    source = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X, model.squares.shape[1])
+    arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
+    scale, rate, penalty = np.float32(model.feature_scale), np.float32(learning_rate), np.float32(options.score_penalty)
+    width, batch = 1 + options.n_negatives, options.batch_size
+    scores, coefficients = np.empty((batch, width), np.float32), np.empty((batch, width), np.float32)
+    losses = np.empty(batch, np.float64)
+    total, weight_done, rows_done = 0.0, 0.0, 0
+
+    order = shuffled_windows(len(data.y), source.row_bytes(), options.seed, model.n_epochs)
+    for number, (rows, X, local) in enumerate(source.windows(order)):
+        seed = epoch_seed(options.seed, model.n_epochs, number)
+        labels, log_noise = np.empty((len(rows), width), np.int32), np.empty((len(rows), width), np.float32)
+        labels[:, 0], log_noise[:, 0] = data.y[rows], data.positive_log_noise[rows]
+        labels[:, 1:], log_noise[:, 1:] = noise.sample(data.Z[rows], options.n_negatives, seed, n_jobs=threads)
+        log_base = log_noise if objective.removes_bias else np.zeros_like(log_noise)
+        weight = data.weight[rows]
+
+        for start in range(0, len(rows), batch):
+            cut = slice(start, start + batch)
+            b_rows, b_labels = local[cut], labels[cut]
+            b_base, b_noise, b_weight = log_base[cut], log_noise[cut], weight[cut]
+            n = len(b_rows)
+            extra = (b_labels,) if objective.reads_labels else ()
+
+            def look(i: int) -> None:
+                first, last = i * n // threads, (i + 1) * n // threads
+                source.score(X, b_rows, b_labels, model.weights, model.biases, scale, scores, first, last)
+                objective.kernel(scores, b_base, b_noise, b_weight, penalty, coefficients, losses, first, last, *extra)
+
+            def change(i: int) -> None:
+                source.update(X, b_rows, b_labels, coefficients, arrays, scale, rate, i, threads)
+
+            run(look, threads, threads)
+            run(change, threads, threads)
+            total += float(losses[:n].sum())
+            weight_done += float(b_weight.sum())
+            rows_done += n
+            if progress is not None:
+                progress(rows_done, total / max(weight_done, 1e-300))
+    model.n_epochs += 1
+    return total / max(weight_done, 1e-300)

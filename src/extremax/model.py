@@ -1,0 +1,171 @@
+"""A trained classifier without its label names: linear model, base distribution, projection, temperature; and its file form.
+
+``ExtremeModel`` is what an estimator, a command line or a server share: it turns features into class ids and log-probabilities.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax import predict
+from extremax.data.pca import PCA
+from extremax.linear import Features, LinearModel
+from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.objectives import OBJECTIVES
+from extremax.persist import load_folder, save_folder
+from extremax.tree import LabelTree
+
+KIND = "classifier"
+_LINEAR_ARRAYS = ("weights", "biases", "squares", "bias_squares")
+
+
+@dataclass
+class ExtremeModel:
+    """Everything that prediction needs.
+
+    Attributes
+    ----------
+    linear
+        Weights, biases and optimiser state.
+    noise
+        The distribution that negatives came from.
+    projection
+        Principal components of the features, the input of the tree.
+    objective
+        Name of the objective: it decides whether log p_n is added to the scores.
+    temperature
+        Divides the debiased scores.
+    """
+
+    linear: LinearModel
+    noise: Noise
+    projection: PCA
+    objective: str
+    temperature: float = 1.0
+
+    @property
+    def base(self) -> Noise | None:
+        """What bias removal adds to a score; None when scores are unbiased as they are."""
+        return self.noise if OBJECTIVES[self.objective].removes_bias else None
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The label tree inside the noise, if there is one."""
+        return find_tree(self.noise)
+
+    def project(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        """The tree's features of the rows; no columns where no tree needs them."""
+        if self.tree is None:
+            return np.empty((X.shape[0], 0), np.float32)
+        return self.projection.transform(X, n_jobs=n_jobs)
+
+    def top_k(
+        self, X: Features, k: int, *, beam_width: int | None = None, n_jobs: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k best classes of each row: by scoring all classes, or by a beam of the given width."""
+        Z = self.project(X, n_jobs=n_jobs)
+        if beam_width is None:
+            return predict.exact_topk(X, self.linear, self.base, Z, k, temperature=self.temperature, n_jobs=n_jobs)
+        if self.tree is None:
+            raise ValueError(
+                "search='beam' needs a label tree, and this model was trained with noise that has none. Use search='exact', or"
+                " train with noise='adversarial'."
+            )
+        return predict.beam_topk(
+            X, self.linear, self.tree, self.base, Z, k, beam_width=beam_width, temperature=self.temperature, n_jobs=n_jobs
+        )
+
+    def evaluate(
+        self, X: Features, y: NDArray[np.int32], *, sample_weight: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> predict.Evaluation:
+        """Mean log-likelihood, accuracy and top-5 accuracy."""
+        Z = self.project(X, n_jobs=n_jobs)
+        return predict.evaluate(
+            X, y, self.linear, self.base, Z, sample_weight=sample_weight, temperature=self.temperature, n_jobs=n_jobs
+        )
+
+    def log_likelihood(
+        self, X: Features, y: NDArray[np.int32], *, sample_weight: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> float:
+        """Mean log p(y|x), bias removed."""
+        Z = self.project(X, n_jobs=n_jobs)
+        return predict.log_likelihood(
+            X, y, self.linear, self.base, Z, sample_weight=sample_weight, temperature=self.temperature, n_jobs=n_jobs
+        )
+
+    # -- files -------------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, labels: NDArray[Any], header: Mapping[str, Any]) -> None:
+        """Write the model and its label names to a folder."""
+        noise, noise_arrays = _describe_noise(self.noise)
+        arrays: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
+        linear = {"feature_scale": self.linear.feature_scale, "n_epochs": self.linear.n_epochs}
+        arrays |= {f"noise.{name}": value for name, value in noise_arrays.items()}
+        arrays |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
+        arrays["projection.explained_variance"] = self.projection.explained_variance
+        content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature, **header}
+        save_folder(path, kind=KIND, header=content, arrays=arrays, labels=labels)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, verify: bool = False
+    ) -> tuple[ExtremeModel, NDArray[Any], dict[str, Any]]:
+        """Open a folder that `save` wrote: the model, its label names, and the header.
+
+        Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
+        """
+        folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
+        arrays, header = folder.arrays, dict(folder.header)
+        linear = LinearModel(**{name: arrays[name] for name in _LINEAR_ARRAYS}, **header["linear"])
+        noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
+        parts = ("components", "mean", "explained_variance")
+        projection = PCA(*(arrays[f"projection.{part}"] for part in parts))
+        return cls(linear, noise, projection, header["objective"], header["temperature"]), folder.labels, header
+
+
+def find_tree(noise: Noise) -> LabelTree | None:
+    """The first label tree in a noise distribution."""
+    if isinstance(noise, TreeNoise):
+        return noise.tree
+    if isinstance(noise, MixtureNoise):
+        first = find_tree(noise.first)
+        return first if first is not None else find_tree(noise.second)
+    return None
+
+
+def _describe_noise(noise: Noise) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    if isinstance(noise, TreeNoise):
+        return {"kind": "tree"}, noise.tree.to_arrays()
+    if isinstance(noise, UniformNoise):
+        return {"kind": "uniform", "n_classes": noise.n_classes}, {}
+    if isinstance(noise, FrequencyNoise):
+        return {"kind": "frequency", "exponent": noise.exponent}, {"counts": noise.counts}
+    if isinstance(noise, MixtureNoise):
+        (first, a), (second, b) = _describe_noise(noise.first), _describe_noise(noise.second)
+        arrays = {f"first.{n}": v for n, v in a.items()} | {f"second.{n}": v for n, v in b.items()}
+        return {"kind": "mixture", "weight": noise.weight, "first": first, "second": second}, arrays
+    raise TypeError(
+        f"A model with noise of type {type(noise).__name__} cannot be saved; UniformNoise, FrequencyNoise, TreeNoise and MixtureNoise can."
+    )
+
+
+def _restore_noise(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Noise:
+    match header["kind"]:
+        case "tree":
+            return TreeNoise(LabelTree.from_arrays(arrays))
+        case "uniform":
+            return UniformNoise(header["n_classes"])
+        case "frequency":
+            return FrequencyNoise(arrays["counts"], header["exponent"])
+        case "mixture":
+            first = _restore_noise(header["first"], {n[6:]: a for n, a in arrays.items() if n.startswith("first.")})
+            second = _restore_noise(header["second"], {n[7:]: a for n, a in arrays.items() if n.startswith("second.")})
+            return MixtureNoise(first, second, weight=header["weight"])
+        case other:
+            raise ValueError(f"The model's noise is of the unknown kind {other!r}; a newer extremax may be able to read it.")

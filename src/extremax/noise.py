@@ -1,0 +1,216 @@
+"""Distributions p_n(y|x) from which negatives are drawn, each with its exact, normalised log-probability.
+
+Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a log-probability that is
+only known up to a constant would be wrong twice.  Every class here satisfies ``Noise``; ``Z`` are the features of the tree, which
+unconditional distributions only count.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from extremax.kernels.alias import build_alias, choose_component, draw_alias
+from extremax.parallel import resolve_threads, run, split
+from extremax.tree import LabelTree
+
+_ROW_BLOCK = 4096  # rows a thread takes at a time
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """What training and prediction need of a noise distribution."""
+
+    @property
+    def n_classes(self) -> int: ...
+
+    def sample(
+        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Draw `n_draws` classes per row: labels (n, n_draws) and their log-probabilities."""
+        ...
+
+    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        """log p_n(labels | row), for labels (n,) or (n, m)."""
+        ...
+
+    def log_prob_all(
+        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
+        """log p_n of every class: (n, n_classes)."""
+        ...
+
+
+class _Unconditional:
+    """A fixed distribution over classes, drawn in O(1) by an alias table."""
+
+    def __init__(self, prob: NDArray[np.float64]) -> None:
+        if prob.ndim != 1 or prob.size == 0 or not np.all(np.isfinite(prob)) or prob.min() <= 0.0:
+            raise ValueError(
+                f"A noise distribution needs one positive finite weight per class; got an array of shape {prob.shape}"
+                " with other values. Give classes without data a small weight."
+            )
+        prob = prob / prob.sum()
+        self.log_prob_: NDArray[np.float32] = np.log(prob).astype(np.float32)
+        self._threshold = np.empty(prob.size, np.float64)
+        self._alias = np.empty(prob.size, np.int32)
+        build_alias(prob, self._threshold, self._alias)
+
+    @property
+    def n_classes(self) -> int:
+        return int(self.log_prob_.size)
+
+    def sample(
+        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        n = len(Z)
+        labels = np.empty((n, n_draws), np.int32)
+        log_noise = np.empty((n, n_draws), np.float32)
+        blocks = split(n, _ROW_BLOCK)
+        run(
+            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, np.uint64(seed), labels, log_noise, *blocks[i]),
+            len(blocks),
+            resolve_threads(n_jobs),
+        )
+        return labels, log_noise
+
+    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        return self.log_prob_[labels]
+
+    def log_prob_all(
+        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
+        if out is None:
+            out = np.empty((len(Z), self.n_classes), np.float32)
+        out[...] = self.log_prob_
+        return out
+
+
+class UniformNoise(_Unconditional):
+    """Every class with probability 1 / n_classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> noise = UniformNoise(4)
+    >>> labels, log_prob = noise.sample(np.zeros((2, 0), np.float32), n_draws=3, seed=1)
+    >>> labels.shape, bool(np.allclose(log_prob, -np.log(4)))
+    ((2, 3), True)
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__(np.full(n_classes, 1.0))
+
+
+class FrequencyNoise(_Unconditional):
+    """Classes in proportion to their training counts to the power `exponent`.
+
+    Parameters
+    ----------
+    counts
+        Rows (or summed weights) of each class.  A class without rows counts as half a row: it keeps a finite log-probability.
+    exponent
+        1 for the frequencies themselves, 0 for uniform noise, 0.75 as in word2vec.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> noise = FrequencyNoise([1, 3])
+    >>> np.exp(noise.log_prob_all(np.zeros((1, 0), np.float32))).round(2).tolist()
+    [[0.25, 0.75]]
+    """
+
+    def __init__(self, counts: ArrayLike, exponent: float = 1.0) -> None:
+        values = np.asarray(counts, np.float64)
+        super().__init__(np.where(values > 0.0, values, 0.5) ** exponent)
+        self.counts, self.exponent = values, float(exponent)
+
+
+class TreeNoise:
+    """The label tree as noise: p_n(y|x) of the paper's section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Z = np.array([[-1.0], [1.0], [-1.1], [0.9]], np.float32)
+    >>> noise = TreeNoise(LabelTree.fit(Z, np.array([0, 1, 0, 1])))
+    >>> noise.log_prob(Z, np.array([0, 1, 0, 1], np.int32)).min() > -0.69
+    np.True_
+    """
+
+    def __init__(self, tree: LabelTree) -> None:
+        self.tree = tree
+
+    @property
+    def n_classes(self) -> int:
+        return self.tree.n_classes
+
+    def sample(
+        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
+
+    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        return self.tree.log_prob(Z, labels, n_jobs=n_jobs)
+
+    def log_prob_all(
+        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
+        return self.tree.log_prob_all(Z, out=out, n_jobs=n_jobs)
+
+
+class MixtureNoise:
+    """``weight * first + (1 - weight) * second``: a floor under a distribution that may be badly wrong somewhere.
+
+    Parameters
+    ----------
+    first, second
+        The two distributions, over the same classes.
+    weight
+        Share of the first, strictly between 0 and 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> noise = MixtureNoise(FrequencyNoise([1, 3]), UniformNoise(2), weight=0.5)
+    >>> np.exp(noise.log_prob_all(np.zeros((1, 0), np.float32))).round(3).tolist()
+    [[0.375, 0.625]]
+    """
+
+    def __init__(self, first: Noise, second: Noise, *, weight: float) -> None:
+        if first.n_classes != second.n_classes:
+            raise ValueError(
+                f"MixtureNoise mixes distributions over the same classes; got {first.n_classes} and {second.n_classes} classes."
+            )
+        if not 0.0 < weight < 1.0:
+            raise ValueError(f"MixtureNoise needs a weight strictly between 0 and 1; got {weight}. Use one distribution alone.")
+        self.first, self.second, self.weight = first, second, float(weight)
+
+    @property
+    def n_classes(self) -> int:
+        return self.first.n_classes
+
+    def _mix(self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        a += np.float32(np.log(self.weight))
+        return np.logaddexp(a, b + np.float32(np.log1p(-self.weight)), out=out)
+
+    def sample(
+        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
+        first, _ = self.first.sample(Z, n_draws, seed, n_jobs=n_jobs)
+        second, _ = self.second.sample(Z, n_draws, seed ^ 0x5DEECE66D, n_jobs=n_jobs)
+        labels = np.empty_like(first)
+        choose_component(np.uint64(seed ^ 0x2545F4914F6CDD1D), self.weight, first, second, labels, 0, len(labels))
+        return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
+
+    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        return self._mix(self.first.log_prob(Z, labels, n_jobs=n_jobs), self.second.log_prob(Z, labels, n_jobs=n_jobs))
+
+    def log_prob_all(
+        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
+        first = self.first.log_prob_all(Z, out=out, n_jobs=n_jobs)
+        return self._mix(first, self.second.log_prob_all(Z, n_jobs=n_jobs), out=first)

@@ -1,0 +1,119 @@
+"""The loop over epochs: clock, history, validation, early stopping, interruption.
+
+The clock counts training alone; time spent in validation and in callbacks is left out of ``seconds`` in the history.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
+from extremax.progress import ProgressLine, format_seconds
+
+Record = dict[str, Any]
+Callback = Callable[[Record], bool | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train.
+
+    Attributes
+    ----------
+    n_epochs
+        Epochs at most.
+    patience
+        Stop after this many epochs without a better validation log-likelihood; None never stops early.
+    """
+
+    n_epochs: int
+    learning_rate: float
+    patience: int | None = None
+
+
+@dataclass
+class _Best:
+    """The best epoch so far; weights are copied only when a later epoch may be worse and is to be undone."""
+
+    log_likelihood: float = -np.inf
+    epoch: int = -1
+    parameters: tuple[NDArray[np.float32], NDArray[np.float32]] | None = field(default=None, repr=False)
+
+    def keep(self, model: LinearModel, record: Record) -> None:
+        self.log_likelihood, self.epoch = record["valid_log_likelihood"], record["epoch"]
+        if self.parameters is None:
+            self.parameters = model.weights.copy(), model.biases.copy()
+        else:
+            np.copyto(self.parameters[0], model.weights)
+            np.copyto(self.parameters[1], model.biases)
+
+    def restore(self, model: LinearModel) -> None:
+        if self.parameters is not None:
+            np.copyto(model.weights, self.parameters[0])
+            np.copyto(model.biases, self.parameters[1])
+
+
+def train(
+    model: LinearModel,
+    data: TrainingSet,
+    options: EpochOptions,
+    plan: Plan,
+    *,
+    history: list[Record],
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    callbacks: Sequence[Callback] = (),
+    report: ProgressLine | None = None,
+) -> bool:
+    """Train `model` in place, appending one record per epoch to `history`.
+
+    A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are put
+    back at the end.  Returns False when the run was cut short by Ctrl-C; the model is then as after the last minibatch.
+    """
+    report = report or ProgressLine(0)
+    best = _Best()
+    seconds = history[-1]["seconds"] if history else 0.0
+    n_rows = len(data.y)
+    finished = True
+    try:
+        for _ in range(plan.n_epochs):
+            epoch = model.n_epochs + 1
+            started = time.perf_counter()
+
+            def show(rows: int, loss: float) -> None:
+                report.update(f"epoch {epoch}", rows, n_rows, started, f"loss {loss:.4f}")
+
+            loss = train_epoch(model, data, options, learning_rate=plan.learning_rate, progress=show)
+            seconds += time.perf_counter() - started
+            record: Record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": plan.learning_rate}
+            if evaluate is not None:
+                record |= {f"valid_{name}": value for name, value in evaluate().items()}
+            history.append(record)
+            report.say(_line(record))
+            stop = any([callback(record) for callback in callbacks])
+            if plan.patience is not None and "valid_log_likelihood" in record:
+                if record["valid_log_likelihood"] > best.log_likelihood:
+                    best.keep(model, record)
+                elif epoch - best.epoch >= plan.patience:
+                    report.say(f"stopped early: no better validation log-likelihood since epoch {best.epoch}")
+                    stop = True
+            if stop:
+                break
+    except KeyboardInterrupt:
+        finished = False
+    finally:
+        report.close()
+    best.restore(model)
+    return finished
+
+
+def _line(record: Record) -> str:
+    text = f"epoch {record['epoch']}  {format_seconds(record['seconds'])}  loss {record['loss']:.4f}"
+    if "valid_log_likelihood" in record:
+        text += f"  valid log-likelihood {record['valid_log_likelihood']:.4f}  accuracy {record['valid_accuracy']:.2%}"
+    return text
