@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import validate_data
 
 from extremax import predict
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
@@ -263,12 +264,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes
         self._label_index = LabelIndex(classes)
-        self.n_features_in_ = int(features.shape[1])
-        names = getattr(X, "columns", None)
-        if names is not None and all(isinstance(name, str) for name in names):
-            self.feature_names_in_ = np.asarray(names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
+        validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
 
     def _options(self) -> Options:
         return Options(
@@ -356,17 +352,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _fitted(self, X: Any) -> Features:
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
-        self._check_feature_names(X, reset=False) if hasattr(self, "_check_feature_names") else None
-        return check_features(X, n_features=self.n_features_in_)
+        features = check_features(X, n_features=self.n_features_in_)
+        validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
+        return features
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label of each row."""
-        labels, _ = self.model_topk(X, 1, None)
-        return self.classes_[labels[:, 0]]
-
-    def model_topk(self, X: Any, k: int, beam_width: int | None) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """As `predict_topk`, with class numbers for labels."""
-        return self.model_.top_k(self._fitted(X), k, beam_width=beam_width, n_jobs=self.n_jobs)
+        features = self._fitted(X)
+        ids, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
+        return self.classes_[ids[:, 0]]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int = 64
@@ -454,7 +448,7 @@ def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Extreme
     """
     model, labels, header = ExtremeModel.load(path, verify=verify)
     estimator = ExtremeClassifier(**header["parameters"])
-    estimator._remember(None, model.linear.weights, labels)
+    estimator._remember(model.linear.weights, model.linear.weights, labels)
     estimator.model_ = model
     estimator.seed_ = int(header["seed"])
     estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in header["history"]]

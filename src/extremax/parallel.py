@@ -58,7 +58,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
 def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
     """Call ``task(i)`` for every i in ``range(n_tasks)`` on up to `n_threads` threads, the caller among them.
 
-    Returns, or raises the first exception, only when no task is running any more.
+    After an exception, or Ctrl-C, no further task is started.  Returns, or raises, only when no task is running any more.
     """
     n_threads = min(n_threads, n_tasks)
     if n_threads <= 1:
@@ -66,12 +66,18 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
             task(i)
         return
     counter = itertools.count()  # next() on it is atomic
+    stop = threading.Event()
 
     def drain() -> None:
-        while (i := next(counter)) < n_tasks:
-            task(i)
+        try:
+            while not stop.is_set() and (i := next(counter)) < n_tasks:
+                task(i)
+        except BaseException:
+            stop.set()
+            raise
 
     helpers: list[Future[None]] = []
+    error: BaseException | None = None
     try:
         for _ in range(n_threads - 1):
             try:
@@ -79,14 +85,25 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
             except RuntimeError:  # the pool was replaced by a larger one between the two calls, or the interpreter is ending
                 break
         drain()
-    finally:
-        # One helper that was never started holds no task; a running one must finish before the arrays may be used.
-        next_stop = [f for f in helpers if not f.cancel()]
-        error = None
-        for f in next_stop:
-            error = error or f.exception()
+    except BaseException as caught:
+        error = caught
+        stop.set()
+    # A helper that was never started holds no task; a running one must finish before the arrays may be used.
+    running = [f for f in helpers if not f.cancel()]
+    while running:
+        try:
+            outcome = running[-1].exception()
+        except KeyboardInterrupt as caught:  # while waiting, not in a task
+            stop.set()
+            error = error or caught
+        else:
+            running.pop()
+            error = error or outcome
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame, and so to the caller's arrays
 
 
 def split(n_items: int, block: int) -> list[tuple[int, int]]:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from extremax.kernels.tree_fit import PADDING_BIAS, Grouped, Nodes, fit_subtree, group_by_class, sum_by_class
-from extremax.kernels.tree_newton import Settings
+from extremax.kernels.tree_fit import PADDING_BIAS, Grouped, Nodes, Settings, fit_subtree, group_by_class, sum_by_class
 from extremax.kernels.tree_walk import LANES, all_log_prob, beam_leaves, path_log_prob, sample_paths
 from extremax.parallel import resolve_threads, run, split
 
@@ -461,13 +460,12 @@ def _settings(n: int, k: int, max_points: int | None, max_alternations: int, tol
 
 
 def _group(features: Float32, labels: Int32, share: Float32, n_classes: int, n_jobs: int | None) -> Grouped:
-    width = _width(features.shape[1])
+    n, k = features.shape
     data = Grouped(
-        _aligned((len(features), width)),
-        np.empty(len(features), np.float32),
+        np.empty((n, k), np.float32),
+        np.empty(n, np.float32),
         np.zeros(n_classes + 1, np.int64),
-        _aligned((n_classes, width)),
-        np.zeros(n_classes, np.float32),
+        np.empty((n_classes, k + 1), np.float32),
     )
     group_by_class(_plain(features, np.float32), labels, share, data.offsets, data.points, data.share)
     classes = split(n_classes, _CLASSES_PER_TASK)
