@@ -149,7 +149,9 @@ def fit_subtree(data, nodes, settings, k, root, level, n_levels, first, last, al
     n_rows = (k + 4) // 4 * 4
     size = max(n_rows, settings.dual_points)
     X = np.zeros(((capacity + PASS - 1) // PASS, n_rows, PASS), np.float32)
-    X[:, k, :] = 1.0
+    for block in range(X.shape[0]):
+        for i in range(PASS):
+            X[block, k, i] = 1.0
     share = np.zeros((X.shape[0], PASS), np.float32)
     member = np.zeros((X.shape[0], PASS), np.int32)
     sums = np.zeros(((last - first + PASS - 1) // PASS, n_rows, PASS), np.float32)
