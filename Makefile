@@ -8,6 +8,8 @@ EXTRAS := dev
 PYTEST_ARGS ?= -n auto --dist loadfile
 # Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
 CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
+# numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes, all go.
+JIT_SOURCES := $(shell grep -rl --include='*.py' -e 'extremax._jit' src) src/extremax/_jit.py
 
 .PHONY: test install lint types tests tests-boundscheck tests-interpreted format clean
 
@@ -28,10 +30,15 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-tests: install
+.cache/kernels-fresh: $(JIT_SOURCES)
+	find src tests -name '*.nb[ic]' -delete
+	rm -rf $(CHECKED_CACHE)
+	mkdir -p .cache && touch $@
+
+tests: install .cache/kernels-fresh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-tests-boundscheck: install
+tests-boundscheck: install .cache/kernels-fresh
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -m small
 
 tests-interpreted: install
