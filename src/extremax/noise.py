@@ -1,8 +1,8 @@
 """Distributions p_n(y|x) from which negatives are drawn, each with its exact, normalised log-probability.
 
-Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a log-probability that is
-only known up to a constant would be wrong twice.  Every class here satisfies ``Noise``; ``Z`` are the features of the tree, which
-unconditional distributions only count.
+Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a log-probability that
+is only known up to a constant would be wrong twice.  Every class here satisfies ``Noise``; ``Z`` are the features of the tree,
+which unconditional distributions only count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from extremax.parallel import resolve_threads, run, split
 from extremax.tree import LabelTree
 
 _ROW_BLOCK = 4096  # rows a thread takes at a time
+
+
+def _key(seed: int) -> np.uint64:
+    """Any integer as the 64 bits that the kernels hash."""
+    return np.uint64(int(seed) & 0xFFFFFFFFFFFFFFFF)
 
 
 @runtime_checkable
@@ -70,7 +75,7 @@ class _Unconditional:
         log_noise = np.empty((n, n_draws), np.float32)
         blocks = split(n, _ROW_BLOCK)
         run(
-            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, np.uint64(seed), labels, log_noise, *blocks[i]),
+            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, _key(seed), labels, log_noise, *blocks[i]),
             len(blocks),
             resolve_threads(n_jobs),
         )
@@ -124,6 +129,13 @@ class FrequencyNoise(_Unconditional):
 
     def __init__(self, counts: ArrayLike, exponent: float = 1.0) -> None:
         values = np.asarray(counts, np.float64)
+        wrong = np.argwhere(~(np.isfinite(values) & (values >= 0.0)))
+        if len(wrong):
+            where = tuple(int(i) for i in wrong[0])
+            raise ValueError(
+                f"counts[{', '.join(map(str, where))}] is {values[where]}; FrequencyNoise needs the number of rows of each"
+                " class, finite and at least 0."
+            )
         super().__init__(np.where(values > 0.0, values, 0.5) ** exponent)
         self.counts, self.exponent = values, float(exponent)
 
@@ -192,25 +204,30 @@ class MixtureNoise:
     def n_classes(self) -> int:
         return self.first.n_classes
 
-    def _mix(self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        a += np.float32(np.log(self.weight))
-        return np.logaddexp(a, b + np.float32(np.log1p(-self.weight)), out=out)
+    def _mix(self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        # `a` and `b` may be a component's own arrays: only `out` is written to.
+        mixed: NDArray[np.float32] = np.add(a, np.float32(np.log(self.weight)), out=out)
+        np.logaddexp(mixed, b + np.float32(np.log1p(-self.weight)), out=mixed)
+        return mixed
 
     def sample(
         self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
-        first, _ = self.first.sample(Z, n_draws, seed, n_jobs=n_jobs)
-        second, _ = self.second.sample(Z, n_draws, seed ^ 0x5DEECE66D, n_jobs=n_jobs)
+        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).  The three seeds
+        # are independent, so that a mixture inside a mixture does not repeat the choice of the outer one.
+        seeds = np.random.SeedSequence(int(_key(seed))).generate_state(3, np.uint64)
+        first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
+        second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
         labels = np.empty_like(first)
-        choose_component(np.uint64(seed ^ 0x2545F4914F6CDD1D), self.weight, first, second, labels, 0, len(labels))
+        choose_component(seeds[2], self.weight, first, second, labels, 0, len(labels))
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
     def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
-        return self._mix(self.first.log_prob(Z, labels, n_jobs=n_jobs), self.second.log_prob(Z, labels, n_jobs=n_jobs))
+        return self._mix(self.first.log_prob(Z, labels, n_jobs=n_jobs), self.second.log_prob(Z, labels, n_jobs=n_jobs), None)
 
     def log_prob_all(
         self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
     ) -> NDArray[np.float32]:
-        first = self.first.log_prob_all(Z, out=out, n_jobs=n_jobs)
-        return self._mix(first, self.second.log_prob_all(Z, n_jobs=n_jobs), out=first)
+        if out is None:
+            out = np.empty((len(Z), self.n_classes), np.float32)
+        return self._mix(self.first.log_prob_all(Z, out=out, n_jobs=n_jobs), self.second.log_prob_all(Z, n_jobs=n_jobs), out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax._jit import draw_key, njit, uniform_bits
+from extremax._jit import draw_key, mix64, njit, uniform_bits
 
 
 @njit
@@ -41,9 +41,10 @@ def build_alias(prob, threshold, alias):
 def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop):
     """Fill rows [start, stop) of `labels` and `log_noise`; a draw is a function of (seed, row, column) alone."""
     n = threshold.shape[0]
+    mixed_seed = mix64(seed)  # else the neighbouring seeds 2 s and 2 s + 1 would swap the draws of neighbouring rows
     for i in range(start, stop):
         for j in range(labels.shape[1]):
-            first, second = uniform_bits(draw_key(seed, i, j))
+            first, second = uniform_bits(draw_key(mixed_seed, i, j))
             column = min(np.int64(first * n), n - 1)
             label = column if second < threshold[column] else np.int64(alias[column])
             labels[i, j] = label
@@ -53,7 +54,8 @@ def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop)
 @njit
 def choose_component(seed, weight, first, second, labels, start, stop):
     """labels[i, j] = first[i, j] with probability `weight`, else second[i, j]."""
+    mixed_seed = mix64(seed)
     for i in range(start, stop):
         for j in range(labels.shape[1]):
-            u, _ = uniform_bits(draw_key(seed, i, j))
+            u, _ = uniform_bits(draw_key(mixed_seed, i, j))
             labels[i, j] = first[i, j] if u < weight else second[i, j]
