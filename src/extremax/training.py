@@ -42,7 +42,7 @@ class _Best:
     """The best epoch so far; weights are copied only when a later epoch may be worse and is to be undone."""
 
     log_likelihood: float = -np.inf
-    epoch: int = -1
+    epoch: int = 0
     parameters: tuple[NDArray[np.float32], NDArray[np.float32]] | None = field(default=None, repr=False)
 
     def keep(self, model: LinearModel, record: Record) -> None:
@@ -76,7 +76,7 @@ def train(
     back at the end.  Returns False when the run was cut short by Ctrl-C; the model is then as after the last minibatch.
     """
     report = report or ProgressLine(0)
-    best = _Best()
+    best = _Best(epoch=model.n_epochs)
     seconds = history[-1]["seconds"] if history else 0.0
     n_rows = len(data.y)
     finished = True
