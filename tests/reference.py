@@ -47,3 +47,89 @@ def calibration_error(correct, confidence, n_bins):
         if inside:
             total += len(inside) * abs(np.mean([correct[i] for i in inside]) - np.mean([confidence[i] for i in inside]))
     return total / len(confidence)
+
+
+# -- objectives ----------------------------------------------------------------------------------------------------------------
+# One loss per row in float64, written from the formulas; arguments (n, 1 + m) with the positive in column 0.
+
+
+def negative_log_sigmoid(a):
+    """-log sigma(a)."""
+    return np.logaddexp(0.0, -np.asarray(a, np.float64))
+
+
+def negative_sampling_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """Eq. 6, the mean over the negatives beside the positive."""
+    debiased = scores + log_base
+    logits = debiased - log_noise
+    terms = penalty * debiased**2
+    terms[:, 0] += negative_log_sigmoid(logits[:, 0])
+    terms[:, 1:] += negative_log_sigmoid(-logits[:, 1:])
+    return weight * (terms[:, 0] + terms[:, 1:].mean(axis=1))
+
+
+def nce_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """Is this pair from the data or one of m draws from the noise?  Posterior odds p / (m p_n)."""
+    debiased = scores + log_base
+    odds = debiased - np.log((scores.shape[1] - 1) * np.exp(log_noise))
+    losses = negative_log_sigmoid(odds[:, 0]) + negative_log_sigmoid(-odds[:, 1:]).sum(axis=1)
+    return weight * (losses + penalty * (debiased**2).sum(axis=1))
+
+
+def sampled_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """Cross-entropy of the positive among itself and the negatives of other classes, corrected by their expected counts."""
+    losses = []
+    for i, row in enumerate(scores + log_base):
+        logits = row - np.log((len(row) - 1) * np.exp(log_noise[i]))
+        others = [logits[j] for j in range(1, len(row)) if labels[i, j] != labels[i, 0]]
+        losses.append(-log_softmax([[logits[0], *others]])[0, 0] + penalty * (row**2).sum())
+    return weight * np.array(losses)
+
+
+LOSSES = {"negative_sampling": negative_sampling_loss, "nce": nce_loss, "sampled_softmax": sampled_softmax_loss}
+
+
+def central_differences(loss, scores, step=1e-5):
+    """d loss_i / d scores_ij for a loss with one value per row, each of which depends on its own row alone."""
+    gradient = np.empty_like(scores)
+    for j in range(scores.shape[1]):
+        shift = np.zeros_like(scores)
+        shift[:, j] = step
+        gradient[:, j] = (loss(scores + shift) - loss(scores - shift)) / (2.0 * step)
+    return gradient
+
+
+# -- training ------------------------------------------------------------------------------------------------------------------
+
+
+def score_pairs(X, rows, labels, weights, biases, scale):
+    """scale * x . w_y + b_y, pair by pair; X dense."""
+    X, weights, biases = (np.asarray(a, np.float64) for a in (X, weights, biases))
+    return np.array([[scale * X[r] @ weights[y] + biases[y] for y in row] for r, row in zip(rows, labels, strict=True)])
+
+
+def update_pairs(optimizer, X, rows, labels, coefficients, arrays, scale, learning_rate):
+    """All pairs in order, in place; `arrays` = (weights, biases, squares, bias_squares) in float64, X dense."""
+    weights, biases, squares, bias_squares = arrays
+    for r, row, c_row in zip(rows, labels, coefficients, strict=True):
+        for y, c in zip(row, c_row, strict=True):
+            gradient = c * scale * np.asarray(X[r], np.float64)
+            if optimizer == "sgd":
+                weights[y] -= learning_rate * gradient
+                biases[y] -= learning_rate * c
+                continue
+            squares[y] += gradient**2 if optimizer == "adagrad" else (gradient**2).mean()
+            weights[y] -= learning_rate * gradient / np.sqrt(squares[y])
+            bias_squares[y] += c * c
+            biases[y] -= learning_rate * c / np.sqrt(bias_squares[y])
+
+
+def minibatch_step(optimizer, objective, X, rows, labels, log_base, log_noise, weight, arrays, scale, learning_rate, penalty):
+    """Scores and gradients by central differences from frozen weights, then all updates; returns the loss of each row."""
+    scores = score_pairs(X, rows, labels, arrays[0], arrays[1], scale)
+
+    def loss(s):
+        return LOSSES[objective](s, log_base, log_noise, weight, penalty, labels)
+
+    update_pairs(optimizer, X, rows, labels, central_differences(loss, scores), arrays, scale, learning_rate)
+    return loss(scores)
