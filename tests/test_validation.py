@@ -448,7 +448,7 @@ TABLE = {
         {"callback": print},
         {"callback": None},
     ],
-    ids=str,
+    ids=lambda params: f"{next(iter(params))}-{type(next(iter(params.values()))).__name__}",
 )
 def test_parameters_pass(params: dict[str, object]) -> None:
     check_parameters("Model", params, TABLE)
