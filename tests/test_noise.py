@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from extremax.tree import LabelTree
 N_CLASSES = 11  # not a power of two: the tree has padding
 
 
+@functools.cache
 def make_tree(n_classes=N_CLASSES, seed=0):
     rng = np.random.default_rng(seed)
     y = rng.integers(n_classes, size=300).astype(np.int32)

@@ -10,7 +10,8 @@ negative sampling   a = s - log_noise (= xi where base and noise agree, as in th
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
 NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
                     nothing is left to remove at prediction
-sampled softmax     cross-entropy of column 0 over a_j = s_j - log(m p_n) with negatives equal to the positive masked
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log(m p_n) with negatives equal to the positive masked; with the noise
+                    as base, s starts at log p_n and only what the noise does not know is learned
 
 All three are consistent estimates of the softmax: at the optimum s differs from log p(y|x) by a constant of the row.
 """
@@ -125,5 +126,5 @@ class Objective:
 OBJECTIVES: dict[str, Objective] = {
     "negative_sampling": Objective(negative_sampling, removes_bias=True),
     "nce": Objective(noise_contrastive, removes_bias=False, starts_normalised=True),
-    "sampled_softmax": Objective(sampled_softmax, removes_bias=False, reads_labels=True),
+    "sampled_softmax": Objective(sampled_softmax, removes_bias=True, reads_labels=True),
 }

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from extremax.data.dataset import DataFileError, Dataset
+from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
 from extremax.data.pca import PCA
+from extremax.data.readers import iter_dataset, load_dataset
+from extremax.data.splits import seen_classes, split_rows
 from extremax.data.synthetic import GaussianTruth, SoftmaxTruth, SyntheticData, planted_hierarchy, planted_softmax, unstructured
 
 __all__ = [
     "PCA",
+    "DataFileError",
+    "Dataset",
     "GaussianTruth",
     "SoftmaxTruth",
     "SyntheticData",
+    "all_pairs",
+    "first_label",
+    "has_label",
+    "iter_dataset",
+    "label_counts",
+    "load_dataset",
     "planted_hierarchy",
     "planted_softmax",
+    "rarest_label",
+    "seen_classes",
+    "smallest_label",
+    "split_rows",
     "unstructured",
 ]

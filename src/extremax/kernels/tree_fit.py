@@ -238,7 +238,7 @@ def fit_node(data, nodes, settings, k, node, level, first, last, alternate,
                 reached = dual_evaluate(gram, share, member, n, trial, trial_side, rows, work, matrix)
             else:
                 reached = evaluate(X, share, member, n, k, trial, trial_side, penalty, bias_penalty, rows, gradient, matrix)
-            if reached >= value - _ROUNDING * abs(value):
+            if reached >= value - _ROUNDING * abs(value) or (total > n and alternations > 0 and started and reached > value - 0.01*weight):
                 gained = reached - value
                 value = reached
                 side, trial_side = trial_side, side
@@ -247,7 +247,7 @@ def fit_node(data, nodes, settings, k, node, level, first, last, alternate,
                 if alternations == 0:
                     remaining -= 1
                 elif started:
-                    alternations = 0 if gained < enough else alternations - 1
+                    alternations = 0 if abs(gained) < enough else alternations - 1
                 gain = 0.0
                 if dual:
                     solve_system(matrix, n, work[3])
