@@ -1,0 +1,216 @@
+"""Objectives: losses and coefficients against float64 references, and the identities that tie them to the softmax."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import reference
+from extremax.objectives import OBJECTIVES
+
+pytestmark = pytest.mark.small
+
+NAMES = list(OBJECTIVES)
+
+
+class Batch(NamedTuple):
+    scores: np.ndarray
+    log_base: np.ndarray
+    log_noise: np.ndarray
+    weight: np.ndarray
+    labels: np.ndarray
+
+
+def batch(n=7, n_negatives=3, n_classes=6, seed=0, base="other"):
+    """A random batch; its base distribution is `other` than the noise, the `noise` itself, or `none`."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(n_classes, size=(n, 1 + n_negatives)).astype(np.int32)
+    log_noise, other = (np.log(rng.dirichlet(np.ones(n_classes), n)) for _ in range(2))
+    log_noise, other = (np.take_along_axis(table, labels, axis=1).astype(np.float32) for table in (log_noise, other))
+    log_base = {"other": other, "noise": log_noise, "none": np.zeros_like(log_noise)}[base]
+    scores = 2.0 * rng.standard_normal((n, n_classes))
+    scores = np.take_along_axis(scores, labels, axis=1).astype(np.float32)
+    return Batch(scores, log_base, log_noise, rng.uniform(0.1, 3.0, n).astype(np.float32), labels)
+
+
+def evaluate(name, data, penalty=0.0, start=0, stop=None):
+    """Coefficients and losses by the kernel; NaN where it was not asked to write."""
+    objective = OBJECTIVES[name]
+    coefficients, losses = np.full_like(data.scores, np.nan), np.full(len(data.scores), np.nan)
+    extra = (data.labels,) if objective.reads_labels else ()
+    stop = len(data.scores) if stop is None else stop
+    objective.kernel(
+        data.scores, data.log_base, data.log_noise, data.weight, np.float32(penalty), coefficients, losses, start, stop, *extra
+    )
+    return coefficients, losses
+
+
+def reference_loss(name, data, penalty, scores=None):
+    scores = data.scores if scores is None else scores
+    log_base, log_noise = data.log_base.astype(np.float64), data.log_noise.astype(np.float64)
+    return reference.LOSSES[name](np.asarray(scores, np.float64), log_base, log_noise, data.weight, penalty, data.labels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("penalty", [0.0, 0.05])
+@pytest.mark.parametrize("base", ["other", "noise", "none"])
+@pytest.mark.parametrize("n_negatives", [1, 2, 5])
+def test_loss_matches_reference(name, penalty, base, n_negatives):
+    data = batch(n_negatives=n_negatives, base=base)
+    _, losses = evaluate(name, data, penalty)
+    assert losses.dtype == np.float64
+    # Scores and log-probabilities of size 10 in float32: 1e-6 absolute each, and the loss has a slope of about one.
+    np.testing.assert_allclose(losses, reference_loss(name, data, penalty), rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("penalty", [0.0, 0.05])
+@pytest.mark.parametrize("base", ["other", "noise", "none"])
+@pytest.mark.parametrize("n_negatives", [1, 2, 5])
+def test_coefficients_gradient(name, penalty, base, n_negatives):
+    data = batch(n_negatives=n_negatives, base=base)
+    coefficients, _ = evaluate(name, data, penalty)
+    scores = data.scores.astype(np.float64)
+    gradient = reference.central_differences(lambda s: reference_loss(name, data, penalty, s), scores)
+    np.testing.assert_allclose(coefficients, gradient, atol=3e-6)  # float32; central differences are good to 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_rows_asked_for_are_written(name):
+    data = batch(n=9)
+    coefficients, losses = evaluate(name, data, 0.01)
+    for start, stop in [(0, 4), (4, 5), (5, 9), (3, 3)]:
+        part, part_losses = evaluate(name, data, 0.01, start, stop)
+        np.testing.assert_array_equal(part[start:stop], coefficients[start:stop])
+        np.testing.assert_array_equal(part_losses[start:stop], losses[start:stop])
+        outside = np.r_[0:start, stop:9]
+        assert np.isnan(part[outside]).all()
+        assert np.isnan(part_losses[outside]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_weight_identity(name):
+    data = batch()
+    coefficients, losses = evaluate(name, data, 0.02)
+    single = data._replace(weight=np.ones_like(data.weight))
+    expected, expected_losses = evaluate(name, single, 0.02)
+    np.testing.assert_allclose(coefficients, expected * data.weight[:, None], rtol=1e-6)  # one more rounding
+    np.testing.assert_allclose(losses, expected_losses * data.weight, rtol=1e-6)
+    coefficients, losses = evaluate(name, data._replace(weight=np.zeros_like(data.weight)), 0.02)
+    assert not coefficients.any()  # a row of weight zero moves nothing
+    assert not losses.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [100.0, 1000.0])
+def test_extreme_scores_stay_finite(name, scale):
+    signs = np.array([[1, 1, 1], [1, -1, 1], [-1, 1, 1], [-1, -1, 1], [-1, 1, -1], [-1, -1, -1]], np.float32)
+    labels = np.tile(np.array([0, 1, 2], np.int32), (6, 1))
+    log_noise = np.tile(np.log(np.array([1e-6, 0.5, 0.499999], np.float32)), (6, 1))
+    data = Batch(scale * signs, np.zeros_like(log_noise), log_noise, np.ones(6, np.float32), labels)
+    coefficients, losses = evaluate(name, data)
+    assert np.isfinite(coefficients).all()
+    assert np.isfinite(losses).all()
+    np.testing.assert_allclose(losses, reference_loss(name, data, 0.0), rtol=1e-6, atol=1e-6)  # float32
+    gradient = reference.central_differences(lambda s: reference_loss(name, data, 0.0, s), data.scores.astype(np.float64), 1e-3)
+    np.testing.assert_allclose(coefficients, gradient, atol=3e-6)  # differences of losses of 1,000 at a step of 1e-3
+    assert np.all(coefficients[:, 0] <= 0.0)
+    assert np.all(coefficients[:, 1:] >= 0.0)
+
+
+@pytest.mark.parametrize("name", ["negative_sampling", "nce"])
+def test_small_coefficients_keep_their_precision(name):
+    # Far in a tail the coefficient is exp(-|a|), not 1 - 1 = 0: rare classes go on learning.
+    log_noise = np.zeros((1, 2), np.float32)
+    data = Batch(
+        np.array([[40.0, -40.0]], np.float32), log_noise, log_noise, np.ones(1, np.float32), np.array([[0, 1]], np.int32)
+    )
+    coefficients, losses = evaluate(name, data)
+    np.testing.assert_allclose(coefficients[0], [-np.exp(-40.0), np.exp(-40.0)], rtol=1e-5)
+    np.testing.assert_allclose(losses[0], 2.0 * np.exp(-40.0), rtol=1e-5)
+
+
+# -- identities ----------------------------------------------------------------------------------------------------------------
+
+
+def all_other_classes(n_classes):
+    """One row per positive class, the negatives being every other class once."""
+    return np.array([[y] + [c for c in range(n_classes) if c != y] for y in range(n_classes)], np.int32)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 20])
+@pytest.mark.parametrize("with_hit", [False, True])
+def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes, with_hit):
+    rng = np.random.default_rng(n_classes)
+    labels = all_other_classes(n_classes)
+    if with_hit:  # the positive once more among the negatives takes no part
+        labels = np.hstack([labels, labels[:, :1]])
+    xi = 3.0 * rng.standard_normal(n_classes)
+    scores = xi[labels].astype(np.float32)
+    zeros, uniform = np.zeros_like(scores), np.full_like(scores, -np.log(n_classes))
+    coefficients, losses = evaluate("sampled_softmax", Batch(scores, zeros, uniform, np.ones(n_classes, np.float32), labels))
+    log_prob = reference.log_softmax([xi])[0]
+    np.testing.assert_allclose(losses, -log_prob, rtol=1e-6, atol=2e-6)  # float32 scores
+    gradient = np.tile(np.exp(log_prob), (n_classes, 1)) - np.eye(n_classes)
+    np.testing.assert_allclose(coefficients[:, 0], np.diag(gradient), atol=1e-6)
+    expected = np.take_along_axis(gradient, labels[:, 1:n_classes], axis=1)
+    np.testing.assert_allclose(coefficients[:, 1:n_classes], expected, atol=1e-6)
+    assert not coefficients[:, n_classes:].any()
+
+
+def test_sampled_softmax_penalty_acts_on_debiased_scores_gradient():
+    # An accidental hit takes no part in the cross-entropy, but it is a draw, and the penalty counts draws.
+    data = batch(n=1, n_negatives=2)
+    data = data._replace(labels=np.array([[0, 0, 1]], np.int32), weight=np.ones(1, np.float32))
+    coefficients, _ = evaluate("sampled_softmax", data, 0.1)
+    np.testing.assert_allclose(coefficients[0, 1], 0.2 * (data.scores[0, 1] + data.log_base[0, 1]), rtol=1e-6)
+
+
+def test_two_classes_equal_logistic_regression_identity():
+    # Sampled softmax over two classes, the negative always the other: the logistic loss of the difference of scores.
+    rng = np.random.default_rng(5)
+    labels = np.array([[0, 1], [1, 0]] * 10, np.int32)
+    scores = 3.0 * rng.standard_normal((20, 2)).astype(np.float32)
+    log_noise = np.full((20, 2), -np.log(2.0), np.float32)
+    data = Batch(scores, np.zeros_like(scores), log_noise, np.ones(20, np.float32), labels)
+    coefficients, losses = evaluate("sampled_softmax", data)
+    margin = scores[:, 0].astype(np.float64) - scores[:, 1]
+    np.testing.assert_allclose(losses, reference.negative_log_sigmoid(margin), rtol=1e-6, atol=1e-6)  # float32
+    np.testing.assert_allclose(coefficients[:, 0], -1.0 / (1.0 + np.exp(margin)), atol=1e-6)
+    np.testing.assert_allclose(coefficients[:, 1], -coefficients[:, 0], atol=1e-6)
+
+
+def test_negative_sampling_from_base_is_logistic_in_the_score_itself_identity():
+    # Base and noise cancel, as in the paper's Eq. 2: the loss sees xi alone, whatever the noise.
+    data = batch(base="noise", n_negatives=4)
+    _, losses = evaluate("negative_sampling", data)
+    xi = data.scores.astype(np.float64)
+    expected = reference.negative_log_sigmoid(xi[:, 0]) + reference.negative_log_sigmoid(-xi[:, 1:]).mean(axis=1)
+    np.testing.assert_allclose(losses, data.weight * expected, rtol=2e-6, atol=1e-6)  # s - log p_n rounds twice
+
+
+def test_nce_and_negative_sampling_agree_with_one_negative_identity():
+    # With m = 1 and no base, NCE's logit xi - log p_n is negative sampling's.
+    data = batch(base="none", n_negatives=1)
+    for ours, theirs in zip(evaluate("nce", data, 0.03), evaluate("negative_sampling", data, 0.03), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)  # the same sums in another order
+
+
+def test_repeated_negatives_share_one_coefficient_identity():
+    # The negatives are averaged: m copies of one draw are the same loss, its coefficient shared out.
+    single = batch(n_negatives=1, seed=3)
+    many = Batch(*(a[:, [0, 1, 1, 1]] if a.ndim == 2 else a for a in single))
+    coefficients, losses = evaluate("negative_sampling", single, 0.01)
+    shared, shared_losses = evaluate("negative_sampling", many, 0.01)
+    np.testing.assert_allclose(shared_losses, losses, rtol=1e-6)  # float32
+    np.testing.assert_allclose(shared[:, 0], coefficients[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(shared[:, 1:].sum(axis=1), coefficients[:, 1], rtol=1e-6)
+
+
+def test_nce_scores_are_unbiased_as_they_are():
+    # They are log-probabilities already: adding the noise to them at prediction would be wrong.
+    assert not OBJECTIVES["nce"].removes_bias
+    assert OBJECTIVES["nce"].starts_normalised  # from xi = 0 every logit would start at +log C, and training stall
+    assert OBJECTIVES["negative_sampling"].removes_bias
