@@ -37,6 +37,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from extremax.data import has_label, load_dataset, rarest_label
+
 PROJECT = Path(__file__).resolve().parent.parent
 VERSION = 1  # raise it when the construction of any set changes: old caches are then ignored
 SPLITS = ("train", "valid", "test")
@@ -158,47 +160,23 @@ def _project(X: sp.csr_matrix, basis: np.ndarray, *, unit: bool) -> np.ndarray:
 # -- XMC repository text -----------------------------------------------------------------------------------------------------
 
 
-def _read_xmc(path: Path) -> tuple[sp.csr_matrix, sp.csr_matrix]:
-    from sklearn.datasets import load_svmlight_file
-
-    with lzma.open(path) as file:
-        n_samples, n_features, n_labels = map(int, file.readline().split())
-        X, label_sets = load_svmlight_file(file, n_features=n_features, dtype=np.float32, multilabel=True, zero_based=True)
-    if X.shape[0] != n_samples:
-        raise ValueError(f"{path} announces {n_samples} rows and has {X.shape[0]}.")
-    lengths = [len(labels) for labels in label_sets]
-    indices = np.concatenate([np.asarray(labels, dtype=np.int32) for labels in label_sets])
-    Y = sp.csr_matrix((np.ones(len(indices), dtype=np.float32), indices, np.cumsum([0, *lengths])), shape=(n_samples, n_labels))
-    Y.sum_duplicates()
-    return X, Y
-
-
-def _rarest_label(Y: sp.csr_matrix, counts: np.ndarray) -> np.ndarray:
-    """Per row the label of the smallest training count, ties by smaller id; -1 without labels."""
-    result = np.full(Y.shape[0], -1)
-    for i in range(Y.shape[0]):
-        labels = np.sort(Y.indices[Y.indptr[i] : Y.indptr[i + 1]])
-        if len(labels):
-            result[i] = labels[np.argmin(counts[labels])]
-    return result
-
-
 def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str, Any]:
     from sklearn.feature_extraction.text import TfidfTransformer
 
     X, Y = {}, {}
     for split, file in files.items():
-        X[split], Y[split] = _read_xmc(data_folder() / name / file)
+        data = load_dataset(data_folder() / name / file)
+        X[split], Y[split] = data.X, data.y
     if "valid" not in files:
         order = np.random.default_rng(0).permutation(X["train"].shape[0])
         cut = len(order) // 10
         for split, rows in (("valid", np.sort(order[:cut])), ("train", np.sort(order[cut:]))):
             X[split], Y[split] = X["train"][rows], Y["train"][rows]
-    counts = np.asarray(Y["train"].sum(axis=0)).ravel()
-    classes = {split: _rarest_label(Y[split], counts) for split in SPLITS}
     for split in SPLITS:  # rows without any label have nothing to predict
-        keep = classes[split] >= 0
-        X[split], Y[split], classes[split] = X[split][keep], Y[split][keep], classes[split][keep]
+        keep = has_label(Y[split])
+        X[split], Y[split] = X[split][keep], Y[split][keep]
+    counts = np.asarray(Y["train"].sum(axis=0)).ravel()
+    classes = {split: rarest_label(Y[split], counts) for split in SPLITS}
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
     weighted = {split: tfidf.transform(X[split]).astype(np.float32) for split in SPLITS}
     basis = _truncated_svd(weighted["train"], n_components)

@@ -1,0 +1,119 @@
+"""What a file holds once it is read: features or texts, labels, label names, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+
+class DataFileError(ValueError):
+    """A file that is not as expected: says where, what was expected and what to do.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    line, column : int or None
+        Where, counted from 1.
+    """
+
+    def __init__(self, path: str, message: str, *, line: int | None = None, column: int | None = None) -> None:
+        where = path + (f", line {line}" if line else "") + (f", column {column}" if column else "")
+        super().__init__(f"{where}: {message}")
+        self.path, self.line, self.column = path, line, column
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows of a file.
+
+    Attributes
+    ----------
+    X : (n_samples, n_features) array, memory map or CSR matrix, or None
+        Features, float32 unless a memory-mapped file holds another type; None for a file of texts.
+    texts : list of str or None
+        Texts; None for a file of features.
+    y : (n_samples,) array, CSR indicator matrix (n_samples, n_labels), or None
+        One label per row, or a set of labels per row (stored in the order of the file), or no labels at all.
+    label_names : list of str or None
+        Names of the columns of a CSR `y`, where they are not just 0, 1, 2, ...
+    n_skipped : int
+        Bad lines that were skipped.
+    skipped : list of str
+        Where the first of them are and what was wrong.
+    n_unlabelled : int
+        Rows that a label reduction left out because they have no label.
+    format : str
+        Format that was read.
+    """
+
+    X: Any = None
+    texts: list[str] | None = None
+    y: Any = None
+    label_names: list[str] | None = None
+    n_skipped: int = 0
+    skipped: list[str] = field(default_factory=list)
+    n_unlabelled: int = 0
+    format: str = ""
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.texts) if self.texts is not None else int(self.X.shape[0])
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether `y` holds a set of labels per row."""
+        return bool(sp.issparse(self.y))
+
+
+@dataclass(frozen=True)
+class RaggedLabels:
+    """Labels of all rows one after the other, in the order of the file; row i has ``flat[offsets[i]:offsets[i + 1]]``."""
+
+    flat: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[str]]) -> RaggedLabels:
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(labels) for labels in lists], out=offsets[1:])
+        return cls(_string_array([label for labels in lists for label in labels]), offsets)
+
+    def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
+        """`y` and `label_names` of a Dataset: one label per row if that is what every row has, else an indicator matrix."""
+        lengths = np.diff(self.offsets)
+        if n_labels is not None:
+            return indicator(self.flat, self.offsets, n_labels), None
+        if len(self.flat) == 0:
+            return None, None
+        if (lengths == 1).all():
+            return self.flat, None
+        names, ids = np.unique(self.flat, return_inverse=True)
+        return indicator(ids, self.offsets, len(names)), [str(name) for name in names]
+
+
+def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> sp.csr_matrix:
+    """CSR matrix with a 1 for every (row, label); the order of a row's labels is kept, a repeated label counts once."""
+    rows = np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
+    ids = np.asarray(ids, dtype=np.int64)
+    _, first = np.unique(rows * max(n_labels, 1) + ids, return_index=True)
+    if len(first) < len(ids):
+        first.sort()
+        rows, ids = rows[first], ids[first]
+        offsets = np.searchsorted(rows, np.arange(len(offsets)))
+    matrix = sp.csr_matrix((len(offsets) - 1, n_labels), dtype=np.int8)
+    # Set one by one: the constructor would be free to sort.
+    matrix.data = np.ones(len(ids), dtype=np.int8)
+    matrix.indices, matrix.indptr = ids.astype(np.int32), offsets.astype(np.int64)
+    return matrix
+
+
+def _string_array(values: list[str]) -> NDArray[Any]:
+    # One long label would make every entry of a fixed-width array as long.
+    longest = max(map(len, values), default=0)
+    return np.array(values, dtype=object if longest > 200 else f"<U{max(longest, 1)}")

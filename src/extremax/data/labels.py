@@ -1,0 +1,146 @@
+"""Many labels per row made one, and rows made pairs: reductions for multi-label data.
+
+Labels come as a CSR indicator matrix (rows by labels; the stored order of a row counts as its order) or as one list of labels
+per row.  From a matrix the results are column numbers, from lists the labels themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+
+def has_label(y: Any) -> NDArray[np.bool_]:
+    """Whether each row has any label.
+
+    Examples
+    --------
+    >>> from extremax.data import has_label
+    >>> has_label([["a"], [], ["b", "c"]]).tolist()
+    [True, False, True]
+    """
+    _, offsets = _flatten(y)
+    return np.asarray(np.diff(offsets) > 0)
+
+
+def first_label(y: Any) -> NDArray[Any]:
+    """The first label of every row, in the order in which they are stored.
+
+    Examples
+    --------
+    >>> from extremax.data import first_label
+    >>> first_label([[7, 3], [5]]).tolist()
+    [7, 5]
+    """
+    flat, offsets = _flatten(y)
+    _check_all_labelled(offsets)
+    return flat[offsets[:-1]]
+
+
+def smallest_label(y: Any) -> NDArray[Any]:
+    """The smallest label of every row.
+
+    Examples
+    --------
+    >>> from extremax.data import smallest_label
+    >>> smallest_label([[7, 3], [5]]).tolist()
+    [3, 5]
+    """
+    flat, offsets = _flatten(y)
+    _check_all_labelled(offsets)
+    return flat[_best_of_row(flat, np.zeros(len(flat)), offsets)]
+
+
+def rarest_label(y: Any, counts: Mapping[Any, int] | NDArray[Any] | None = None) -> NDArray[Any]:
+    """The label of every row that is rarest overall; of equally rare ones the smallest.
+
+    Parameters
+    ----------
+    y : CSR indicator matrix or list of lists
+        Labels.
+    counts : mapping or array, or None
+        How often each label occurs; for validation and test rows give `label_counts` of the training rows.  Labels not in it
+        count 0.  None counts in `y` itself.
+
+    Examples
+    --------
+    >>> from extremax.data import rarest_label
+    >>> rarest_label([["a", "b"], ["a"], ["c", "b"]]).tolist()
+    ['a', 'a', 'c']
+    """
+    flat, offsets = _flatten(y)
+    _check_all_labelled(offsets)
+    if counts is None:
+        _, inverse, occurrences = np.unique(flat, return_inverse=True, return_counts=True)
+        rarity = occurrences[inverse]
+    elif isinstance(counts, Mapping):
+        rarity = np.array([counts.get(label, 0) for label in flat.tolist()])
+    else:
+        counts = np.asarray(counts)
+        rarity = np.where(flat < len(counts), counts[np.minimum(flat, len(counts) - 1)], 0)
+    return flat[_best_of_row(flat, rarity, offsets)]
+
+
+def label_counts(y: Any) -> dict[Any, int]:
+    """How often each label occurs: for `rarest_label` on other rows.
+
+    Examples
+    --------
+    >>> from extremax.data import label_counts
+    >>> label_counts([["a", "b"], ["a"]])
+    {'a': 2, 'b': 1}
+    """
+    flat, _ = _flatten(y)
+    labels, counts = np.unique(flat, return_counts=True)
+    return dict(zip(labels.tolist(), counts.tolist(), strict=True))
+
+
+def all_pairs(y: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Every (row, label) as a pair: row numbers and labels, to be used as ``X[rows], labels``.
+
+    Examples
+    --------
+    >>> from extremax.data import all_pairs
+    >>> rows, labels = all_pairs([[7, 3], [], [5]])
+    >>> rows.tolist(), labels.tolist()
+    ([0, 0, 2], [7, 3, 5])
+    """
+    flat, offsets = _flatten(y)
+    return np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets)), flat
+
+
+def _flatten(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    if sp.issparse(y):
+        y = y.tocsr()
+        if (y.data == 0).any():
+            y = y.copy()
+            y.eliminate_zeros()
+        return y.indices, y.indptr.astype(np.int64)
+    rows = [[row] if isinstance(row, str) or np.ndim(row) == 0 else list(row) for row in y]
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    flat = [label for row in rows for label in row]
+    kinds = {type(label) for label in flat}
+    if len(kinds) <= 1 or all(issubclass(kind, int | np.integer) for kind in kinds):
+        return np.array(flat) if flat else np.zeros(0, dtype=np.int64), offsets
+    raise ValueError(
+        f"labels have the types {', '.join(sorted(kind.__name__ for kind in kinds))}; use one type for all labels."
+    )
+
+
+def _check_all_labelled(offsets: NDArray[np.int64]) -> None:
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        more = f" and {len(empty) - 1} more rows" if len(empty) > 1 else ""
+        raise ValueError(f"y[{empty[0]}]{more} has no label; leave such rows out: keep = extremax.data.has_label(y).")
+
+
+def _best_of_row(flat: NDArray[Any], key: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Position of each row's label with the smallest key, ties by smaller label."""
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((flat, key, rows))
+    return np.asarray(order[offsets[:-1]], dtype=np.int64)

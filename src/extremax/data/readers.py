@@ -1,0 +1,294 @@
+"""From a file on disk to a Dataset: the format is found by looking into the file, not by trusting its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.data import array_files, labels, sparse_text
+from extremax.data.dataset import DataFileError, Dataset
+from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source
+from extremax.data.text_tables import LABEL_PREFIX, Column, FastTextReader, TableReader, TextReader
+
+Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv", "tsv", "fasttext"]
+Reduction = Literal["first", "smallest", "rarest", "all"]
+
+_EXTENSIONS = {
+    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".svm": "libsvm", ".libsvm": "libsvm", ".svmlight": "libsvm", ".npy": "npy",
+    ".npz": "npz", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".ft": "fasttext",
+    ".fasttext": "fasttext", ".xmc": "xmc",
+}  # fmt: skip
+_BINARY = ("npy", "npz", "parquet", "arrow")
+_HEAD = 1 << 16  # bytes looked at
+_XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
+_SPARSE_LINE = re.compile(rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?")
+
+
+@dataclass(frozen=True)
+class _Options:
+    n_features: int | None
+    zero_based: sparse_text.ZeroBased
+    text_column: Column | None
+    label_column: Column | None
+    vector_column: str | None
+    label_separator: str | None
+    delimiter: str | None
+    header: bool | None
+    labels_path: str | os.PathLike[str] | None
+    skip_bad_lines: bool
+    progress: Progress | None
+
+
+def load_dataset(
+    path: Source,
+    *,
+    format: Format = "auto",
+    reduce: Reduction | None = None,
+    label_counts: Mapping[Any, int] | NDArray[Any] | None = None,
+    labels_path: str | os.PathLike[str] | None = None,
+    text_column: Column | None = None,
+    label_column: Column | None = None,
+    vector_column: str | None = None,
+    label_separator: str | None = None,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    n_features: int | None = None,
+    zero_based: sparse_text.ZeroBased = "auto",
+    skip_bad_lines: bool = False,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Read a file of features or texts with labels.
+
+    Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow with a vector or
+    text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines.  Text formats may be compressed
+    with gzip, xz or Zstandard.
+
+    Parameters
+    ----------
+    path : path or binary file object
+        The file; a folder with ``X.npy`` and ``y.npy``; or an open binary stream such as ``sys.stdin.buffer``.
+    format : str
+        Format; "auto" looks into the file.
+    reduce : {"first", "smallest", "rarest", "all"} or None
+        For rows with sets of labels: keep one label per row, or make each (row, label) pair a row ("all").  Rows without a
+        label are left out and counted in `n_unlabelled`.  None keeps the sets.
+    label_counts : mapping or array, or None
+        For ``reduce="rarest"``: how often labels occur in the training rows (`extremax.data.label_counts`).
+    labels_path : path or None
+        For ``.npy`` features: the ``.npy`` file of labels.
+    text_column, label_column : str, int or None
+        Columns of a table by name or position; by default by their usual names.
+    vector_column : str or None
+        Column of vectors in a Parquet or Arrow file; by default the first column of float lists.
+    label_separator : str or None
+        What separates several labels in one field of a table.
+    delimiter : str or None
+        What separates the columns of a table; by default a comma or, in TSV, a tab.
+    header : bool or None
+        Whether the first row of a table holds names; None decides by looking at it.
+    n_features : int or None
+        Width of libsvm rows; None takes the largest index.
+    zero_based : bool or "auto"
+        Whether libsvm indices count from 0; "auto" says yes if the file has an index 0.
+    skip_bad_lines : bool
+        Skip and count malformed lines in place of an error.
+    progress : callable or None
+        Called with what is read so far and the total (bytes of the file; rows for Parquet), the total None for a pipe.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    DataFileError
+        Says the file, line and column, what was expected and what to do.
+
+    Examples
+    --------
+    >>> import io
+    >>> from extremax.data import load_dataset
+    >>> data = load_dataset(io.BytesIO(b"2 4 3\\n0,2 1:0.5 3:1\\n1 0:2\\n"))
+    >>> data.format, data.X.shape, data.y.toarray().tolist()
+    ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
+    """
+    options = _Options(
+        n_features, zero_based, text_column, label_column, vector_column, label_separator, delimiter, header, labels_path,
+        skip_bad_lines, progress,
+    )  # fmt: skip
+    data = next(_pieces(path, format, options, None))
+    return data if reduce is None else _reduce(data, reduce, label_counts)
+
+
+def iter_dataset(
+    path: Source,
+    *,
+    batch_rows: int = 10_000,
+    format: Format = "auto",
+    text_column: Column | None = None,
+    label_column: Column | None = None,
+    vector_column: str | None = None,
+    label_separator: str | None = None,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    n_features: int | None = None,
+    zero_based: sparse_text.ZeroBased = "auto",
+    skip_bad_lines: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Dataset]:
+    """Read a file in pieces of about `batch_rows` rows, for files larger than memory and for pipes.
+
+    Arguments as in `load_dataset`.  Sparse text comes in pieces of some megabytes whatever `batch_rows` says, and libsvm text
+    needs `n_features` and `zero_based`.  Label names are those of each piece.
+
+    Examples
+    --------
+    >>> import io
+    >>> from extremax.data import iter_dataset
+    >>> [piece.texts for piece in iter_dataset(io.BytesIO(b"text,label\\na b,1\\nc,2\\nd,1\\n"), batch_rows=2)]
+    [['a b', 'c'], ['d']]
+    """
+    options = _Options(
+        n_features, zero_based, text_column, label_column, vector_column, label_separator, delimiter, header, None,
+        skip_bad_lines, progress,
+    )  # fmt: skip
+    if batch_rows < 1:
+        raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
+    return _pieces(path, format, options, batch_rows)
+
+
+def detect_format(stream: ByteStream) -> str:
+    """Format of a stream by its first bytes, its first lines and, for tables, its name."""
+    head = stream.peek(_HEAD)
+    for magic, kind in ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"PAR1", "parquet"), (b"ARROW1", "arrow")):
+        if head.startswith(magic):
+            return kind
+    name = stream.name.lower()
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    by_name = _EXTENSIONS.get(Path(name).suffix, "")
+    if by_name and by_name not in _BINARY:
+        return by_name
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if len(lines) == 1 and len(head) == _HEAD:  # one long line, cut off inside a word
+        lines = [lines[0].rpartition(b" ")[0]]
+    lines = (lines[:-1] or lines)[:20]  # the last one may be cut off
+    if _XMC_HEADER.fullmatch(lines[0]):
+        return "xmc"
+    text = [line for line in lines if line.strip()]
+    if any(line.lstrip().startswith(LABEL_PREFIX.encode()) for line in text[:5]):
+        return "fasttext"
+    # More than half of the lines decide: a bad line is for the reader to report.
+    signs = {
+        "libsvm": [bool(_SPARSE_LINE.fullmatch(line)) or line.startswith(b"#") for line in text[:5]],
+        "tsv": [b"\t" in line for line in text],
+        "csv": [b"," in line for line in text],
+    }
+    for kind, agree in signs.items():
+        if 2 * sum(agree) > len(agree):
+            return kind
+    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, fasttext"
+    raise DataFileError(stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1)
+
+
+def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
+    if format != "auto" and format not in _EXTENSIONS.values():
+        raise ValueError(f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'.")
+    if isinstance(path, str | os.PathLike) and Path(path).is_dir() and (Path(path) / "X.npy").exists():
+        path = Path(path) / "X.npy"
+    with ByteStream(path, progress=options.progress) as stream:
+        kind = detect_format(stream) if format == "auto" else format
+        if kind in _BINARY:
+            yield from _read_binary(path, kind, stream, options, batch_rows)
+        elif kind in ("xmc", "libsvm"):
+            sparse: dict[str, Any] = {
+                "header": kind == "xmc",
+                "n_features": options.n_features,
+                "zero_based": options.zero_based,
+                "skip_bad_lines": options.skip_bad_lines,
+            }
+            if batch_rows is None:
+                yield sparse_text.read_sparse_text(stream, **sparse)
+            else:
+                yield from sparse_text.iterate_sparse_text(stream, **sparse)
+        else:
+            yield from _text_reader(stream, kind, options).pieces(batch_rows)
+
+
+def _read_binary(
+    path: Source | IO[bytes], kind: str, stream: ByteStream, options: _Options, batch_rows: int | None
+) -> Iterator[Dataset]:
+    if not isinstance(path, str | os.PathLike) or stream.compression:
+        what = "compressed" if stream.compression else "a stream"
+        raise DataFileError(stream.name, f"is {what}; {kind} files are opened in place: give the path of an uncompressed file.")
+    if kind in ("parquet", "arrow"):
+        for column in (options.text_column, options.label_column):
+            if isinstance(column, int):
+                raise ValueError(f"column {column} of {stream.name} is given by position; use its name.")
+        yield from array_files.read_columns(
+            path,
+            vector_column=options.vector_column,
+            text_column=options.text_column,  # type: ignore[arg-type]
+            label_column=options.label_column,  # type: ignore[arg-type]
+            batch_rows=batch_rows,
+            progress=options.progress,
+        )
+        return
+    data = array_files.read_npy(path, options.labels_path) if kind == "npy" else array_files.read_npz(path)
+    if batch_rows is None:
+        yield data
+        return
+    for start in range(0, data.n_samples, batch_rows):
+        rows = slice(start, start + batch_rows)
+        yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
+
+
+def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
+    if kind == "fasttext":
+        return FastTextReader(stream, options.skip_bad_lines)
+    return TableReader(
+        stream,
+        options.skip_bad_lines,
+        format=kind,
+        delimiter=options.delimiter or ("\t" if kind == "tsv" else ","),
+        text_column=options.text_column,
+        label_column=options.label_column,
+        label_separator=options.label_separator,
+        header=options.header,
+    )
+
+
+def _reduce(data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None) -> Dataset:
+    if reduce not in ("first", "smallest", "rarest", "all"):
+        raise ValueError(f"reduce is {reduce!r}; use 'first', 'smallest', 'rarest' or 'all'.")
+    if not data.multilabel:
+        return data
+    labelled = labels.has_label(data.y)
+    if reduce == "all":
+        rows, ids = labels.all_pairs(data.y)
+    else:
+        rows = np.flatnonzero(labelled).astype(np.int64)
+        y = data.y[rows]
+        if reduce == "rarest":
+            if counts is not None and data.label_names is not None and isinstance(counts, Mapping):
+                counts = np.array([counts.get(name, 0) for name in data.label_names])
+            ids = labels.rarest_label(y, labels.label_counts(data.y) if counts is None else counts)
+        else:
+            ids = labels.first_label(y) if reduce == "first" else labels.smallest_label(y)
+    y = ids if data.label_names is None else np.asarray(data.label_names)[ids]
+    same = len(rows) == data.n_samples and bool((rows == np.arange(len(rows))).all())
+    return replace(
+        data,
+        X=data.X if data.X is None or same else data.X[rows],
+        texts=data.texts if data.texts is None or same else [data.texts[i] for i in rows],
+        y=y,
+        label_names=None,
+        n_unlabelled=int((~labelled).sum()),
+    )

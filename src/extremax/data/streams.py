@@ -1,0 +1,251 @@
+"""Bytes from a file, a pipe or a compressed file: opened by what the first bytes say, with progress and clear errors."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from extremax.data.dataset import DataFileError
+
+Progress = Callable[[int, int | None], None]
+Source = str | os.PathLike[str] | IO[bytes]
+
+_MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+SUFFIXES = (".gz", ".xz", ".zst")
+CHUNK = 8 << 20
+_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class _Counted(io.RawIOBase):
+    """A raw file that counts the bytes handed out and tells the callback."""
+
+    def __init__(self, file: IO[bytes], total: int | None, progress: Progress | None) -> None:
+        self._file, self._total, self._progress, self._done = file, total, progress, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._done += len(data)
+        if self._progress is not None and data:
+            self._progress(self._done, self._total)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class ByteStream:
+    """A readable stream of decompressed bytes with a name for error messages.
+
+    Parameters
+    ----------
+    source : path or binary file object
+        A path, or an open binary file such as ``sys.stdin.buffer`` (closed with the stream only if it was opened here).
+    progress : callable or None
+        Called with the bytes read so far, compressed as they are in the file, and the size of the file (None for a pipe).
+    """
+
+    def __init__(self, source: Source, *, progress: Progress | None = None) -> None:
+        total: int | None = None
+        if isinstance(source, str | os.PathLike):
+            self.name = os.fspath(source)
+            path = Path(source)
+            if not path.exists():
+                raise FileNotFoundError(f"{self.name}: there is no such file.")
+            if path.is_dir():
+                raise IsADirectoryError(f"{self.name} is a folder; give a file, or a folder that holds X.npy.")
+            total = path.stat().st_size
+            file: Any = path.open("rb", buffering=0)
+        else:
+            self.name = str(getattr(source, "name", "<stream>"))
+            file = _ShortReads(source, close=False)
+        raw = io.BufferedReader(_Counted(file, total, progress), 1 << 20)
+        head = raw.peek(6)[:6]
+        self.compression = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
+        self._stream: Any = _decompressed(raw, self.compression, self.name)
+
+    def peek(self, n: int) -> bytes:
+        """Up to n bytes from the current position, without moving it."""
+        if not isinstance(self._stream, _Peekable):
+            self._stream = _Peekable(self._stream)
+        return self._guard(lambda: self._stream.peek(n))
+
+    def read(self, n: int) -> bytes:
+        """Up to n bytes; fewer only at the end of a file or where a pipe has no more for now."""
+        return self._guard(lambda: self._stream.read(n))
+
+    def readable_text(self) -> io.TextIOWrapper:
+        """The rest as UTF-8 text; a byte that is no UTF-8 becomes a lone surrogate, which `bad_utf8` finds."""
+        return io.TextIOWrapper(_Guarded(self), encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[arg-type]
+
+    def chunks(self) -> Iterator[bytearray]:
+        """Whole lines, some megabytes at a time; the last line gets a newline if it has none."""
+        if self.peek(3) == _BYTE_ORDER_MARK:
+            self.read(3)
+        tail = b""
+        while data := self.read(CHUNK):
+            cut = data.rfind(b"\n") + 1
+            if cut == 0:
+                tail += data
+                continue
+            chunk = bytearray(tail)
+            chunk += memoryview(data)[:cut]
+            tail = data[cut:]
+            yield chunk
+        if tail:
+            yield bytearray(tail + b"\n")
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _guard(self, call: Callable[[], bytes]) -> bytes:
+        try:
+            return call()
+        except Exception as error:
+            # zstandard is optional: its error can only be known by name
+            if isinstance(error, _DAMAGE) or type(error).__name__ == "ZstdError":
+                message = f"the compressed file is damaged or ends early ({error}); fetch it again."
+                raise DataFileError(self.name, message) from error
+            raise
+
+
+class _ShortReads(io.RawIOBase):
+    """A file whose reads return what a pipe has by now; a file that belongs to someone else stays open."""
+
+    def __init__(self, file: IO[bytes], *, close: bool) -> None:
+        self._file, self._close = file, close
+        self._read = getattr(file, "read1", file.read)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        return bytes(self._read(n))
+
+    def close(self) -> None:
+        if self._close and not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _Peekable(io.RawIOBase):
+    """A stream with a look-ahead of any length."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._ahead = stream, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def peek(self, n: int) -> bytes:
+        while (wanted := n - len(self._ahead)) > 0 and (data := self._stream.read(wanted)):
+            self._ahead += data
+            if len(data) < wanted and b"\n" in self._ahead:  # a pipe that has given a line may have no more for now
+                break
+        return self._ahead[:n]
+
+    def read(self, n: int = -1) -> bytes:
+        if not self._ahead:
+            return bytes(self._stream.read(n))
+        data, self._ahead = (self._ahead, b"") if n < 0 else (self._ahead[:n], self._ahead[n:])
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _Guarded(io.BufferedIOBase):
+    """What TextIOWrapper needs, on top of a ByteStream."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, n: int = -1) -> bytes:
+        return self._stream.read(n if n and n > 0 else 1 << 16)
+
+    def read(self, n: int | None = -1) -> bytes:
+        return self.read1(n or -1)
+
+
+def _decompressed(raw: Any, compression: str, name: str) -> Any:
+    if compression == "gz":
+        return gzip.GzipFile(fileobj=raw)
+    if compression == "xz":
+        return lzma.LZMAFile(raw)
+    if compression == "zst":
+        return _open_zstd(raw, name)
+    return _ShortReads(raw, close=True)
+
+
+def _open_zstd(raw: Any, name: str) -> Any:
+    try:
+        from compression import zstd  # type: ignore[import-not-found]  # Python 3.14 and later
+
+        return zstd.ZstdFile(raw)
+    except ImportError:
+        pass
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError(f"{name} is compressed with Zstandard; install a reader for it: pip install zstandard.") from error
+    return _ZstdFile(raw, zstandard.ZstdDecompressor().decompressobj)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Frames of Zstandard one after the other; unlike zstandard's own reader it notices a file that ends inside a frame."""
+
+    def __init__(self, raw: Any, new_frame: Callable[[], Any]) -> None:
+        self._raw, self._new_frame, self._frame, self._rest = raw, new_frame, new_frame(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        while True:  # `n` only bounds what is read from below: a chunk of any size serves the callers
+            data = self._rest or self._raw.read1(1 << 18)
+            self._rest = b""
+            if not data:
+                if self._started:
+                    raise EOFError("the last frame is not complete")
+                return b""
+            self._started = True
+            out: bytes = self._frame.decompress(data)
+            if self._frame.eof:
+                self._rest, self._frame, self._started = self._frame.unused_data, self._new_frame(), False
+            if out:
+                return out
+
+    _started = False
+
+
+def bad_utf8(text: str) -> int:
+    """Position of the first byte that was no UTF-8 in text decoded with surrogateescape, or -1."""
+    if text.isascii():
+        return -1
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return -1
