@@ -5,7 +5,8 @@ node with c classes passes ceil(c / 2) to the left and floor(c / 2) to the right
 as a right child.  Within a node classes stay in ascending order: ties go by class, and no result depends on who computes it.
 
 One iteration at a node is a Newton step followed by the best split for the new parameters; where L does not grow the step is
-halved.  L never falls, so the split in hand is always the best seen.
+halved.  L never falls, so the split in hand is always the best seen.  Nodes with very many points take Newton steps on a sample,
+while all points choose the split; there L may fall by the noise of the sample.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from extremax.kernels.tree_newton import (
 PADDING_BIAS = np.float32(-1e6)  # logit of a padding leaf: its probability is exactly 0, and nothing overflows
 _SHORTEST_STEP = 1e-3  # a step that does not help at this part of its length is lost in rounding
 _ROUNDING = 1e-6  # L is a sum of float32 terms: relative changes below this are noise
+_SAMPLING = 0.01  # per unit of weight: by this much a sample may misjudge a split that all points have chosen
 _SMALLEST_GAIN = 1e-9  # per unit of weight: below it Newton has converged, whatever the tolerance
 
 
@@ -238,7 +240,8 @@ def fit_node(data, nodes, settings, k, node, level, first, last, alternate,
                 reached = dual_evaluate(gram, share, member, n, trial, trial_side, rows, work, matrix)
             else:
                 reached = evaluate(X, share, member, n, k, trial, trial_side, penalty, bias_penalty, rows, gradient, matrix)
-            if reached >= value - _ROUNDING * abs(value) or (total > n and alternations > 0 and started and reached > value - 0.01*weight):
+            slack = _SAMPLING * weight if alternations > 0 and total > n else _ROUNDING * abs(value)
+            if reached >= value - slack:
                 gained = reached - value
                 value = reached
                 side, trial_side = trial_side, side
