@@ -403,9 +403,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
         return self._log_proba(X, "predict_log_proba")
 
-    def predict_proba(self, X: Any) -> NDArray[np.float32]:
-        """p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
-        return np.exp(self._log_proba(X, "predict_proba"))
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory.
+
+        In float64: near 1, float32 would round away what `predict_log_proba` still knows.
+        """
+        return np.exp(self._log_proba(X, "predict_proba"), dtype=np.float64)
 
     def _log_proba(self, X: Any, caller: str) -> NDArray[np.float32]:
         features = self._fitted(X)
