@@ -85,7 +85,7 @@ def test_exact_topk_matches_reference(problem, which, k, form):
 @pytest.mark.parametrize("tile_scores", [1, 4000, 1 << 22])
 def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, tile_scores):
     p = make_problem(n=37, n_classes=1000)
-    monkeypatch.setattr(predict, "_TILE_SCORES", tile_scores)
+    monkeypatch.setattr(predict.scan, "_TILE_SCORES", tile_scores)
     noise = TreeNoise(p.tree)
     labels, log_prob = predict.exact_topk(p.X, p.model, noise, p.Z, 5, scratch_bytes=scratch_bytes)
     assert_same_ranking(labels, log_prob, reference.log_softmax(p.table(noise)))
@@ -320,7 +320,7 @@ def test_remove_bias_in_place_and_without_bias():
 
 
 def test_log_softmax_of_large_scores_matches_reference(monkeypatch):
-    monkeypatch.setattr(predict, "_TILE_SCORES", 100)  # several blocks of rows
+    monkeypatch.setattr(predict.scores, "_BLOCK_SCORES", 100)  # several blocks of rows
     scores = (200 * np.random.default_rng(1).standard_normal((50, 30))).astype(np.float32)
     np.testing.assert_allclose(
         predict.log_softmax(scores, temperature=2.0), reference.log_softmax(scores, 2.0), atol=1e-4

@@ -1,0 +1,106 @@
+"""The label tree cut into subtrees, in an order of nodes that makes log-probabilities of whole subtrees cheap.
+
+Below node v, log p_n falls by log(1 + exp(a)) on the way left and by log(1 + exp(-a)) on the way right, a = w_v.x + b_v (paper,
+section 3).  The nodes of each level stand in bit-reversed order: the node at place r has its left child at place r of the next
+level and its right child at place r + (nodes of the level).  A step down is then two passes over consecutive memory, in place.
+
+A balanced tree gives the left half of n classes ceil(n / 2) and the right half floor(n / 2).  In bit-reversed order its padding
+comes last: the real classes of a subtree are the first places of its row, and nothing is computed for the padding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from extremax._jit import exp32, log1p32, njit
+
+_ZERO = np.float32(0.0)
+
+
+class LeafTiles(NamedTuple):
+    """The subtrees below one level of a tree, each with its classes in bit-reversed order."""
+
+    labels: np.ndarray  # (n_classes,) int32: classes, subtree by subtree
+    offsets: np.ndarray  # (n_tiles + 1,) int64: where each subtree begins in `labels`
+    top: np.ndarray  # (n_tiles - 1,) int64: nodes above the subtrees, level by level
+    roots: np.ndarray  # (n_tiles,) int64: number of each subtree's root within its level
+    level_start: np.ndarray  # (nodes,) int64: first heap number of a node's level
+    level_width: np.ndarray  # (nodes,) int64: nodes of its level within one subtree
+    place: np.ndarray  # (nodes,) int64: its number among those
+
+    def nodes(self, tile):
+        """Heap numbers of the nodes of one subtree, level by level."""
+        return self.level_start + self.roots[tile] * self.level_width + self.place
+
+
+def _reversed_bits(n_bits):
+    """Bit reversal of the numbers below 2**n_bits."""
+    order = np.zeros(1, np.int64)
+    for _ in range(n_bits):
+        order = np.concatenate([2 * order, 2 * order + 1])
+    return order
+
+
+def cut_tree(leaf_class, tile_depth):
+    """Subtrees of `tile_depth` levels (fewer if the tree has fewer); None if padding does not come last in its subtree."""
+    depth = len(leaf_class).bit_length() - 1
+    below = min(tile_depth, depth)
+    above = depth - below
+    roots = _reversed_bits(above)
+    labels = leaf_class[(roots[:, None] << below) + _reversed_bits(below)]
+    real = labels >= 0
+    counts = real.sum(axis=1)
+    if not np.array_equal(real, np.arange(1 << below) < counts[:, None]) or counts.min() < (1 << below) // 2:
+        return None
+
+    def by_level(values, levels):
+        return np.concatenate([np.empty(0, np.int64), *(np.broadcast_to(values(level), 1 << level) for level in levels)])
+
+    return LeafTiles(
+        labels=np.ascontiguousarray(labels[real], np.int32),
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        top=by_level(lambda level: (1 << level) - 1 + _reversed_bits(level), range(above)),
+        roots=roots,
+        level_start=by_level(lambda level: (1 << (above + level)) - 1, range(below)),
+        level_width=by_level(lambda level: 1 << level, range(below)),
+        place=by_level(_reversed_bits, range(below)),
+    )
+
+
+@njit
+def descend(logits, biases, start, start_column, first_row, last_row, loss, log_prob):
+    """Log-probabilities of the leaves of a subtree for rows ``first_row`` to ``last_row``.
+
+    Parameters
+    ----------
+    logits : (n, nodes) float32
+        w_v.x of the nodes of the subtree, level by level; overwritten.
+    biases : (nodes,) float32
+    start : (n, m) float32
+        ``start[i, start_column]`` is the log-probability with which row i reaches the root.
+    loss : (nodes,) float32
+        Scratch of this call alone.
+    log_prob : (n, width) float32
+        Filled; of the leaves in bit-reversed order the first `width`, at least half of them.
+    """
+    n_nodes, width = logits.shape[1], log_prob.shape[1]
+    for i in range(first_row, last_row):
+        a = logits[i]
+        for p in range(n_nodes):
+            a[p] += biases[p]
+            loss[p] = exp32(-abs(a[p]))
+        for p in range(n_nodes):
+            loss[p] = log1p32(loss[p])
+        row = log_prob[i]
+        row[0] = start[i, start_column]
+        level = 1
+        while level <= n_nodes:
+            logit, soft = a[level - 1 : 2 * level - 1], loss[level - 1 : 2 * level - 1]
+            left, right = row[:level], row[level : min(2 * level, width)]
+            for p in range(right.size):
+                right[p] = left[p] - soft[p] - max(-logit[p], _ZERO)
+            for p in range(left.size):
+                left[p] = left[p] - soft[p] - max(logit[p], _ZERO)
+            level *= 2

@@ -1,0 +1,32 @@
+"""Predictions of a linear model with the bias of its noise distribution removed: xi_y(x) + log p_n(y|x) (paper, Eq. 5).
+
+`remove_bias` is the one place where that sum is written for arrays (its scalar twin for compiled tiles is
+`extremax.kernels.topk.debias`).  Everything that leaves this package is debiased: scores, probabilities, top-k, log-likelihood.
+An objective whose scores need no correction (NCE, softmax) passes ``noise=None``.
+
+Exact search works on blocks of rows and, inside, on tiles of classes that stay in cache: matrix product, then one compiled pass
+that keeps the best classes and the normaliser.  Beam search scores only the leaves that survive a beam down the label tree.
+
+Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_scale`` is applied here), ``Z`` (n, n_components)
+for the tree.  ``temperature`` divides debiased scores before they are normalised; it never changes an order.
+"""
+
+from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
+from extremax.predict.scores import RESULT_BYTES, debiased_scores, log_softmax, predict_log_proba, remove_bias
+from extremax.predict.search import Evaluation, beam_topk, evaluate, exact_topk, log_likelihood
+
+__all__ = [
+    "RESULT_BYTES",
+    "SCRATCH_BYTES",
+    "Evaluation",
+    "Features",
+    "Scorer",
+    "beam_topk",
+    "debiased_scores",
+    "evaluate",
+    "exact_topk",
+    "log_likelihood",
+    "log_softmax",
+    "predict_log_proba",
+    "remove_bias",
+]

@@ -1,0 +1,203 @@
+"""The best classes of a row, by exact or by beam search, and the likelihood of given ones."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.kernels import topk, updates
+from extremax.metrics import accuracy_at_k
+from extremax.noise import Noise, TreeNoise
+from extremax.parallel import resolve_threads, run, split
+from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
+from extremax.predict.scores import check_arguments, check_targets, remove_bias
+from extremax.tree import LabelTree
+
+_BEAM_ROWS = 64  # rows that a thread takes at a time
+
+
+class Evaluation(NamedTuple):
+    """Figures of one pass over labelled rows; all are weighted means."""
+
+    log_likelihood: float
+    accuracy: float
+    top_k_accuracy: float
+
+
+def exact_topk(
+    X: Features,
+    model: Scorer,
+    noise: Noise | None,
+    Z: NDArray[np.float32] | None,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    scratch_bytes: int = SCRATCH_BYTES,
+    n_jobs: int | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best classes of each row and their log-probabilities, by scoring every class.
+
+    Parameters
+    ----------
+    X, Z
+        Features of the rows, and their projection for the tree.
+    model
+        Weights (n_classes, n_features), biases and feature scale.
+    noise
+        The distribution the model was trained against; None if its scores are unbiased already.
+    k
+        Classes per row.
+    temperature
+        Divides the debiased scores before they are normalised.
+    scratch_bytes
+        Bound of the working memory; more rows per block are faster up to a few hundred.
+    n_jobs
+        Threads, as in scikit-learn.  The matrix product uses the threads of numpy's BLAS.
+
+    Returns
+    -------
+    labels : (n, k) int32
+        Best first, ties by smaller class; -1 beyond the number of classes.
+    log_prob : (n, k) float32
+        Normalised over all classes; minus infinity where the label is -1.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> model = LinearModel.zeros(3, 2)
+    >>> model.biases[:] = np.log([1.0, 3.0, 4.0])
+    >>> labels, log_prob = exact_topk(np.zeros((1, 2), np.float32), model, None, np.zeros((1, 0), np.float32), 2)
+    >>> labels.tolist(), np.exp(log_prob).round(3).tolist()
+    ([[2, 1]], [[0.5, 0.375]])
+    """
+    check_arguments(X, Z, model, k, temperature)
+    labels, log_prob, _ = scan(X, model, noise, Z, k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs)
+    return labels, log_prob
+
+
+def beam_topk(
+    X: Features,
+    model: Scorer,
+    tree: LabelTree,
+    noise: Noise | None,
+    Z: NDArray[np.float32],
+    k: int,
+    *,
+    beam_width: int = 64,
+    temperature: float = 1.0,
+    n_jobs: int | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best classes of each row among the leaves that survive a beam down `tree`.
+
+    The cost per row is O(beam_width (n_components log n_classes + n_features)).  **Log-probabilities are normalised over the
+    candidates alone**, not over all classes: they are too large by minus the logarithm of the probability that the beam kept.
+    A beam as wide as the tree is exact search.
+
+    Parameters are those of `exact_topk`, and
+
+    tree
+        Proposes candidates.
+    noise
+        Debiases them: `tree` itself or its `TreeNoise`, another distribution, or None for unbiased scores.
+    beam_width
+        Nodes kept at each level of the tree.
+
+    Returns
+    -------
+    labels, log_prob : (n, k) int32, float32
+        Best first, ties by smaller class; -1 and minus infinity where there are fewer than k candidates.
+    """
+    check_arguments(X, Z, model, k, temperature)
+    n_rows, threads = X.shape[0], resolve_threads(n_jobs)
+    candidates, tree_log_prob = tree.candidates(Z, beam_width, n_jobs=n_jobs)
+    missing = candidates < 0
+    known = np.where(missing, np.int32(0), candidates)  # a kernel must never see class -1
+    if noise is None:
+        log_noise = None
+    elif noise is tree or (isinstance(noise, TreeNoise) and noise.tree is tree):
+        log_noise = tree_log_prob
+    else:
+        log_noise = noise.log_prob(Z, known, n_jobs=n_jobs)
+    del tree_log_prob, missing
+
+    scores = np.empty(candidates.shape, np.float32)
+    labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+    row_numbers = np.arange(n_rows)
+    scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
+    # Always writable and of one type: a read-only array is another type to numba, and would compile the kernel again.
+    score: Any
+    matrix: Any = X
+    if sparse.issparse(X):
+        parts = ((matrix.data, np.float32), (matrix.indices, np.int32), (matrix.indptr, np.int64))
+        score, matrix = updates.score_csr, updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
+    else:
+        score, matrix = updates.score_dense, np.require(X, np.float32, ["C", "W"])
+    tasks = split(n_rows, _BEAM_ROWS)
+
+    def work(i: int) -> None:
+        start, stop = tasks[i]
+        score(matrix, row_numbers, known, model.weights, model.biases, scale, scores, start, stop)
+        cut = slice(start, stop)
+        remove_bias(scores[cut], None if log_noise is None else log_noise[cut], out=scores[cut])
+        topk.choose_candidates(scores, candidates, sharpness, start, stop, labels, log_prob)
+
+    run(work, len(tasks), threads)
+    return labels, log_prob
+
+
+def evaluate(
+    X: Features,
+    y: NDArray[np.int32],
+    model: Scorer,
+    noise: Noise | None,
+    Z: NDArray[np.float32] | None,
+    *,
+    k: int = 5,
+    sample_weight: NDArray[np.floating] | None = None,
+    temperature: float = 1.0,
+    scratch_bytes: int = SCRATCH_BYTES,
+    n_jobs: int | None = None,
+) -> Evaluation:
+    """Mean log p(y|x), accuracy and top-k accuracy in one pass; parameters as in `exact_topk`.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> model = LinearModel.zeros(2, 1)
+    >>> evaluate(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), model, None, np.zeros((2, 0), np.float32)).accuracy
+    0.5
+    """
+    check_arguments(X, Z, model, k, temperature)
+    targets = check_targets(y, X.shape[0], len(model.weights))
+    labels, _, log_prob = scan(
+        X, model, noise, Z, k, targets=targets, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
+    )
+    return Evaluation(
+        log_likelihood=float(np.average(log_prob.astype(np.float64), weights=sample_weight)),
+        accuracy=accuracy_at_k(targets, labels, k=1, sample_weight=sample_weight),
+        top_k_accuracy=accuracy_at_k(targets, labels, k=k, sample_weight=sample_weight),
+    )
+
+
+def log_likelihood(
+    X: Features,
+    y: NDArray[np.int32],
+    model: Scorer,
+    noise: Noise | None,
+    Z: NDArray[np.float32] | None,
+    *,
+    sample_weight: NDArray[np.floating] | None = None,
+    temperature: float = 1.0,
+    scratch_bytes: int = SCRATCH_BYTES,
+    n_jobs: int | None = None,
+) -> float:
+    """Weighted mean of log p(y|x) over the rows, normalised over all classes, bias removed."""
+    check_arguments(X, Z, model, 1, temperature)
+    targets = check_targets(y, X.shape[0], len(model.weights))
+    _, _, log_prob = scan(
+        X, model, noise, Z, 1, targets=targets, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
+    )
+    return float(np.average(log_prob.astype(np.float64), weights=sample_weight))
