@@ -73,7 +73,8 @@ def train(
     """Train `model` in place, appending one record per epoch to `history`.
 
     A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are put
-    back at the end.  Returns False when the run was cut short by Ctrl-C; the model is then as after the last minibatch.
+    back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back to, the
+    model is then as after the last minibatch.
     """
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
