@@ -72,9 +72,9 @@ def train(
 ) -> bool:
     """Train `model` in place, appending one record per epoch to `history`.
 
-    A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are put
-    back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back to, the
-    model is then as after the last minibatch.
+    A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are
+    put back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back
+    to, the model is then as after the last minibatch.
     """
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
@@ -96,7 +96,8 @@ def train(
                 record |= {f"valid_{name}": value for name, value in evaluate().items()}
             history.append(record)
             report.say(_line(record))
-            stop = any([callback(record) for callback in callbacks])
+            wishes = [callback(record) for callback in callbacks]  # each hears of the epoch, whatever the others want
+            stop = any(wishes)
             if plan.patience is not None and "valid_log_likelihood" in record:
                 if record["valid_log_likelihood"] > best.log_likelihood:
                     best.keep(model, record)
