@@ -78,7 +78,9 @@ def main() -> None:
         print(f"row-wise / per-weight Adagrad, {threads} thread(s): {share:.2f}")
     if {1, 2} <= set(args.threads):
         for optimizer in moved:
-            print(f"{optimizer}: two threads are {median_seconds[optimizer, 1] / median_seconds[optimizer, 2]:.2f} times as fast as one")
+            print(
+                f"{optimizer}: two threads are {median_seconds[optimizer, 1] / median_seconds[optimizer, 2]:.2f} times as fast as one"
+            )
 
 
 if __name__ == "__main__":

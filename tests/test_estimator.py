@@ -159,7 +159,9 @@ def test_scale_of_features_invariant(data, factor):
     plain = ExtremeClassifier(n_epochs=5, random_state=0).fit(X, y)
     scaled = ExtremeClassifier(n_epochs=5, random_state=0).fit(X * np.float32(factor), y)
     # the factor changes rounding only, but a draw that falls the other way changes a path
-    assert scaled.log_likelihood(X_test * np.float32(factor), y_test) == pytest.approx(plain.log_likelihood(X_test, y_test), abs=0.02)
+    assert scaled.log_likelihood(X_test * np.float32(factor), y_test) == pytest.approx(
+        plain.log_likelihood(X_test, y_test), abs=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,9 @@ def test_validation_fraction_and_patience(data):
     valid = [record["valid_log_likelihood"] for record in clf.history_[1:]]
     assert len(valid) < 200
     assert len(valid) - 1 - int(np.argmax(valid)) == 3
-    again = ExtremeClassifier(n_epochs=int(np.argmax(valid)) + 1, learning_rate=2.0, n_negatives=1, validation_fraction=0.2, random_state=0)
+    again = ExtremeClassifier(
+        n_epochs=int(np.argmax(valid)) + 1, learning_rate=2.0, n_negatives=1, validation_fraction=0.2, random_state=0
+    )
     assert np.array_equal(weights(clf), weights(again.fit(X, y)))  # the best epoch was put back
 
 

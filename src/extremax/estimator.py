@@ -24,7 +24,10 @@ from extremax.parallel import resolve_threads
 from extremax.progress import ProgressLine
 from extremax.training import Callback, Plan, train
 from extremax.validation import (
+    BOOLEAN,
+    RANDOM_STATE,
     Choice,
+    ConstraintTable,
     Instance,
     Interval,
     LabelIndex,
@@ -39,7 +42,7 @@ from extremax.validation import (
     lookup_labels,
 )
 
-_CONSTRAINTS = {
+_CONSTRAINTS: ConstraintTable = {
     "objective": [Choice(tuple(OBJECTIVES))],
     "noise": [Choice(("adversarial", "uniform", "frequency", "mixture")), Instance("a Noise", (Noise,))],
     "n_negatives": [Interval(int, 1)],
@@ -56,8 +59,8 @@ _CONSTRAINTS = {
     "patience": [Interval(int, 1), None],
     "memory_limit": [Interval(int, 1), None],
     "n_jobs": [Interval(int), None],
-    "random_state": [Interval(int, 0), Instance("a numpy Generator or RandomState", (np.random.Generator, np.random.RandomState)), None],
-    "verbose": [Interval(int, 0), Instance("a bool", (bool,))],
+    "random_state": [Interval(int, 0), RANDOM_STATE, None],
+    "verbose": [Interval(int, 0), BOOLEAN],
 }  # fmt: skip
 
 
@@ -213,11 +216,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             )
         self._remember(X, features, classes)
         seed = check_random_state(self.random_state)
-        if eval_set is None and self.validation_fraction > 0.0:
+        validation = self._check_eval_set(eval_set)
+        if validation is None and self.validation_fraction > 0.0:
             kept, held_out = _hold_out(kept, self.validation_fraction, seed)
             validation = features[held_out], ids[held_out]
-        else:
-            validation = self._check_eval_set(eval_set)
         if len(kept) < len(ids):
             features, ids, weight = features[kept], ids[kept], None if weight is None else weight[kept]
         report = ProgressLine(int(self.verbose))
@@ -287,7 +289,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         options = self._options()
         need = fit_memory(X.shape, len(self.classes_), options, keeps_best=self.patience is not None)
         report.say(f"fit needs {describe_memory(need)}")
-        ways_out = ["optimizer='adagrad_row' halves the tables", "fewer features (a projection of X) shrink them", "fewer classes"]
+        ways_out = [
+            "optimizer='adagrad_row' halves the tables",
+            "fewer features (a projection of X) shrink them",
+            "fewer classes",
+        ]
         check_memory(need, available=self.memory_limit, ways_out=ways_out)
         started = time.perf_counter()
         prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
@@ -343,7 +349,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("eval_set has no row of a class that occurs in y; validate on rows of the same classes.")
         if not seen.all():
             missing = int((~seen).sum())
-            warnings.warn(f"{missing} of {len(ids)} rows of eval_set are of classes that y lacks; they are left out.", stacklevel=3)
+            warnings.warn(
+                f"{missing} of {len(ids)} rows of eval_set are of classes that y lacks; they are left out.", stacklevel=3
+            )
             X, ids = X[seen], ids[seen]
         return X, ids
 
@@ -385,7 +393,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         log_prob : float32 (n_samples, k)
         """
         features = self._fitted(X)
-        options = {"k": [Interval(int, 1, len(self.classes_))], "search": [Choice(("exact", "beam"))], "beam_width": [Interval(int, 1)]}
+        options: ConstraintTable = {
+            "k": [Interval(int, 1, len(self.classes_))],
+            "search": [Choice(("exact", "beam"))],
+            "beam_width": [Interval(int, 1)],
+        }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         width = max(beam_width, k) if search == "beam" else None
         ids, log_prob = self.model_.top_k(features, k, beam_width=width, n_jobs=self.n_jobs)
@@ -437,7 +449,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) before save.")
-        plain = {name: value for name, value in self.get_params(deep=False).items() if isinstance(value, str | int | float | None)}
+        plain = {
+            name: value for name, value in self.get_params(deep=False).items() if isinstance(value, str | int | float | None)
+        }
         history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
         header = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         self.model_.save(path, labels=self.classes_, header=header)
@@ -450,6 +464,8 @@ def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Extreme
     data; ``verify=True`` reads and checks all of it.
     """
     model, labels, header = ExtremeModel.load(path, verify=verify)
+    if labels is None:
+        raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
     estimator = ExtremeClassifier(**header["parameters"])
     estimator._remember(model.linear.weights, model.linear.weights, labels)
     estimator.model_ = model

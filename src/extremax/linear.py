@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,8 @@ from extremax.noise import Noise
 from extremax.objectives import Objective
 from extremax.parallel import run
 
-Features = NDArray[np.float32] | sparse.csr_matrix | sparse.csr_array
-Progress = Callable[[int, float], None]
+Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
+Progress: TypeAlias = Callable[[int, float], None]
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _CHUNK_ROWS = 256  # rows read together from a file
@@ -151,7 +152,7 @@ def shuffled_windows(n_rows: int, row_bytes: int, seed: int, epoch: int) -> Iter
         yield rng.permutation(rows[rows < n_rows])
 
 
-def _is_on_disk(X: Features) -> bool:
+def _is_on_disk(X: Any) -> bool:
     while isinstance(X, np.ndarray):
         if isinstance(X, np.memmap):
             return True
@@ -167,7 +168,7 @@ class _DenseWindows:
     def __init__(self, X: NDArray[np.float32], optimizer_columns: int) -> None:
         self.X = X
         self.on_disk = _is_on_disk(X)
-        self.update = updates.adagrad_dense if optimizer_columns > 1 or optimizer_columns == X.shape[1] else updates.along_row_dense
+        self.update: Callable[..., None] = updates.adagrad_dense if per_weight else updates.along_row_dense
 
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])
@@ -199,11 +200,11 @@ class _SparseWindows:
 
     score = staticmethod(updates.score_csr)
 
-    def __init__(self, X: sparse.csr_matrix, optimizer_columns: int) -> None:
+    def __init__(self, X: Any, per_weight: bool) -> None:
         self.X = X
         # One index type, one compiled kernel: scipy keeps indptr in int32 for small matrices.
         self.arrays = CSRRows(X.data, X.indices.astype(np.int32, copy=False), X.indptr.astype(np.int64, copy=False))
-        self.update = updates.adagrad_csr if optimizer_columns > 1 or optimizer_columns == X.shape[1] else updates.along_row_csr
+        self.update: Callable[..., None] = updates.adagrad_csr if per_weight else updates.along_row_csr
 
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])  # as if dense: sparse and dense rows then come in the same order
@@ -222,7 +223,8 @@ def train_epoch(
     an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
     """
     objective, noise, threads = options.objective, options.noise, options.n_threads
-    source = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X, model.squares.shape[1])
+    per_weight = model.squares.shape == model.weights.shape
+    source: Any = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X, per_weight)
     arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
     scale, rate, penalty = np.float32(model.feature_scale), np.float32(learning_rate), np.float32(options.score_penalty)
     width, batch = 1 + options.n_negatives, options.batch_size

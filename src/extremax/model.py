@@ -113,16 +113,15 @@ class ExtremeModel:
         save_folder(path, kind=KIND, header=content, arrays=arrays, labels=labels)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, verify: bool = False
-    ) -> tuple[ExtremeModel, NDArray[Any], dict[str, Any]]:
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> tuple[ExtremeModel, NDArray[Any] | None, dict[str, Any]]:
         """Open a folder that `save` wrote: the model, its label names, and the header.
 
         Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
         """
         folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
         arrays, header = folder.arrays, dict(folder.header)
-        linear = LinearModel(**{name: arrays[name] for name in _LINEAR_ARRAYS}, **header["linear"])
+        tables: dict[str, Any] = {name: arrays[name] for name in _LINEAR_ARRAYS}
+        linear = LinearModel(**tables, **header["linear"])
         noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
         parts = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{part}"] for part in parts))

@@ -28,7 +28,7 @@ from extremax._jit import exp32, log1p32, njit, sigmoid32
 
 
 @njit
-def _softplus(a):  # type: ignore[no-untyped-def]
+def _softplus(a: Any) -> Any:
     return max(a, np.float32(0.0)) + log1p32(exp32(-abs(a)))
 
 
