@@ -165,7 +165,7 @@ class _DenseWindows:
 
     score = staticmethod(updates.score_dense)
 
-    def __init__(self, X: NDArray[np.float32], optimizer_columns: int) -> None:
+    def __init__(self, X: NDArray[np.float32], per_weight: bool) -> None:
         self.X = X
         self.on_disk = _is_on_disk(X)
         self.update: Callable[..., None] = updates.adagrad_dense if per_weight else updates.along_row_dense
