@@ -95,6 +95,56 @@ else:
         return types.float32(types.int32), codegen
 
 
+if JIT_DISABLED or numba.config.BOUNDSCHECK:  # the loop in full, with every access checked
+
+    @inline
+    def dot_rows(left: Any, i: Any, right: Any, j: Any) -> Any:
+        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple of 16."""
+        total = np.float32(0.0)
+        for c in range(left.shape[1]):
+            total += left[i, c] * right[j, c]
+        return total
+
+else:
+
+    @intrinsic
+    def dot_rows(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
+        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple of 16.
+
+        Spelled out as two SIMD accumulators, because LLVM unrolls so short a loop before it looks for SIMD in it.
+        """
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            f32, i64 = ir.FloatType(), ir.IntType(64)
+            lanes = ir.VectorType(f32, 8)
+            flags = ("reassoc", "contract")
+            rows = []
+            for array_type, array, row in ((signature.args[0], args[0], args[1]), (signature.args[2], args[2], args[3])):
+                ary = context.make_array(array_type)(context, builder, array)
+                width = cgutils.unpack_tuple(builder, ary.shape, 2)[1]
+                rows.append(builder.gep(ary.data, [builder.mul(row, width)]))
+            sums = [cgutils.alloca_once_value(builder, ir.Constant(lanes, None)) for _ in range(2)]
+            with cgutils.for_range_slice(builder, i64(0), width, i64(16), i64) as (start, _):
+                for half, total in enumerate(sums):
+                    place = builder.add(start, i64(8 * half))
+                    factors = []
+                    for row in rows:
+                        pointer = builder.bitcast(builder.gep(row, [place]), lanes.as_pointer())
+                        load = builder.load(pointer)
+                        load.align = 4
+                        factors.append(load)
+                    product = builder.fmul(*factors, flags=flags)
+                    builder.store(builder.fadd(builder.load(total), product, flags=flags), total)
+            both = builder.fadd(builder.load(sums[0]), builder.load(sums[1]), flags=flags)
+            kind = ir.FunctionType(f32, [f32, lanes])
+            fn = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v8f32")
+            return builder.call(fn, [ir.Constant(f32, -0.0), both], fastmath=flags)
+
+        return types.float32(left, types.int64, right, types.int64), codegen
+
+
 # -- random numbers as a hash of counters ------------------------------------------------------------------------------------
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -149,15 +199,13 @@ def uniform_bits(bits: Any) -> Any:
 _LOG2E = np.float32(1.44269504088896341)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
-_LN2 = np.float32(0.69314718056)
 _HALF, _ONE, _ZERO, _THREE_HALVES = np.float32(0.5), np.float32(1.0), np.float32(0.0), np.float32(1.5)
 _EXP_MIN, _EXP_MAX = np.float32(-87.0), np.float32(88.0)
 _E0, _E1, _E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _E3, _E4, _E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-_L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
-_L3, _L4, _L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
-_L6, _L7, _L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
-_SQRT2_MINUS_1 = np.float32(0.41421356)
+_L0, _L1, _L2 = np.float32(2.00000001), np.float32(0.66666316), np.float32(0.40024852)
+_L3, _L4 = np.float32(0.27961426), np.float32(0.28174666)
+_TWO = np.float32(2.0)
 _RSQRT_MAGIC = np.int32(0x5F375A86)
 
 
@@ -176,12 +224,10 @@ def exp32(x: Any) -> Any:
 @inline
 def log1p32(e: Any) -> Any:
     """``log(1 + e)`` in float32 for e in [0, 1], relative error below 3e-7."""
-    # A number instead of a branch: 1 where 1 + e is halved to stay near 1, else 0.  A branch here stops vectorisation.
-    upper = np.float32(e > _SQRT2_MINUS_1)
-    f = e - upper * ((e + _ONE) * _HALF)
-    z = f * f
-    p = ((((((((_L0 * f + _L1) * f + _L2) * f + _L3) * f + _L4) * f + _L5) * f + _L6) * f + _L7) * f + _L8) * f * z
-    return f + (p - _HALF * z) + upper * _LN2
+    # 2 artanh(s) with s = e / (2 + e) <= 1/3: a division and a short polynomial in s * s, and no branch.
+    s = e / (e + _TWO)
+    z = s * s
+    return s * ((((_L4 * z + _L3) * z + _L2) * z + _L1) * z + _L0)
 
 
 @inline

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax._jit import bits_float, draw_key, exp32, float_bits, inline, log1p32, mix64, njit, prefetch
+from extremax._jit import bits_float, dot_rows, draw_key, exp32, float_bits, inline, log1p32, mix64, njit, prefetch
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 32  # rows that walk together
-_TILE = 8  # rows of one pass of `all_log_prob`: one SIMD register
-_CHUNK = 64  # nodes between two passes of `all_log_prob`: the scratch stays in the first-level cache
+_TILE = 8  # rows for which `all_log_prob` transposes a chunk of nodes once
+_CHUNK = 256  # nodes of such a chunk: the scratch stays in the first-level cache
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
 _U23 = np.float32(2.0**-23)
 _LOW23 = np.uint64(0x7FFFFF)
 _S41 = np.uint64(41)
+_ONE_INT = np.int32(1)
 _MANTISSA = np.int32(0x7FFFFF)
 _ONE_BITS = np.int32(0x3F800000)
 _MINUS_INF = np.float32(-np.inf)
@@ -38,16 +39,6 @@ def _log32(x):
     """``log(x)`` for finite x >= 1: exponent and mantissa apart."""
     bits = float_bits(x)
     return np.float32((bits >> 23) - 127) * _LN2 + log1p32(bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE)
-
-
-@inline
-def _dot(table, node, Z, row):
-    """Inner product of two padded rows; the constant inner length is what makes it SIMD code."""
-    total = _ZERO
-    for first in range(0, table.shape[1], LANES):
-        for c in range(LANES):
-            total += table[node, first + c] * Z[row, first + c]
-    return total
 
 
 @njit
@@ -61,9 +52,9 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
     rows = np.empty(_BLOCK, np.int64)
     nodes = np.empty(_BLOCK, np.int32)
     keys = np.empty(_BLOCK, np.uint64)
-    first_draw = np.empty(_BLOCK, np.float32)
-    second_draw = np.empty(_BLOCK, np.float32)
+    uniform = np.empty((2, _BLOCK), np.float32)
     logits = np.empty(_BLOCK, np.float32)
+    soft = np.empty(_BLOCK, np.float32)
     against = np.empty(_BLOCK, np.float32)
     product = np.empty(_BLOCK, np.float32)
     for block in range(start, stop, _BLOCK):
@@ -78,15 +69,23 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
         level = 0
         width = 1
         while width <= n_inner:
-            if level % 2 == 0:  # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
+            half = level & 1
+            if half == 0:  # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
                 for j in range(_BLOCK):
                     bits = mix64(keys[j] ^ np.uint64(level))
-                    first_draw[j] = (np.float32(np.int32(bits & _LOW23)) + _HALF) * _U23
-                    second_draw[j] = (np.float32(np.int32(bits >> _S41)) + _HALF) * _U23
+                    uniform[0, j] = (np.float32(np.int32(bits & _LOW23)) + _HALF) * _U23
+                    uniform[1, j] = (np.float32(np.int32(bits >> _S41)) + _HALF) * _U23
             for j in range(_BLOCK):
-                logits[j] = _dot(table, nodes[j], Z, rows[j]) + biases[nodes[j]]
-            uniform = first_draw if level % 2 == 0 else second_draw
-            _decide(uniform, logits, nodes, against, product)
+                logits[j] = dot_rows(table, nodes[j], Z, rows[j]) + biases[nodes[j]]
+            for j in range(_BLOCK):
+                soft[j] = exp32(-abs(logits[j]))
+            for j in range(_BLOCK):  # right if u < sigma(a).  Numbers instead of branches, which would stop vectorisation
+                a = logits[j]
+                bound = _ONE if a >= _ZERO else soft[j]
+                right = np.float32(uniform[half, j] * (_ONE + soft[j]) < bound)
+                against[j] += max(a - (right + right) * a, _ZERO)
+                product[j] *= _ONE + soft[j]
+                nodes[j] = (nodes[j] << _ONE_INT) + _ONE_INT + np.int32(right)
             if 2 * width <= n_inner:
                 for j in range(_BLOCK):
                     prefetch(table, nodes[j], 0)
@@ -97,18 +96,6 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
         for j in range(size):
             labels[block + j] = leaf_class[nodes[j] - n_inner]
             log_prob[block + j] = product[j]
-
-
-@inline
-def _decide(uniform, logits, nodes, against, product):
-    """Take one random decision per row: right if u < sigma(a), that is u (1 + e) < (1 if a >= 0 else e)."""
-    for j in range(_BLOCK):
-        a = logits[j]
-        e = exp32(-abs(a))
-        right = uniform[j] * (_ONE + e) < (_ONE if a >= _ZERO else e)
-        against[j] += max(-a if right else a, _ZERO)
-        product[j] *= _ONE + e
-        nodes[j] = np.int32(2 * nodes[j] + 1 + np.int32(right))
 
 
 @njit
@@ -124,6 +111,7 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
     rows = np.empty(_BLOCK, np.int64)
     leaves = np.empty(_BLOCK, np.int64)
     logits = np.empty(_BLOCK, np.float32)
+    soft = np.empty(_BLOCK, np.float32)
     against = np.empty(_BLOCK, np.float32)
     product = np.empty(_BLOCK, np.float32)
     for block in range(start, stop, _BLOCK):
@@ -141,11 +129,13 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
                     prefetch(table, (leaves[j] >> (shift - 1)) - 1, 0)
             for j in range(_BLOCK):
                 node = (leaves[j] >> shift) - 1
-                a = _dot(table, node, Z, rows[j]) + biases[node]
-                logits[j] = -a if (leaves[j] >> (shift - 1)) & 1 else a  # positive: the decision is against it
+                sign = np.float32(1 - 2 * ((leaves[j] >> (shift - 1)) & 1))
+                logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node])  # positive: the decision is against it
+            for j in range(_BLOCK):
+                soft[j] = exp32(-abs(logits[j]))
             for j in range(_BLOCK):
                 against[j] += max(logits[j], _ZERO)
-                product[j] *= _ONE + exp32(-abs(logits[j]))
+                product[j] *= _ONE + soft[j]
         for j in range(_BLOCK):
             product[j] = -against[j] - _log32(product[j])
         for j in range(size):
@@ -156,51 +146,47 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
 def all_log_prob(table, biases, class_leaf, Z, start, stop, log_prob):
     """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
 
-    Eight rows at a time: logits of a chunk of nodes, exponential, logarithm, then from parents to children in place, last node
-    first; at the end from the order of the leaves to the order of the classes.
+    A chunk of nodes of one level at a time, its weights transposed once for a few rows: logits, exponential, logarithm, then from
+    parents to children in place, last node first; at the end from the order of the leaves to the order of the classes.
     """
     n_leaves = biases.shape[0] + 1
-    n_classes = class_leaf.shape[0]
-    columns = np.empty((table.shape[1], _TILE), np.float32)
-    reached = np.empty((n_leaves, _TILE), np.float32)
-    logits = np.empty((_CHUNK, _TILE), np.float32)
-    loss = np.empty(_CHUNK * _TILE, np.float32)
-    flat = logits.reshape(-1)
+    n_columns = table.shape[1]
+    columns = np.empty((n_columns, _CHUNK), np.float32)
+    reached = np.empty((_TILE, n_leaves), np.float32)
+    logits = np.empty(_CHUNK, np.float32)
+    loss = np.empty(_CHUNK, np.float32)
     for tile in range(start, stop, _TILE):
         size = min(_TILE, stop - tile)
-        for r in range(_TILE):
-            row = tile + min(r, size - 1)
-            for c in range(table.shape[1]):
-                columns[c, r] = Z[row, c]
-            reached[0, r] = _ZERO
+        for r in range(size):
+            reached[r, 0] = _ZERO
         width = 1
         while width < n_leaves:
             for last in range(width, 0, -_CHUNK):
                 first = max(last - _CHUNK, 0)
-                for p in range(last - first):
-                    node = width - 1 + first + p
-                    for r in range(_TILE):
-                        logits[p, r] = biases[node]
-                    for c in range(table.shape[1]):
-                        w = table[node, c]
-                        for r in range(_TILE):
-                            logits[p, r] += w * columns[c, r]
-                for i in range((last - first) * _TILE):
-                    loss[i] = exp32(-abs(flat[i]))
-                for i in range((last - first) * _TILE):
-                    loss[i] = log1p32(loss[i])
-                for p in range(last - first - 1, -1, -1):
-                    for r in range(_TILE):
-                        a = logits[p, r]
-                        here = reached[first + p, r] - loss[p * _TILE + r]
-                        reached[2 * (first + p), r] = here - max(a, _ZERO)
-                        reached[2 * (first + p) + 1, r] = here - max(-a, _ZERO)
+                n = last - first
+                for p in range(n):
+                    for c in range(n_columns):
+                        columns[c, p] = table[width - 1 + first + p, c]
+                for r in range(size):
+                    for p in range(n):
+                        logits[p] = biases[width - 1 + first + p]
+                    for c in range(0, n_columns, 4):
+                        z0, z1, z2, z3 = Z[tile + r, c], Z[tile + r, c + 1], Z[tile + r, c + 2], Z[tile + r, c + 3]
+                        for p in range(n):
+                            logits[p] += (z0 * columns[c, p] + z1 * columns[c + 1, p]) + (
+                                z2 * columns[c + 2, p] + z3 * columns[c + 3, p]
+                            )
+                    for p in range(n):
+                        loss[p] = exp32(-abs(logits[p]))
+                    for p in range(n):
+                        loss[p] = reached[r, first + p] - log1p32(loss[p])
+                    for p in range(n):
+                        reached[r, 2 * (first + p)] = loss[p] - max(logits[p], _ZERO)
+                        reached[r, 2 * (first + p) + 1] = loss[p] - max(-logits[p], _ZERO)
             width *= 2
-        for first in range(0, n_classes, _CHUNK):
-            last = min(first + _CHUNK, n_classes)
-            for r in range(size):
-                for c in range(first, last):
-                    log_prob[tile + r, c] = reached[class_leaf[c], r]
+        for r in range(size):
+            for c in range(class_leaf.shape[0]):
+                log_prob[tile + r, c] = reached[r, class_leaf[c]]
 
 
 @inline
@@ -241,7 +227,7 @@ def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, l
         kept_loss[0] = _ZERO
         while kept_nodes[0] < n_inner:
             for i in range(n_kept):
-                logits[i] = _dot(table, kept_nodes[i], Z, row) + biases[kept_nodes[i]]
+                logits[i] = dot_rows(table, kept_nodes[i], Z, row) + biases[kept_nodes[i]]
             for i in range(n_kept):
                 soft[i] = exp32(-abs(logits[i]))
             for i in range(n_kept):
