@@ -318,14 +318,14 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
     monkeypatch.setattr(linear._DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows))
     for X in views.values():
         sizes.clear()
-        source = linear._DenseWindows(X, N_FEATURES)
+        source = linear._DenseWindows(X, True)
         for rows, features, local in source.windows(shuffled_windows(50, source.row_bytes(), 0, 0)):
             assert type(features) is np.ndarray
             assert len(features) == len(rows) <= 16
             np.testing.assert_array_equal(features[local], data.X[rows])
         assert sum(sizes) == 50
     sizes.clear()
-    source = linear._DenseWindows(np.array(data.X), N_FEATURES)
+    source = linear._DenseWindows(np.array(data.X), True)
     assert all(features is source.X for _, features, _ in source.windows(shuffled_windows(50, 1, 0, 0)))
     assert sizes == []
 
