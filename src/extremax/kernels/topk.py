@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax._jit import bits_float, exp32, float_bits, inline, njit
+from extremax._jit import bits_float, float_bits, inline, njit
 
 _SIGN_MASK = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x7FFFFFFF)
@@ -23,6 +23,9 @@ _S31 = np.int32(31)
 _ZERO = np.float32(0.0)
 _MINUS_INF = np.float32(-np.inf)
 NO_LABEL = np.int32(0x7FFFFFFF)  # an empty place of a heap: loses every tie
+_HALF, _ONE, _LOG2E, _LN2 = np.float32(0.5), np.float32(1.0), np.float32(1.44269504088896341), np.float32(0.69314718056)
+_EXP_MIN = np.float32(-87.0)
+_P0, _P1, _P2, _P3 = np.float32(0.49999231), np.float32(0.16667114), np.float32(0.04189011), np.float32(0.00831256)  # minimax
 # exp(-32) of the peak, times the ten million classes that we aim at, is still below the precision of float32.
 _NEGLIGIBLE = np.float32(32.0)
 STRIP = 256  # scores per strip: long enough for SIMD, short enough that a rescan for the top-k is cheap
@@ -51,6 +54,19 @@ class Columns(NamedTuple):
 class Scaling(NamedTuple):
     features: np.float32
     sharpness: np.float32  # one over the temperature
+
+
+@inline
+def exp_nonpositive(x):
+    """``exp(x)`` in float32 for x <= 0, relative error below 3e-7; 1e-38 below -87.
+
+    Three terms fewer than `exp32`: a sum of exponentials and log(1 + exp) need no more.
+    """
+    x = max(x, _EXP_MIN)
+    n = np.int32(x * _LOG2E - _HALF)  # towards zero: the nearest whole number
+    r = x - np.float32(n) * _LN2
+    p = ((_P3 * r + _P2) * r + _P1) * r + _P0
+    return (p * r * r + r + _ONE) * bits_float(np.int32((n + 127) << 23))
 
 
 @inline
@@ -151,7 +167,7 @@ def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last
             if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
                 total = _ZERO
                 for j in range(products.size):
-                    total += exp32(strip[j] * sharpness - peak)
+                    total += exp_nonpositive(strip[j] * sharpness - peak)
                 mass += total
         state.peak[i], state.mass[i] = peak, mass
         place = state.target[i] - columns.start
@@ -199,7 +215,7 @@ def choose_candidates(scores, candidates, sharpness, first_row, last_row, labels
         mass = 0.0
         for j in range(width):
             if candidates[i, j] >= 0:
-                mass += exp32(scores[i, j] * sharpness - peak)
+                mass += exp_nonpositive(scores[i, j] * sharpness - peak)
         _sort_heap(best_scores, best_labels, k)
         log_mass = math.log(mass)
         for r in range(k):

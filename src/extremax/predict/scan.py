@@ -8,7 +8,6 @@ in the order of the classes, for a block of rows at once if it depends on the ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from extremax.tree import LabelTree
 
 Features: TypeAlias = "NDArray[np.float32] | sparse.csr_matrix | sparse.csr_array"
 Float32: TypeAlias = NDArray[np.float32]
+Fill: TypeAlias = Callable[[int, int], None]  # of rows from, to
 
 SCRATCH_BYTES = 256 << 20  # scratch memory of one call
 _TILE_DEPTH = 11  # levels of a subtree that makes a tile: 2,048 leaves
@@ -76,7 +76,8 @@ class Rows:
             return part if self.used is None else np.take(part, self.used, axis=1)
         classes = self.order[start:stop]
         if self.used is not None:
-            return self.weights[np.ix_(classes, self.used)]
+            scattered: Float32 = self.weights[np.ix_(classes, self.used)]
+            return scattered
         if len(self._copy) < len(classes):
             self._copy = np.empty((len(classes), self.weights.shape[1]), np.float32)
         copy, tasks = self._copy, split(len(classes), _COPY_ROWS)
@@ -96,7 +97,7 @@ class Tile(NamedTuple):
     columns: topk.Columns
     log_noise: Float32
     noise_row_step: int
-    fill: Callable[[int, int], None]
+    fill: Fill
 
 
 class _Buffers:
@@ -156,47 +157,43 @@ class ClassTiles:
 
 
 class SubtreeTiles:
-    """Tiles that are subtrees: the tree's logits by a matrix product, then from the root of the subtree to its leaves."""
+    """Tiles that are subtrees of a label tree: logits by a matrix product, then from the root of the subtree to its leaves."""
 
     def __init__(
-        self,
-        cut: leaf_tiles.LeafTiles,
-        tree: LabelTree,
-        Z: Float32,
-        model: Scorer,
-        n_rows: int,
-        scratch: int,
-        n_jobs: int | None,
+        self, cut: leaf_tiles.LeafTiles, tree: LabelTree, Z: Float32, model: Scorer, n_rows: int, scratch: int
     ) -> None:
-        self.cut, self.tree, self.model, self.order = cut, tree, model, cut.labels
+        self.cut, self.tree, self.order = cut, tree, cut.labels
         self.Z = np.require(Z, np.float32, ["C"])
         self.biases = model.biases[cut.labels]
-        row_bytes = 4 * (model.weights.shape[1] + 3 * (len(cut.place) + 1) + 2 * len(cut.roots))
-        most = min(_BLOCK_ROWS, (scratch - 4 * _TILE_SCORES) // row_bytes, _TILE_SCORES // (len(cut.place) + 1))
-        self.block_rows = _even_blocks(n_rows, most)
+        n_leaves = len(cut.place) + 1
+        row_bytes = 4 * (model.weights.shape[1] + 3 * n_leaves + 2 * len(cut.roots))
+        self.block_rows = _even_blocks(
+            n_rows, min(_BLOCK_ROWS, (scratch - 4 * _TILE_SCORES) // row_bytes, _TILE_SCORES // n_leaves)
+        )
 
-    def _logits(self, Z: Float32, nodes: NDArray[np.int64], out: Float32) -> Float32:
-        return np.matmul(Z, np.take(self.tree.weights, nodes, axis=0).T, out=out)
+    def _descend(
+        self, Z: Float32, nodes: NDArray[np.int64], logits: Float32, start: Float32, column: int, out: Float32
+    ) -> Fill:
+        """A function that fills rows of `out` with log p_n of the leaves below the given nodes."""
+        np.matmul(Z, np.ascontiguousarray(self.tree.weights[nodes].T), out=logits)
+        biases = self.tree.biases[nodes]
+
+        def fill(first: int, last: int) -> None:
+            loss = np.empty(len(nodes), np.float32)
+            leaf_tiles.descend(logits, biases, start, column, first, last, loss, out)
+
+        return fill
 
     def tiles(self, rows: Rows, first: int, last: int, buffers: _Buffers) -> Iterator[Tile]:
         cut, Z, n = self.cut, self.Z[first:last], last - first
         reached = buffers.get("reached", n, len(cut.roots))
-        logits = self._logits(Z, cut.top, buffers.get("top", n, len(cut.top)))
-        loss = np.empty(max(len(cut.top), len(cut.place)), np.float32)
-        leaf_tiles.descend(logits, self.tree.biases[cut.top], np.zeros((n, 1), np.float32), 0, 0, n, loss, reached)
+        self._descend(Z, cut.top, buffers.get("top", n, len(cut.top)), np.zeros((n, 1), np.float32), 0, reached)(0, n)
         for tile, (start, stop) in enumerate(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True)):
             products = buffers.get("products", n, stop - start)
             rows.products(start, stop, products)
-            nodes = cut.nodes(tile)
-            logits = self._logits(Z, nodes, buffers.get("logits", n, len(nodes)))
-            log_noise = buffers.get("log_noise", n, stop - start)
-            fill = partial(self._fill, logits, self.tree.biases[nodes], reached, tile, log_noise)
+            log_noise, logits = buffers.get("log_noise", n, stop - start), buffers.get("logits", n, len(cut.place))
+            fill = self._descend(Z, cut.nodes(tile), logits, reached, tile, log_noise)
             yield Tile(products, topk.Columns(cut.labels[start:stop], self.biases[start:stop], start, 0), log_noise, 1, fill)
-
-    @staticmethod
-    def _fill(logits: Float32, biases: Float32, reached: Float32, tile: int, log_noise: Float32, first: int, last: int) -> None:
-        loss = np.empty(logits.shape[1], np.float32)
-        leaf_tiles.descend(logits, biases, reached, tile, first, last, loss, log_noise)
 
 
 def _choose_tiles(
@@ -206,7 +203,7 @@ def _choose_tiles(
     if isinstance(tree, LabelTree) and Z is not None and n_rows > _FEW_ROWS:
         cut = leaf_tiles.cut_tree(tree.leaf_class, _TILE_DEPTH)
         if cut is not None:
-            return SubtreeTiles(cut, tree, Z, model, n_rows, scratch, n_jobs)
+            return SubtreeTiles(cut, tree, Z, model, n_rows, scratch)
     return ClassTiles(noise, Z, model, n_rows, scratch, n_jobs)
 
 
