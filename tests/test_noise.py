@@ -107,6 +107,15 @@ def test_frequency_exponent_matches_reference(exponent):
 
 
 @pytest.mark.small
+def test_empty_class_is_rare_whatever_the_scale_of_the_weights():
+    for scale in (1e-6, 1.0, 1e6):
+        prob = np.exp(FrequencyNoise(scale * np.array([3.0, 0.0, 1.0])).log_prob_)
+        assert prob[1] <= 0.51 * prob[2]
+        assert prob[0] == pytest.approx(3.0 * prob[2], rel=1e-5)  # float32 logarithms
+    np.testing.assert_allclose(FrequencyNoise([0, 0]).log_prob_, np.log(0.5))  # nothing is known: uniform
+
+
+@pytest.mark.small
 @pytest.mark.parametrize("weight", [0.001, 0.3, 0.999])
 def test_mixture_matches_reference(weight):
     first, second, Z = make("tree"), make("frequency"), features(5)

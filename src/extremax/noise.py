@@ -115,7 +115,8 @@ class FrequencyNoise(_Unconditional):
     Parameters
     ----------
     counts
-        Rows (or summed weights) of each class.  A class without rows counts as half a row: it keeps a finite log-probability.
+        Rows (or summed weights) of each class.  A class without rows counts as half a row, or as half the smallest summed weight
+        where that is less than one: it keeps a finite log-probability.
     exponent
         1 for the frequencies themselves, 0 for uniform noise, 0.75 as in word2vec.
 
@@ -136,7 +137,8 @@ class FrequencyNoise(_Unconditional):
                 f"counts[{', '.join(map(str, where))}] is {values[where]}; FrequencyNoise needs the number of rows of each"
                 " class, finite and at least 0."
             )
-        super().__init__(np.where(values > 0.0, values, 0.5) ** exponent)
+        empty = 0.5 * np.min(values, initial=1.0, where=values > 0.0)
+        super().__init__(np.where(values > 0.0, values, empty) ** exponent)
         self.counts, self.exponent = values, float(exponent)
 
 
