@@ -115,8 +115,8 @@ class FrequencyNoise(_Unconditional):
     Parameters
     ----------
     counts
-        Rows (or summed weights) of each class.  A class without rows counts as half a row, or as half the smallest summed weight
-        where that is less than one: it keeps a finite log-probability.
+        Rows (or summed weights) of each class.  A class without rows counts as half a row, or as half the smallest summed
+        weight where that is less than one: it keeps a finite log-probability.
     exponent
         1 for the frequencies themselves, 0 for uniform noise, 0.75 as in word2vec.
 
