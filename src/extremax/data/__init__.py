@@ -8,6 +8,7 @@ from extremax.data.pca import PCA
 from extremax.data.readers import iter_dataset, load_dataset
 from extremax.data.splits import seen_classes, split_rows
 from extremax.data.synthetic import GaussianTruth, SoftmaxTruth, SyntheticData, planted_hierarchy, planted_softmax, unstructured
+from extremax.data.text import TextFeatures
 
 __all__ = [
     "PCA",
@@ -16,6 +17,7 @@ __all__ = [
     "GaussianTruth",
     "SoftmaxTruth",
     "SyntheticData",
+    "TextFeatures",
     "all_pairs",
     "first_label",
     "has_label",

@@ -19,7 +19,7 @@ import scipy.linalg
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data.blas import one_blas_thread
+from extremax.data.products import one_blas_thread, read_only, sparse_times_dense
 from extremax.kernels.project import project_rows
 from extremax.parallel import resolve_threads, run, split
 
@@ -142,37 +142,25 @@ class PCA:
         result = out
         offset = (self.components.astype(np.float64) @ self.mean.astype(np.float64)).astype(np.float32)
         sparse = sp.issparse(X)
-        stay_sparse = sparse and self.n_features > _SPARSE_WIDTH
         if sparse:
             X = X.tocsr()
-        columns = self.components.T.copy() if stay_sparse else None
-        components = _read_only(self.components)
+        if sparse and self.n_features > _SPARSE_WIDTH:
+            sparse_times_dense(X, self.components.T, out=result, n_jobs=n_jobs)
+            result -= offset
+            return result
+        components = read_only(self.components)
         blocks = split(shape[0], _PROJECT_BLOCK)
 
         def project(i: int) -> None:
             start, stop = blocks[i]
             block = X[start:stop]
-            if stay_sparse:
-                np.subtract(block.astype(np.float32, copy=False) @ columns, offset, out=result[start:stop])
-                return
             if sparse:
                 block = block.toarray()
-            project_rows(_read_only(block), components, offset, result[start:stop])
+            project_rows(read_only(block), components, offset, result[start:stop])
 
         if self.n_components:
             run(project, len(blocks), resolve_threads(n_jobs))
         return result
-
-
-def _read_only(array: NDArray[Any]) -> Float32:
-    """A C-ordered float32 view that cannot be written.
-
-    For numba, arrays that can and cannot be written are two types, and a file opened read-only is of the second: with every
-    array of the second type, the kernel is compiled once.
-    """
-    view = np.ascontiguousarray(array, dtype=np.float32).view()
-    view.flags.writeable = False
-    return view
 
 
 class _Rows:

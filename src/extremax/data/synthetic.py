@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.data.blas import one_blas_thread
+from extremax.data.products import one_blas_thread
 from extremax.parallel import resolve_threads, run, split
 
 _BLOCK = 8192  # rows per random stream: changing it changes every data set

@@ -1,6 +1,6 @@
 """Rows times a few directions: ``Z = X W^T - offset``, the projection in front of the label tree (paper, section 3).
 
-One dot product per number, always in the same order: a row's projection depends on that row alone, not on the batch around it.
+One sum per number, always in the same order: a row's projection depends on that row alone, not on the batch around it.
 """
 
 from __future__ import annotations
@@ -38,3 +38,21 @@ def project_rows(X, components, offset, Z):
             for f in range(n_features):
                 a += X[i, f] * components[j, f]
             Z[i, j] = a - offset[j]
+
+
+@njit
+def multiply_sparse(indptr, indices, data, B, out):
+    """Fill ``out = A B`` for rows of a CSR matrix A.
+
+    indptr int64 (n + 1,) into indices int32 and data float32; B (f, k) and out (n, k) float32.
+    """
+    n_columns = B.shape[1]
+    for i in range(len(indptr) - 1):
+        row = out[i]
+        for j in range(n_columns):
+            row[j] = np.float32(0.0)
+        for p in range(indptr[i], indptr[i + 1]):
+            value = data[p]
+            other = B[indices[p]]
+            for j in range(n_columns):
+                row[j] += value * other[j]
