@@ -77,12 +77,10 @@ def nce_loss(scores, log_base, log_noise, weight, penalty, labels):
 
 
 def sampled_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
-    """Cross-entropy of the positive among itself and the negatives of other classes, corrected by their expected counts."""
+    """Cross-entropy of column 0 among all columns, corrected by log p_n; negatives that hit the positive stay."""
     losses = []
     for i, row in enumerate(scores + log_base):
-        logits = row - np.log((len(row) - 1) * np.exp(log_noise[i]))
-        others = [logits[j] for j in range(1, len(row)) if labels[i, j] != labels[i, 0]]
-        losses.append(-log_softmax([[logits[0], *others]])[0, 0] + penalty * (row**2).sum())
+        losses.append(-log_softmax([row - log_noise[i]])[0, 0] + penalty * (row**2).sum())
     return weight * np.array(losses)
 
 

@@ -49,6 +49,12 @@ def make_noise(kind):
     return tree if kind == "tree" else MixtureNoise(tree, make_noise("frequency"), weight=0.6)
 
 
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch):
+    """A look at progress and keyboard after every minibatch, not after a hundred thousand pairs."""
+    monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)
+
+
 def training_set(noise, *, n=50, storage="dense", weight=None, folder=None):
     X, y = rows_and_labels(n)
     Z = np.ascontiguousarray(X[:, :2])
@@ -318,14 +324,14 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
     monkeypatch.setattr(linear._DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows))
     for X in views.values():
         sizes.clear()
-        source = linear._DenseWindows(X, True)
+        source = linear._DenseWindows(X)
         for rows, features, local in source.windows(shuffled_windows(50, source.row_bytes(), 0, 0)):
             assert type(features) is np.ndarray
             assert len(features) == len(rows) <= 16
             np.testing.assert_array_equal(features[local], data.X[rows])
         assert sum(sizes) == 50
     sizes.clear()
-    source = linear._DenseWindows(np.array(data.X), True)
+    source = linear._DenseWindows(np.array(data.X))
     assert all(features is source.X for _, features, _ in source.windows(shuffled_windows(50, 1, 0, 0)))
     assert sizes == []
 

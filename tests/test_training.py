@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from extremax import progress, training
+from extremax import linear
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
 from extremax.objectives import OBJECTIVES
@@ -17,6 +18,12 @@ from extremax.progress import ProgressLine, format_seconds
 from extremax.training import Plan, train
 
 N_ROWS = 60
+
+
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch):
+    """A look at progress and keyboard after every minibatch, not after a hundred thousand pairs."""
+    monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)
 
 
 def problem(n_threads=1):

@@ -143,5 +143,5 @@ def training_set(
 
 
 def default_batch_size(n_rows: int, n_classes: int) -> int:
-    """As large as threads like it, as long as few rows of a batch share a class: those see each other's update late."""
-    return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 4096))
+    """Few enough rows that hardly two share a class (they see each other's update late) and that all stay in the cache."""
+    return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 512))

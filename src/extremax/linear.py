@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.kernels import updates
+from extremax._jit import JIT_DISABLED
+from extremax.kernels.train import Pairs, Step, train_csr, train_dense
 from extremax.kernels.updates import CSRRows, ModelArrays
 from extremax.noise import Noise
 from extremax.objectives import Objective
-from extremax.parallel import run
+from extremax.parallel import run_together
 
 Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
 Progress: TypeAlias = Callable[[int, float], None]
@@ -31,6 +32,7 @@ Progress: TypeAlias = Callable[[int, float], None]
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _CHUNK_ROWS = 256  # rows read together from a file
 _WINDOW_BYTES = 256 << 20
+_STRETCH_PAIRS = 1 << 17  # pairs between two looks at the clock and the keyboard
 _FIRST_SQUARE = 1e-8  # start of Adagrad's sums: keeps a vanishing first gradient from a full-length step
 
 
@@ -163,12 +165,11 @@ def _is_on_disk(X: Any) -> bool:
 class _DenseWindows:
     """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained on)."""
 
-    score = staticmethod(updates.score_dense)
+    train = staticmethod(train_dense)
 
-    def __init__(self, X: NDArray[np.float32], per_weight: bool) -> None:
+    def __init__(self, X: NDArray[np.float32]) -> None:
         self.X = X
         self.on_disk = _is_on_disk(X)
-        self.update: Callable[..., None] = updates.adagrad_dense if per_weight else updates.along_row_dense
 
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])
@@ -198,13 +199,12 @@ class _DenseWindows:
 class _SparseWindows:
     """Windows of a CSR X: the whole matrix is in memory."""
 
-    score = staticmethod(updates.score_csr)
+    train = staticmethod(train_csr)
 
-    def __init__(self, X: Any, per_weight: bool) -> None:
+    def __init__(self, X: Any) -> None:
         self.X = X
         # One index type, one compiled kernel: scipy keeps indptr in int32 for small matrices.
         self.arrays = CSRRows(X.data, X.indices.astype(np.int32, copy=False), X.indptr.astype(np.int64, copy=False))
-        self.update: Callable[..., None] = updates.adagrad_csr if per_weight else updates.along_row_csr
 
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])  # as if dense: sparse and dense rows then come in the same order
@@ -219,17 +219,24 @@ def train_epoch(
 ) -> float:
     """One pass over the rows of `data`, changing `model` in place.
 
-    Returns the mean loss per unit of weight.  `progress` is called after each minibatch with the rows done and the mean loss so far;
-    an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
+    Returns the mean loss per unit of weight.  `progress` is called now and then with the rows done and the mean loss so far; an
+    exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
     """
-    objective, noise, threads = options.objective, options.noise, options.n_threads
-    per_weight = model.squares.shape == model.weights.shape
-    source: Any = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X, per_weight)
+    objective, noise = options.objective, options.noise
+    threads = 1 if JIT_DISABLED else options.n_threads
+    source: Any = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X)
     arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
-    scale, rate, penalty = np.float32(model.feature_scale), np.float32(learning_rate), np.float32(options.score_penalty)
-    width, batch = 1 + options.n_negatives, options.batch_size
-    scores, coefficients = np.empty((batch, width), np.float32), np.empty((batch, width), np.float32)
-    losses = np.empty(batch, np.float64)
+    step = Step(
+        objective=objective.code,
+        batch_size=options.batch_size,
+        per_weight=model.squares.shape == model.weights.shape,
+        scale=np.float32(model.feature_scale),
+        learning_rate=np.float32(learning_rate),
+        penalty=np.float32(options.score_penalty),
+    )
+    width = 1 + options.n_negatives
+    stretch = max(1, _STRETCH_PAIRS // width // options.batch_size) * options.batch_size
+    barrier = np.zeros(64, np.int64)
     total, weight_done, rows_done = 0.0, 0.0, 0
 
     order = shuffled_windows(len(data.y), source.row_bytes(), options.seed, model.n_epochs)
@@ -240,27 +247,16 @@ def train_epoch(
         labels[:, 1:], log_noise[:, 1:] = noise.sample(data.Z[rows], options.n_negatives, seed, n_jobs=threads)
         log_base = log_noise if objective.removes_bias else np.zeros_like(log_noise)
         weight = data.weight[rows]
-
-        for start in range(0, len(rows), batch):
-            cut = slice(start, start + batch)
-            b_rows, b_labels = local[cut], labels[cut]
-            b_base, b_noise, b_weight = log_base[cut], log_noise[cut], weight[cut]
-            n = len(b_rows)
-            extra = (b_labels,) if objective.reads_labels else ()
-
-            def look(i: int) -> None:
-                first, last = i * n // threads, (i + 1) * n // threads
-                source.score(X, b_rows, b_labels, model.weights, model.biases, scale, scores, first, last)
-                objective.kernel(scores, b_base, b_noise, b_weight, penalty, coefficients, losses, first, last, *extra)
-
-            def change(i: int) -> None:
-                source.update(X, b_rows, b_labels, coefficients, arrays, scale, rate, i, threads)
-
-            run(look, threads, threads)
-            run(change, threads, threads)
-            total += float(losses[:n].sum())
-            weight_done += float(b_weight.sum())
-            rows_done += n
+        scores, coefficients = np.empty_like(log_noise), np.empty_like(log_noise)
+        losses = np.empty(len(rows), np.float64)
+        for start in range(0, len(rows), stretch):
+            cut = slice(start, start + stretch)
+            tables = (local, labels, log_base, log_noise, weight, scores, coefficients, losses)
+            pairs = Pairs(*(table[cut] for table in tables))
+            run_together(lambda part: source.train(X, pairs, arrays, step, barrier, part, threads), threads)
+            total += float(losses[cut].sum())
+            weight_done += float(weight[cut].sum())
+            rows_done += len(pairs.rows)
             if progress is not None:
                 progress(rows_done, total / max(weight_done, 1e-300))
     model.n_epochs += 1

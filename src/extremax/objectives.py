@@ -10,8 +10,10 @@ negative sampling   a = s - log_noise (= xi where base and noise agree, as in th
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
 NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
                     nothing is left to remove at prediction
-sampled softmax     cross-entropy of column 0 over a_j = s_j - log(m p_n) with negatives equal to the positive masked; with the noise
-                    as base, s starts at log p_n and only what the noise does not know is learned
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that hits the positive stays: with independent
+                    draws the columns are exchangeable, and p(column 0 is the data | columns) is proportional to exp(a_0)
+                    exactly then; masking such draws favours frequent classes.  With the noise as base, s starts at log p_n and
+                    only what the noise does not know is learned
 
 All three are consistent estimates of the softmax: at the optimum s differs from log p(y|x) by a constant of the row.
 """
@@ -71,34 +73,38 @@ def noise_contrastive(scores, log_base, log_noise, row_weight, penalty, coeffici
 
 
 @njit
-def sampled_softmax(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, start, stop, labels):  # type: ignore[no-untyped-def]
-    """Cross-entropy over the positive and its negatives, logits corrected by log(m p_n); accidental hits take no part."""
+def sampled_softmax(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, start, stop):  # type: ignore[no-untyped-def]
+    """Cross-entropy of the positive over itself and its negatives, logits corrected by log p_n."""
     width = scores.shape[1]
-    log_m = np.float32(np.log(max(width - 1, 1)))
     for i in range(start, stop):
         top = np.float32(-np.inf)
         total = np.float64(0.0)
         for j in range(width):
             s = scores[i, j] + log_base[i, j]
-            a = s - log_noise[i, j] - log_m
+            coefficients[i, j] = s - log_noise[i, j]
             total += penalty * s * s
-            coefficients[i, j] = a
-            if j == 0 or labels[i, j] != labels[i, 0]:
-                top = max(top, a)
+            top = max(top, coefficients[i, j])
         norm = np.float32(0.0)
         for j in range(width):
-            if j == 0 or labels[i, j] != labels[i, 0]:
-                norm += exp32(coefficients[i, j] - top)
+            norm += exp32(coefficients[i, j] - top)
         total += np.log(np.float64(norm)) + top - coefficients[i, 0]
         for j in range(width):
             s = scores[i, j] + log_base[i, j]
-            c = np.float32(0.0)
-            if j == 0:
-                c = exp32(coefficients[i, 0] - top) / norm - np.float32(1.0)
-            elif labels[i, j] != labels[i, 0]:
-                c = exp32(coefficients[i, j] - top) / norm
-            coefficients[i, j] = row_weight[i] * (c + np.float32(2.0) * penalty * s)
+            c = exp32(coefficients[i, j] - top) / norm + np.float32(2.0) * penalty * s
+            coefficients[i, j] = row_weight[i] * (c - np.float32(1.0) if j == 0 else c)
         losses[i] = row_weight[i] * total
+
+
+@njit
+def coefficients_of(code, pairs, penalty, start, stop):  # type: ignore[no-untyped-def]
+    """Coefficients and losses of the rows [start, stop) under the objective with this code; one branch for many rows."""
+    scores, base, noise, weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    if code == 0:
+        negative_sampling(scores, base, noise, weight, penalty, pairs.coefficients, pairs.losses, start, stop)
+    elif code == 1:
+        noise_contrastive(scores, base, noise, weight, penalty, pairs.coefficients, pairs.losses, start, stop)
+    else:
+        sampled_softmax(scores, base, noise, weight, penalty, pairs.coefficients, pairs.losses, start, stop)
 
 
 @dataclass(frozen=True)
@@ -107,24 +113,24 @@ class Objective:
 
     Attributes
     ----------
+    code
+        Its number in `coefficients_of`.
     kernel
         Fills coefficients and losses of a block of rows.
     removes_bias
         Whether the debiased score is xi + log p_n (True) or xi itself (False).
-    reads_labels
-        Whether the kernel also takes the table of labels, to mask negatives that hit the positive.
     starts_normalised
         Whether biases start at -log C: an objective that learns normalised scores stalls when it starts far from them.
     """
 
+    code: int
     kernel: Callable[..., Any]
     removes_bias: bool
-    reads_labels: bool = False
     starts_normalised: bool = False
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "negative_sampling": Objective(negative_sampling, removes_bias=True),
-    "nce": Objective(noise_contrastive, removes_bias=False, starts_normalised=True),
-    "sampled_softmax": Objective(sampled_softmax, removes_bias=True, reads_labels=True),
+    "negative_sampling": Objective(0, negative_sampling, removes_bias=True),
+    "nce": Objective(1, noise_contrastive, removes_bias=False, starts_normalised=True),
+    "sampled_softmax": Objective(2, sampled_softmax, removes_bias=True),
 }

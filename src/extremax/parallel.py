@@ -106,6 +106,41 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
             del error  # it refers to this frame, and so to the caller's arrays
 
 
+def run_together(task: Callable[[int], object], n_threads: int) -> None:
+    """Call ``task(i)`` for every i in ``range(n_threads)``, all at the same time, each on a thread of its own.
+
+    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that each hold a part of
+    the pool would wait for ever.  Returns, or raises the first exception, only when all tasks have ended.
+    """
+    errors: list[BaseException] = []
+
+    def guarded(i: int) -> None:
+        try:
+            task(i)
+        except BaseException as error:
+            errors.append(error)
+
+    helpers = [threading.Thread(target=guarded, args=(i,), name=f"extremax-{i}", daemon=True) for i in range(1, n_threads)]
+    for helper in helpers:
+        helper.start()
+    try:
+        task(0)
+    finally:
+        for helper in helpers:
+            _join(helper)
+    if errors:
+        raise errors[0]
+
+
+def _join(helper: threading.Thread) -> None:
+    """Wait for the end of a thread, Ctrl-C or not: it still writes to the caller's arrays."""
+    try:
+        helper.join()
+    except KeyboardInterrupt:
+        helper.join()
+        raise
+
+
 def split(n_items: int, block: int) -> list[tuple[int, int]]:
     """Cut ``range(n_items)`` into consecutive blocks; the cut depends on `block` alone, never on the thread count."""
     return [(start, min(start + block, n_items)) for start in range(0, n_items, block)]
