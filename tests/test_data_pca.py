@@ -148,19 +148,20 @@ def blas_threads():
 
 def test_blas_limit_holds_until_the_last_leaves():
     before, seen = blas_threads(), []
-    inside = threading.Event()
+    inside, leave = threading.Event(), threading.Event()
 
     def other():
-        inside.wait(10)
         with one_blas_thread():
+            inside.set()
+            leave.wait(10)
             seen.append(blas_threads())
 
     thread = threading.Thread(target=other)
-    thread.start()
     with one_blas_thread():
-        inside.set()
+        thread.start()
+        assert inside.wait(10)  # nobody waits for anybody
         seen.append(blas_threads())
-        assert thread.is_alive()
+    leave.set()
     thread.join(10)
     assert seen == [[1] * len(before)] * 2
     assert blas_threads() == before

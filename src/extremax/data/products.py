@@ -19,27 +19,38 @@ from extremax.parallel import resolve_threads, run, split
 _BLOCK = 4096  # sparse rows per task
 
 _lock = threading.Lock()
+_users = 0
+_limit: Any = None
 
 
-def _forget_lock() -> None:
+def _forget_users() -> None:
     # A child forked while another thread held the lock would wait for a thread that it does not have.
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _users, _limit
+    _lock, _users, _limit = threading.Lock(), 0, None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
+    os.register_at_fork(after_in_child=_forget_users)
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread for the duration; a second caller waits until the first has left.
+    """Limit BLAS to one thread for the duration; any number of callers at once.
 
-    The limit belongs to the whole process: where two uses overlapped, the first to leave would lift the limit of the other.
-    Must not be nested.
+    The limit belongs to the whole process: where two uses overlap, the first to come sets it and the last to leave lifts it.
     """
-    with _lock, threadpool_limits(1, user_api="blas"):
+    global _users, _limit
+    with _lock:
+        if _users == 0:
+            _limit = threadpool_limits(1, user_api="blas")
+        _users += 1
+    try:
         yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _limit.restore_original_limits()
 
 
 def read_only(array: Any, dtype: type = np.float32) -> NDArray[Any]:
