@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import threadpoolctl
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from extremax.kernels.project import multiply_sparse
 from extremax.parallel import resolve_threads, run, split
@@ -33,6 +33,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_users)
 
 
+def _lift(limit: Any) -> None:
+    # Since 3.8, threadpoolctl obeys only the thread that set the limit; the last user may be another.
+    release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    limit.restore_original_limits()
+    if release is not None:
+        release()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread for the duration; any number of callers at once.
@@ -42,7 +52,7 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limit
     with _lock:
         if _users == 0:
-            _limit = threadpool_limits(1, user_api="blas")
+            _limit = threadpoolctl.threadpool_limits(1, user_api="blas")
         _users += 1
     try:
         yield
@@ -50,7 +60,7 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                _limit.restore_original_limits()
+                _lift(_limit)
 
 
 def read_only(array: Any, dtype: type = np.float32) -> NDArray[Any]:
