@@ -12,35 +12,40 @@ from extremax.predict import remove_bias
 pytestmark = pytest.mark.small
 
 
-def new_state(n, k, target=None):
+def new_states(groups, n, k, target=None):
     return topk.RowState(
-        heap_scores=np.full((n, k), -np.inf, np.float32),
-        heap_labels=np.full((n, k), topk.NO_LABEL, np.int32),
-        peak=np.full(n, -np.inf, np.float32),
-        mass=np.zeros(n, np.float64),
+        heap_scores=np.full((groups, n, k), -np.inf, np.float32),
+        heap_labels=np.full((groups, n, k), topk.NO_LABEL, np.int32),
+        peak=np.full((groups, n), -np.inf, np.float32),
+        mass=np.zeros((groups, n), np.float64),
         target=np.full(n, -1, np.int32) if target is None else np.asarray(target, np.int32),
         target_score=np.full(n, np.nan, np.float32),
     )
 
 
-def scan(products, biases, log_noise, k, *, order=None, widths=(1000,), scale=1.0, temperature=1.0, target=None, row_step=1):
+def scan(
+    products, biases, log_noise, k, *, order=None, widths=(1000,), scale=1.0, temperature=1.0, target=None, row_step=1, groups=1
+):
     """Run the kernels over tiles of the given widths, the columns in the given order of classes."""
     n, n_classes = products.shape
     order = np.arange(n_classes, dtype=np.int32) if order is None else np.asarray(order, np.int32)
     products, biases, log_noise = products[:, order].copy(), biases[order], log_noise[:, order].copy()
     scaling = topk.Scaling(np.float32(scale), np.float32(1.0 / temperature))
-    state, start, turn = new_state(n, k, target), 0, 0
+    states, start, turn = new_states(groups, n, k, target), 0, 0
     strip = np.empty(topk.STRIP, np.float32)
     while start < n_classes:
         stop = min(start + widths[turn % len(widths)], n_classes)
         columns = topk.Columns(order[start:stop], biases[start:stop], start, start)
-        for first in range(0, n, 2):  # row blocks, as threads take them
+        group = turn % groups
+        state = states._replace(**{f: getattr(states, f)[group] for f in ("heap_scores", "heap_labels", "peak", "mass")})
+        for first in range(0, n, 2):
             tile = np.ascontiguousarray(products[:, start:stop])
             topk.scan_tile(tile, columns, log_noise, row_step, scaling, first, min(first + 2, n), state, strip)
         start, turn = stop, turn + 1
     log_prob, target_log_prob = np.empty((n, k), np.float32), np.empty(n, np.float32)
-    topk.finish_rows(state, scaling.sharpness, 0, n, log_prob, target_log_prob)
-    return state.heap_labels, log_prob, target_log_prob
+    labels = np.empty((n, k), np.int32)
+    topk.finish_rows(states, scaling.sharpness, labels, log_prob, target_log_prob)
+    return labels, log_prob, target_log_prob
 
 
 def table(n, n_classes, seed=0, rounding=None):
@@ -53,11 +58,11 @@ def table(n, n_classes, seed=0, rounding=None):
 
 
 @pytest.mark.parametrize("k", [1, 5, 64, 700, 703])
-@pytest.mark.parametrize("widths", [(1000,), (256,), (1, 300, 77)])
-def test_scan_matches_reference(k, widths):
+@pytest.mark.parametrize(("widths", "groups"), [((1000,), 1), ((256,), 2), ((1, 300, 77), 1), ((1, 300, 77), 3), ((300,), 9)])
+def test_scan_matches_reference(k, widths, groups):
     products, biases, log_noise = table(5, 700)
     labels, log_prob, target_log_prob = scan(
-        products, biases, log_noise, k, widths=widths, scale=0.5, temperature=1.5, target=[0, 699, 300, 1, 256]
+        products, biases, log_noise, k, groups=groups, widths=widths, scale=0.5, temperature=1.5, target=[0, 699, 300, 1, 256]
     )
     scores = np.float32(0.5) * products + biases + log_noise
     expected = reference.log_softmax(scores, 1.5)
@@ -74,7 +79,7 @@ def test_ties_go_to_the_smaller_class_in_any_order_of_columns_invariant(k):
     best = reference.ranked(products.astype(np.float64) + biases + log_noise, k)
     orders = [None, np.arange(300)[::-1], np.random.default_rng(0).permutation(300)]
     for order in orders:
-        labels, _, _ = scan(products, biases, log_noise, k, order=order, widths=(256, 20))
+        labels, _, _ = scan(products, biases, log_noise, k, order=order, widths=(256, 20), groups=2)
         np.testing.assert_array_equal(labels, best)
 
 

@@ -32,7 +32,7 @@ STRIP = 256  # scores per strip: long enough for SIMD, short enough that a resca
 
 
 class RowState(NamedTuple):
-    """Running results of a block of rows; `target` is the column of a row's true class, or -1."""
+    """Running results of a block of rows over a group of classes; `target` is the column of a row's true class, or -1."""
 
     heap_scores: np.ndarray  # (n, k) float32
     heap_labels: np.ndarray  # (n, k) int32
@@ -176,22 +176,35 @@ def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last
 
 
 @njit
-def finish_rows(state, sharpness, first_row, last_row, log_prob, target_log_prob):
-    """Sort the heaps, best first, and normalise by the log-sum-exp over all classes seen: labels stay in the heap's array.
+def finish_rows(states, sharpness, labels, log_prob, target_log_prob):
+    """Join the groups of classes, sort best first, and normalise by the log-sum-exp over all classes.
 
-    A place that no class took (k larger than the number of classes) becomes label -1, log-probability minus infinity.
+    ``states`` hold a leading axis of groups, which are joined in order.  A place of ``labels``, ``log_prob`` (n, k) that no
+    class took (k larger than the number of classes) becomes -1 and minus infinity.
     """
-    k = state.heap_scores.shape[1]
-    for i in range(first_row, last_row):
-        scores, labels = state.heap_scores[i], state.heap_labels[i]
-        _sort_heap(scores, labels, k)
-        log_mass = math.log(state.mass[i])
+    n_groups, n, k = states.heap_scores.shape
+    for i in range(n):
+        scores, best = states.heap_scores[0, i], states.heap_labels[0, i]
+        peak, mass = states.peak[0, i], states.mass[0, i]
+        for g in range(1, n_groups):
+            for r in range(k):
+                score, label = states.heap_scores[g, i, r], states.heap_labels[g, i, r]
+                if score > scores[0] or (score == scores[0] and label < best[0]):
+                    _replace_worst(scores, best, k, score, label)
+            if states.peak[g, i] > peak:
+                mass = mass * math.exp(peak - states.peak[g, i]) + states.mass[g, i]
+                peak = states.peak[g, i]
+            else:
+                mass += states.mass[g, i] * math.exp(states.peak[g, i] - peak)
+        _sort_heap(scores, best, k)
+        log_mass = math.log(mass)
         for r in range(k):
-            log_prob[i, r] = (scores[r] * sharpness - state.peak[i]) - log_mass
-            if labels[r] == NO_LABEL:
-                labels[r] = -1
+            labels[i, r] = best[r]
+            log_prob[i, r] = (scores[r] * sharpness - peak) - log_mass
+            if best[r] == NO_LABEL:
+                labels[i, r] = -1
                 log_prob[i, r] = _MINUS_INF
-        target_log_prob[i] = (state.target_score[i] * sharpness - state.peak[i]) - log_mass
+        target_log_prob[i] = (states.target_score[i] * sharpness - peak) - log_mass
 
 
 @njit

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.noise import Noise
-from extremax.parallel import resolve_threads, split
-from extremax.predict.scan import SCRATCH_BYTES, ClassTiles, Features, Rows, Scorer
+from extremax.parallel import split
+from extremax.predict.scan import SCRATCH_BYTES, Buffers, ClassTiles, Features, Rows, Scorer
 
 RESULT_BYTES = 2 << 30  # largest (n, n_classes) array returned without being asked for
 _BLOCK_SCORES = 4 << 20
@@ -104,10 +104,10 @@ def debiased_scores(
     source = ClassTiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
     for first, last in split(n_rows, source.block_rows):
         block = out[first:last]
-        Rows(X, first, last, model.weights, None, resolve_threads(n_jobs)).products(0, n_classes, block)
+        Rows(X, first, last, model.weights, None).products(0, n_classes, Buffers(), block)
         block *= np.float32(model.feature_scale)
         block += model.biases
-        remove_bias(block, None if noise is None else source.block_log_noise(first, last), out=block)
+        remove_bias(block, None if noise is None else source.start_block(first, last), out=block)
     return out
 
 
