@@ -21,6 +21,7 @@ from extremax._jit import inline, njit, prefetch, rsqrt32
 
 _AHEAD = 2  # pairs to prefetch ahead
 _LINE = 16  # float32 in a cache line
+_CHUNK = 64  # weights between two turns of prefetching: all lines of a row at once would fill the queue of the memory unit
 
 
 class CSRRows(NamedTuple):
@@ -98,6 +99,15 @@ def _adagrad_bias(model, label, c, learning_rate):
     model.biases[label] -= learning_rate * c * rsqrt32(model.bias_squares[label])
 
 
+@inline
+def _adagrad(x, w, a, c, learning_rate):
+    for k in range(x.shape[0]):
+        g = c * x[k]
+        s = a[k] + g * g
+        a[k] = s
+        w[k] -= learning_rate * g * rsqrt32(s)
+
+
 @njit
 def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, part, n_parts):
     """Adagrad with one accumulator per weight: a += g^2; w -= learning_rate * g / sqrt(a)."""
@@ -105,23 +115,19 @@ def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, pa
     owned = np.empty(labels.size, np.int32)
     count = _owned_pairs(labels, coefficients, part, n_parts, owned)
     for q in range(count):
-        if q + _AHEAD < count:
-            i = owned[q + _AHEAD] // width
-            label = labels[i, owned[q + _AHEAD] % width]
-            _prefetch_row(model.weights, label)
-            _prefetch_row(model.squares, label)
-            _prefetch_row(X, rows[i])
+        ahead = owned[min(q + _AHEAD, count - 1)]
+        next_row, next_label = rows[ahead // width], labels[ahead // width, ahead % width]
         i, j = owned[q] // width, owned[q] % width
-        label = labels[i, j]
-        c = coefficients[i, j]
+        row, label, c = rows[i], labels[i, j], coefficients[i, j]
         _adagrad_bias(model, label, c, learning_rate)
         c *= scale
-        x, w, a = X[rows[i]], model.weights[label], model.squares[label]
-        for k in range(x.shape[0]):
-            g = c * x[k]
-            s = a[k] + g * g
-            a[k] = s
-            w[k] -= learning_rate * g * rsqrt32(s)
+        for first in range(0, X.shape[1], _CHUNK):
+            last = min(first + _CHUNK, X.shape[1])
+            for line in range(first, last, _LINE):
+                prefetch(model.weights, next_label, line)
+                prefetch(model.squares, next_label, line)
+                prefetch(X, next_row, line)
+            _adagrad(X[row, first:last], model.weights[label, first:last], model.squares[label, first:last], c, learning_rate)
 
 
 @njit
