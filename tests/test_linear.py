@@ -49,12 +49,6 @@ def make_noise(kind):
     return tree if kind == "tree" else MixtureNoise(tree, make_noise("frequency"), weight=0.6)
 
 
-@pytest.fixture(autouse=True)
-def short_stretches(monkeypatch):
-    """A look at progress and keyboard after every minibatch, not after a hundred thousand pairs."""
-    monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)
-
-
 def training_set(noise, *, n=50, storage="dense", weight=None, folder=None):
     X, y = rows_and_labels(n)
     Z = np.ascontiguousarray(X[:, :2])
@@ -103,6 +97,12 @@ def several_windows(monkeypatch):
     """Windows of 16 rows in chunks of 8: 50 rows take four of them, and the last chunk is short."""
     monkeypatch.setattr(linear, "_CHUNK_ROWS", 8)
     monkeypatch.setattr(linear, "_WINDOW_BYTES", 16 * 4 * N_FEATURES)
+
+
+@pytest.fixture
+def short_stretches(monkeypatch):
+    """A look at progress and keyboard after every minibatch, not after a hundred thousand pairs."""
+    monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)
 
 
 # -- order of the rows ---------------------------------------------------------------------------------------------------------
@@ -298,6 +298,28 @@ def test_thread_count_invariant(storage, optimizer, n_threads, several_windows, 
     assert_same_bits(trained(storage, optimizer=optimizer, n_threads=n_threads, folder=tmp_path), one)
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("pairs", [1, 40, 100])  # one, two and five minibatches of 6 rows with 3 classes each
+def test_stretch_between_two_looks_invariant(storage, n_threads, pairs, several_windows, tmp_path, monkeypatch):
+    whole = trained(storage, batch_size=6, folder=tmp_path)
+    calls = []
+    monkeypatch.setattr(linear, "_STRETCH_PAIRS", pairs)
+    run = linear.run_together
+    monkeypatch.setattr(linear, "run_together", lambda task, n: calls.append(n) or run(task, n))
+    assert_same_bits(trained(storage, batch_size=6, n_threads=n_threads, folder=tmp_path, epochs=2), whole)
+    assert set(calls) == {n_threads}
+    assert len(calls) >= {1: 18, 40: 10, 100: 8}[pairs]  # four windows of 16, 16, 16 and 2 rows, or the like, twice
+
+
+def test_small_minibatches_thread_count_invariant():
+    # Thousands of waits of threads for one another, more threads than processors among them.
+    settings = {"n": 4000, "batch_size": 2, "epochs": 1, "kind": "frequency"}
+    one = trained(n_threads=1, **settings)
+    for n_threads in (2, 4):
+        assert_same_bits(trained(n_threads=n_threads, **settings), one)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("kind", ["frequency", "mixture"])
 def test_thread_count_of_objectives_and_noises_invariant(objective, kind):
@@ -445,7 +467,7 @@ def test_scaled_features_identity(storage, optimizer):
 # -- progress and interruption -------------------------------------------------------------------------------------------------
 
 
-def test_progress_counts_rows_and_averages_losses(several_windows):
+def test_progress_counts_rows_and_averages_losses(several_windows, short_stretches):
     noise, calls = make_noise("frequency"), []
     data = training_set(noise)
     loss = train_epoch(
@@ -462,7 +484,7 @@ def test_progress_counts_rows_and_averages_losses(several_windows):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_interruption_leaves_the_model_of_the_last_minibatch(storage, several_windows, tmp_path):
+def test_interruption_leaves_the_model_of_the_last_minibatch(storage, several_windows, short_stretches, tmp_path):
     noise = make_noise("frequency")
     data = training_set(noise, storage=storage, folder=tmp_path)
     opts, model = options(noise, batch_size=6), new_model("sgd")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import itertools
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from extremax import progress, training
-from extremax import linear
+from extremax import linear, progress, training
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
 from extremax.objectives import OBJECTIVES
+from extremax.parallel import run_together
 from extremax.progress import ProgressLine, format_seconds
 from extremax.training import Plan, train
 
@@ -258,6 +260,42 @@ def test_ctrl_c_keeps_the_model_usable(ctrl_c, n_threads):
     assert np.isfinite(model.weights).all()
     assert train(model, data, options, Plan(1, 0.2), history=history) is True  # ... and it goes on from there
     assert [record["epoch"] for record in history] == [1, 2]
+
+
+def test_ctrl_c_waits_for_threads_that_wait_for_each_other(ctrl_c):
+    # The first call compiles, for seconds; whoever is interrupted there must not leave the others at the barrier for ever.
+    barrier, passed = threading.Barrier(3), []
+
+    def task(part):
+        if part == 0:
+            signal.raise_signal(signal.SIGINT)  # Python hands it to the main thread, wherever that is
+            time.sleep(0.2)
+        barrier.wait(timeout=20.0)  # breaks, and raises, if somebody does not come
+        time.sleep(0.1)
+        passed.append(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_together(task, 3)
+    assert sorted(passed) == [0, 1, 2]  # all have ended: none writes to the arrays any more
+
+
+def test_threads_that_cannot_all_start_do_not_start_at_all(monkeypatch):
+    starts, done, before = itertools.count(), [], threading.active_count()
+    start = threading.Thread.start
+
+    def start_two(thread):
+        if next(starts) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    with pytest.raises(RuntimeError, match="can't start"):
+        run_together(done.append, 3)
+    deadline = time.monotonic() + 20.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    assert done == []
 
 
 def test_ctrl_c_in_validation_or_callback_keeps_the_model(ctrl_c):

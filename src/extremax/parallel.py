@@ -109,36 +109,49 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
 def run_together(task: Callable[[int], object], n_threads: int) -> None:
     """Call ``task(i)`` for every i in ``range(n_threads)``, all at the same time, each on a thread of its own.
 
-    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that each hold a part of
-    the pool would wait for ever.  Returns, or raises the first exception, only when all tasks have ended.
+    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that each hold a part
+    of the pool would wait for ever.  For the same reason the caller takes no part, unless it is alone: Ctrl-C would take it
+    away from those who wait for it.  Returns, or raises the first exception, only when all tasks have ended.
     """
+    if n_threads == 1:
+        task(0)
+        return
     errors: list[BaseException] = []
+    ended = [threading.Event() for _ in range(n_threads)]
+    complete = False
+    gate = threading.Lock()
 
-    def guarded(i: int) -> None:
+    def work(i: int) -> None:
+        with gate:
+            pass
         try:
-            task(i)
+            if complete:
+                task(i)
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended[i].set()
 
-    helpers = [threading.Thread(target=guarded, args=(i,), name=f"extremax-{i}", daemon=True) for i in range(1, n_threads)]
-    for helper in helpers:
-        helper.start()
+    gate.acquire()  # nobody begins before everybody is there; where that fails, nobody begins at all
     try:
-        task(0)
+        for i in range(n_threads):
+            threading.Thread(target=work, args=(i,), name=f"extremax-{i}", daemon=True).start()
+        complete = True
     finally:
-        for helper in helpers:
-            _join(helper)
+        gate.release()
+    waiting = True
+    while waiting:  # Ctrl-C or not: the tasks still write to the caller's arrays
+        try:
+            for event in ended:  # not Thread.join: interrupted once, it takes a running thread for one that has ended
+                event.wait()
+            waiting = False
+        except KeyboardInterrupt as interrupt:
+            errors.insert(0, interrupt)
     if errors:
-        raise errors[0]
-
-
-def _join(helper: threading.Thread) -> None:
-    """Wait for the end of a thread, Ctrl-C or not: it still writes to the caller's arrays."""
-    try:
-        helper.join()
-    except KeyboardInterrupt:
-        helper.join()
-        raise
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # they refer to this frame, and so to the caller's arrays
 
 
 def split(n_items: int, block: int) -> list[tuple[int, int]]:
