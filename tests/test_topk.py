@@ -35,12 +35,13 @@ def scan(
     strip = np.empty(topk.STRIP, np.float32)
     while start < n_classes:
         stop = min(start + widths[turn % len(widths)], n_classes)
-        columns = topk.Columns(order[start:stop], biases[start:stop], start, start)
+        columns = topk.Columns(order[start:stop], biases[start:stop], start)
         group = turn % groups
         state = states._replace(**{f: getattr(states, f)[group] for f in ("heap_scores", "heap_labels", "peak", "mass")})
         for first in range(0, n, 2):
+            noise = topk.LogNoise(log_noise[row_step * first :], first, row_step, start)
             tile = np.ascontiguousarray(products[:, start:stop])
-            topk.scan_tile(tile, columns, log_noise, row_step, scaling, first, min(first + 2, n), state, strip)
+            topk.scan_tile(tile, columns, noise, scaling, first, min(first + 2, n), state, strip)
         start, turn = stop, turn + 1
     log_prob, target_log_prob = np.empty((n, k), np.float32), np.empty(n, np.float32)
     labels = np.empty((n, k), np.int32)

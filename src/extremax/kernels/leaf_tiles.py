@@ -5,7 +5,8 @@ section 3).  The nodes of each level stand in bit-reversed order: the node at pl
 level and its right child at place r + (nodes of the level).  A step down is then two passes over consecutive memory, in place.
 
 A balanced tree gives the left half of n classes ceil(n / 2) and the right half floor(n / 2).  In bit-reversed order its padding
-comes last: the real classes of a subtree are the first places of its row, and nothing is computed for the padding.
+comes last: the n real classes of a subtree are the first places of its row, its first n - 1 nodes have two real children each,
+and nothing is computed for the others.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class LeafTiles(NamedTuple):
     place: np.ndarray  # (nodes,) int64: its number among those
 
     def nodes(self, tile):
-        """Heap numbers of the nodes of one subtree, level by level."""
-        return self.level_start + self.roots[tile] * self.level_width + self.place
+        """Heap numbers of the nodes of one subtree that have two real children, level by level."""
+        n = self.offsets[tile + 1] - self.offsets[tile] - 1
+        return self.level_start[:n] + self.roots[tile] * self.level_width[:n] + self.place[:n]
 
 
 def _reversed_bits(n_bits):
@@ -75,7 +77,9 @@ def cut_tree(leaf_class, tile_depth):
 @inline
 def _log1p_unit(e):
     """``log(1 + e)`` in float32 for e in [0, 1], absolute error below 2e-7: minimax polynomial times e."""
-    return (((((((_Q7 * e + _Q6) * e + _Q5) * e + _Q4) * e + _Q3) * e + _Q2) * e + _Q1) * e + _Q0) * e
+    s = e * e
+    high, low = (_Q7 * e + _Q6) * s + (_Q5 * e + _Q4), (_Q3 * e + _Q2) * s + (_Q1 * e + _Q0)
+    return (high * (s * s) + low) * e
 
 
 @njit
@@ -84,31 +88,32 @@ def descend(logits, biases, start, start_column, first_row, last_row, loss, log_
 
     Parameters
     ----------
-    logits : (n, nodes) float32
-        w_v.x of the nodes of the subtree, level by level; overwritten.
-    biases : (nodes,) float32
+    logits : (n, width - 1) float32
+        w_v.x of the nodes of the subtree that have two real children, level by level; overwritten.
+    biases : (width - 1,) float32
     start : (n, m) float32
         ``start[i, start_column]`` is the log-probability with which row i reaches the root.
-    loss : (nodes,) float32
+    loss : (width - 1,) float32
         Scratch of this call alone.
     log_prob : (n, width) float32
-        Filled; of the leaves in bit-reversed order the first `width`, at least half of them.
+        Filled; the real leaves come first in bit-reversed order.
     """
-    n_nodes, width = logits.shape[1], log_prob.shape[1]
+    width = log_prob.shape[1]
     for i in range(first_row, last_row):
         a = logits[i]
-        for p in range(n_nodes):
+        for p in range(width - 1):
             a_p = a[p] + biases[p]
             a[p] = a_p
             loss[p] = _log1p_unit(exp_nonpositive(-abs(a_p)))
         row = log_prob[i]
         row[0] = start[i, start_column]
         level = 1
-        while level <= n_nodes:
-            logit, soft = a[level - 1 : 2 * level - 1], loss[level - 1 : 2 * level - 1]
-            left, right = row[:level], row[level : min(2 * level, width)]
+        while level < width:
+            right = row[level : min(2 * level, width)]
+            left = row[: right.size]  # a node with a single child goes there with certainty
+            logit, soft = a[level - 1 : level - 1 + right.size], loss[level - 1 : level - 1 + right.size]
             for p in range(right.size):
                 right[p] = left[p] - soft[p] - max(-logit[p], _ZERO)
-            for p in range(left.size):
+            for p in range(right.size):
                 left[p] = left[p] - soft[p] - max(logit[p], _ZERO)
             level *= 2

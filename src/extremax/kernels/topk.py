@@ -48,7 +48,15 @@ class Columns(NamedTuple):
     labels: np.ndarray  # (width,) int32
     biases: np.ndarray  # (width,) float32
     start: int
-    noise_start: int
+
+
+class LogNoise(NamedTuple):
+    """log p_n: row ``row_step * (i - first_row)``, column ``first_column + j`` belongs to row i, column j of a tile."""
+
+    values: np.ndarray  # float32
+    first_row: int
+    row_step: int  # 0 for one row that serves all
+    first_column: int
 
 
 class Scaling(NamedTuple):
@@ -65,8 +73,9 @@ def exp_nonpositive(x):
     x = max(x, _EXP_MIN)
     n = np.int32(x * _LOG2E - _HALF)  # towards zero: the nearest whole number
     r = x - np.float32(n) * _LN2
-    p = ((_P3 * r + _P2) * r + _P1) * r + _P0
-    return (p * r * r + r + _ONE) * bits_float(np.int32((n + 127) << 23))
+    s = r * r
+    # By squares, not by Horner's rule: half the length of the chain in which each step waits for the one before.
+    return (((_P3 * r + _P2) * s + (_P1 * r + _P0)) * s + (r + _ONE)) * bits_float(np.int32((n + 127) << 23))
 
 
 @inline
@@ -118,8 +127,8 @@ def _sort_heap(scores, labels, k):
 
 
 @njit
-def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last_row, state, strip):
-    """Merge a tile of scores into the state of rows ``first_row`` to ``last_row``.
+def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, strip):
+    """Merge rows ``first_row`` to ``last_row`` of a tile into their state.
 
     Parameters
     ----------
@@ -127,8 +136,8 @@ def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last
         Products x.w_y.
     columns : Columns
         What the tile's columns are.
-    log_noise : (n, m) or (1, m) float32
-        Row ``i * noise_row_step``, column ``columns.noise_start + j`` belongs to ``tile[i, j]``.
+    log_noise : LogNoise
+        log p_n of the same pairs.
     scaling : Scaling
         Scale of the features and one over the temperature.
     strip : (STRIP,) float32
@@ -138,7 +147,8 @@ def scan_tile(tile, columns, log_noise, noise_row_step, scaling, first_row, last
     k = state.heap_scores.shape[1]
     scale, sharpness = scaling.features, scaling.sharpness
     for i in range(first_row, last_row):
-        noise_row = log_noise[i * noise_row_step, columns.noise_start : columns.noise_start + width]
+        first = log_noise.first_column
+        noise_row = log_noise.values[(i - log_noise.first_row) * log_noise.row_step, first : first + width]
         heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
         threshold = heap_scores[0]
         peak, mass = state.peak[i], state.mass[i]

@@ -28,8 +28,9 @@ SCRATCH_BYTES = 256 << 20  # scratch memory of one call on up to _TILES_AT_ONCE 
 _TILES_AT_ONCE = 8  # assumed, not counted: the thread count must not change the cut, and with it the last bits of a result
 _GROUPS = 16  # groups of classes, which threads share; a number of its own, so that the thread count changes no result
 _BLOCK_ROWS = 1024  # rows at a time: more no longer help the matrix product
-_TILE_DEPTH = 10  # levels of a subtree that makes a tile: 1,024 leaves
-_TILE_SCORES = 1 << 20  # scores per tile at most: 4 MB, so that the tiles of a thread stay in cache
+_TILE_DEPTH = 11  # levels of a subtree that makes a tile: 2,048 leaves
+_TILE_SCORES = 2 << 20  # scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
+_NOISE_ROWS = 128  # rows for which log p_n is made and used at once
 _FEW_ROWS = 16  # so few rows do not repay copying the weights into the order of the leaves
 _SMALL_WORK = 1 << 24  # multiplications below which BLAS keeps to one thread by itself
 
@@ -95,15 +96,6 @@ class Rows:
         return np.take(self.weights, classes, axis=0, out=copy, mode="clip")  # the default mode would copy once more
 
 
-class Tile(NamedTuple):
-    """Products x.w_y and log p_n of a block of rows and some classes."""
-
-    products: Float32
-    columns: topk.Columns
-    log_noise: Float32
-    noise_row_step: int
-
-
 def _even_blocks(n_rows: int, most: int) -> int:
     """Rows per block: at most so many, in blocks of about equal size."""
     n_blocks = max(1, -(-n_rows // max(most, 1)))
@@ -140,15 +132,12 @@ class ClassTiles:
             raise ValueError("Z is None; a noise distribution that depends on the row needs the tree's features of each row.")
         return self.noise.log_prob_all(self.Z[first:last], out=self.log_noise[: last - first], n_jobs=self.n_jobs)
 
-    def tile(self, number: int, rows: Rows, log_noise: Float32, buffers: Buffers) -> Tile:
+    def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
-        products = rows.products(start, stop, buffers, buffers.get("products", len(rows.x), stop - start))
-        return Tile(
-            products,
-            topk.Columns(self.labels[start:stop], self.model.biases[start:stop], start, start),
-            log_noise,
-            self.row_step,
-        )
+        return topk.Columns(self.labels[start:stop], self.model.biases[start:stop], start)
+
+    def tile_log_noise(self, number: int, block: Float32, first: int, last: int, buffers: Buffers) -> topk.LogNoise:
+        return topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
 
 
 class SubtreeTiles:
@@ -168,7 +157,7 @@ class SubtreeTiles:
         self.biases = model.biases[cut.labels]
         self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
         n_leaves = len(cut.place) + 1
-        row_bytes = 4 * (model.weights.shape[1] + 2 * len(cut.roots) + 3 * n_leaves * _TILES_AT_ONCE)
+        row_bytes = 4 * (model.weights.shape[1] + 2 * len(cut.roots) + n_leaves * _TILES_AT_ONCE)
         most = min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves)
         self.block_rows = _even_blocks(n_rows, most)
 
@@ -176,7 +165,7 @@ class SubtreeTiles:
         self, Z: Float32, nodes: NDArray[np.int64], logits: Float32, start: Float32, column: int, out: Float32
     ) -> None:
         """Fill `out` with log p_n of the leaves below the given nodes."""
-        np.matmul(Z, np.ascontiguousarray(self.tree.weights[nodes].T), out=logits)
+        np.matmul(Z, np.take(self.tree.weights, nodes, axis=0).T, out=logits)
         loss = np.empty(len(nodes), np.float32)
         leaf_tiles.descend(logits, self.tree.biases[nodes], start, column, 0, len(Z), loss, out)
 
@@ -187,12 +176,18 @@ class SubtreeTiles:
         self._descend(Z, cut.top, np.empty((n, len(cut.top)), np.float32), np.zeros((n, 1), np.float32), 0, reached)
         return Z, reached
 
-    def tile(self, number: int, rows: Rows, block: tuple[Float32, Float32], buffers: Buffers) -> Tile:
-        (Z, reached), cut, (start, stop) = block, self.cut, self.bounds[number]
-        log_noise = buffers.get("log_noise", len(Z), stop - start)
-        self._descend(Z, cut.nodes(number), buffers.get("logits", len(Z), len(cut.place)), reached, number, log_noise)
-        products = rows.products(start, stop, buffers, buffers.get("products", len(Z), stop - start))
-        return Tile(products, topk.Columns(cut.labels[start:stop], self.biases[start:stop], start, 0), log_noise, 1)
+    def columns(self, number: int) -> topk.Columns:
+        start, stop = self.bounds[number]
+        return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
+
+    def tile_log_noise(
+        self, number: int, block: tuple[Float32, Float32], first: int, last: int, buffers: Buffers
+    ) -> topk.LogNoise:
+        (Z, reached), (start, stop) = block, self.bounds[number]
+        log_noise = buffers.get("log_noise", last - first, stop - start)
+        logits = buffers.get("logits", last - first, stop - start - 1)
+        self._descend(Z[first:last], self.cut.nodes(number), logits, reached[first:last], number, log_noise)
+        return topk.LogNoise(log_noise, first, 1, 0)
 
 
 def _choose_tiles(noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None) -> Any:
@@ -267,6 +262,10 @@ def _scan_group(
     part = states._replace(**{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")})
     strip = np.empty(topk.STRIP, np.float32)
     for number in range(*groups[group]):
-        tile = source.tile(number, rows, block, buffers)
-        topk.scan_tile(tile.products, tile.columns, tile.log_noise, tile.noise_row_step, scaling, 0, len(rows.x), part, strip)
+        start, stop = source.bounds[number]
+        products = rows.products(start, stop, buffers, buffers.get("products", len(rows.x), stop - start))
+        columns = source.columns(number)
+        for first, last in split(len(rows.x), _NOISE_ROWS):
+            log_noise = source.tile_log_noise(number, block, first, last, buffers)
+            topk.scan_tile(products, columns, log_noise, scaling, first, last, part, strip)
     spare.append(buffers)
