@@ -83,8 +83,8 @@ def _log1p_unit(e):
 
 
 @njit
-def descend(logits, biases, start, start_column, first_row, last_row, loss, log_prob):
-    """Log-probabilities of the leaves of a subtree for rows ``first_row`` to ``last_row``.
+def descend(logits, biases, start, start_column, loss, log_prob):
+    """Log-probabilities of the leaves of a subtree.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def descend(logits, biases, start, start_column, first_row, last_row, loss, log_
         Filled; the real leaves come first in bit-reversed order.
     """
     width = log_prob.shape[1]
-    for i in range(first_row, last_row):
+    for i in range(log_prob.shape[0]):
         a = logits[i]
         for p in range(width - 1):
             a_p = a[p] + biases[p]

@@ -7,9 +7,10 @@ in the order of the classes, for a block of rows at once if it depends on the ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,16 @@ from extremax.tree import LabelTree
 
 Features: TypeAlias = "NDArray[np.float32] | sparse.csr_matrix | sparse.csr_array"
 Float32: TypeAlias = NDArray[np.float32]
+Piece: TypeAlias = tuple[int, int, topk.LogNoise]  # log p_n of one tile for rows from, to
 
 SCRATCH_BYTES = 256 << 20  # scratch memory of one call on up to _TILES_AT_ONCE threads
 _TILES_AT_ONCE = 8  # assumed, not counted: the thread count must not change the cut, and with it the last bits of a result
 _GROUPS = 16  # groups of classes, which threads share; a number of its own, so that the thread count changes no result
 _BLOCK_ROWS = 1024  # rows at a time: more no longer help the matrix product
 _TILE_DEPTH = 11  # levels of a subtree that makes a tile: 2,048 leaves
+_LEAST_DEPTH = 8  # ... or fewer levels, so that every thread has tiles, but at least so many
 _TILE_SCORES = 2 << 20  # scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
-_NOISE_ROWS = 128  # rows for which log p_n is made and used at once
+_NOISE_ROWS = 256  # rows for which log p_n is made and used at once
 _FEW_ROWS = 16  # so few rows do not repay copying the weights into the order of the leaves
 _SMALL_WORK = 1 << 24  # multiplications below which BLAS keeps to one thread by itself
 
@@ -114,86 +117,78 @@ class ClassTiles:
         n_classes, n_features = model.weights.shape
         fixed = np.zeros(n_classes, np.float32) if noise is None else getattr(noise, "log_prob_", None)
         self.row_step = 1 if fixed is None else 0  # an unconditional distribution is one row for all
-        tile_scores = min(_TILE_SCORES, scratch // (16 * _TILES_AT_ONCE))
         row_bytes = 4 * (n_features + (n_classes if fixed is None else topk.STRIP))
         self.block_rows = _even_blocks(n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes))
+        tile_scores = min(_TILE_SCORES, scratch // (8 * _TILES_AT_ONCE))
         width = min(tile_scores // self.block_rows, -(-n_classes // _GROUPS))
         self.bounds = split(n_classes, max(1, width // topk.STRIP) * topk.STRIP)
-        self.log_noise = (
+        self.labels = np.arange(n_classes, dtype=np.int32)
+        self.table = (
             np.empty((self.block_rows, n_classes), np.float32) if fixed is None else np.array(fixed[None, :], np.float32)
         )
-        self.labels = np.arange(n_classes, dtype=np.int32)
 
     def start_block(self, first: int, last: int) -> Float32:
-        """log p_n of all classes for rows `first` to `last` (or the one row for all)."""
+        """log p_n of all classes for rows `first` to `last`, or the one row for all."""
         if self.noise is None or self.row_step == 0:
-            return self.log_noise
+            return self.table
         if self.Z is None:
             raise ValueError("Z is None; a noise distribution that depends on the row needs the tree's features of each row.")
-        return self.noise.log_prob_all(self.Z[first:last], out=self.log_noise[: last - first], n_jobs=self.n_jobs)
+        return self.noise.log_prob_all(self.Z[first:last], out=self.table[: last - first], n_jobs=self.n_jobs)
 
     def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
         return topk.Columns(self.labels[start:stop], self.model.biases[start:stop], start)
 
-    def tile_log_noise(self, number: int, block: Float32, first: int, last: int, buffers: Buffers) -> topk.LogNoise:
-        return topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
+    def log_noise(self, number: int, block: Float32, n: int, buffers: Buffers) -> Iterator[Piece]:
+        yield 0, n, topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
 
 
 class SubtreeTiles:
     """Tiles that are subtrees of a label tree: logits by a matrix product, then from the root of the subtree to its leaves."""
 
     def __init__(
-        self,
-        cut: leaf_tiles.LeafTiles,
-        tree: LabelTree,
-        Z: Float32,
-        model: Scorer,
-        n_rows: int,
-        scratch: int,
+        self, cut: leaf_tiles.LeafTiles, tree: LabelTree, Z: Float32, model: Scorer, n_rows: int, scratch: int
     ) -> None:
         self.cut, self.tree, self.order = cut, tree, cut.labels
         self.Z = np.require(Z, np.float32, ["C"])
         self.biases = model.biases[cut.labels]
         self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
         n_leaves = len(cut.place) + 1
-        row_bytes = 4 * (model.weights.shape[1] + 2 * len(cut.roots) + n_leaves * _TILES_AT_ONCE)
-        most = min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves)
-        self.block_rows = _even_blocks(n_rows, most)
+        row_bytes = 4 * (model.weights.shape[1] + len(cut.roots) + n_leaves * _TILES_AT_ONCE)
+        self.block_rows = _even_blocks(n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves))
 
     def _descend(
-        self, Z: Float32, nodes: NDArray[np.int64], logits: Float32, start: Float32, column: int, out: Float32
-    ) -> None:
-        """Fill `out` with log p_n of the leaves below the given nodes."""
-        np.matmul(Z, np.take(self.tree.weights, nodes, axis=0).T, out=logits)
-        loss = np.empty(len(nodes), np.float32)
-        leaf_tiles.descend(logits, self.tree.biases[nodes], start, column, 0, len(Z), loss, out)
+        self, Z: Float32, nodes: NDArray[np.int64], table: Float32, start: Float32, column: int, buffers: Buffers
+    ) -> Float32:
+        logits, loss = buffers.get("logits", len(Z), len(nodes)), np.empty(len(nodes), np.float32)
+        out = buffers.get("log_noise", len(Z), len(nodes) + 1)
+        np.matmul(Z, table.T, out=logits)
+        leaf_tiles.descend(logits, self.tree.biases[nodes], start, column, loss, out)
+        return out
 
     def start_block(self, first: int, last: int) -> tuple[Float32, Float32]:
         """The tree's features of the rows, and log-probabilities with which they reach the roots of the subtrees."""
-        cut, Z, n = self.cut, self.Z[first:last], last - first
-        reached = np.empty((n, len(cut.roots)), np.float32)
-        self._descend(Z, cut.top, np.empty((n, len(cut.top)), np.float32), np.zeros((n, 1), np.float32), 0, reached)
-        return Z, reached
+        Z, top = self.Z[first:last], self.cut.top
+        return Z, self._descend(Z, top, self.tree.weights[top], np.zeros((last - first, 1), np.float32), 0, Buffers())
 
     def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
         return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
 
-    def tile_log_noise(
-        self, number: int, block: tuple[Float32, Float32], first: int, last: int, buffers: Buffers
-    ) -> topk.LogNoise:
-        (Z, reached), (start, stop) = block, self.bounds[number]
-        log_noise = buffers.get("log_noise", last - first, stop - start)
-        logits = buffers.get("logits", last - first, stop - start - 1)
-        self._descend(Z[first:last], self.cut.nodes(number), logits, reached[first:last], number, log_noise)
-        return topk.LogNoise(log_noise, first, 1, 0)
+    def log_noise(self, number: int, block: tuple[Float32, Float32], n: int, buffers: Buffers) -> Iterator[Piece]:
+        (Z, reached), nodes = block, self.cut.nodes(number)
+        table = np.take(self.tree.weights, nodes, axis=0)
+        for first, last in split(n, _NOISE_ROWS):
+            values = self._descend(Z[first:last], nodes, table, reached[first:last], number, buffers)
+            yield first, last, topk.LogNoise(values, first, 1, 0)
 
 
-def _choose_tiles(noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None) -> Any:
+def _choose_tiles(
+    noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None
+) -> ClassTiles | SubtreeTiles:
     tree = noise.tree if isinstance(noise, TreeNoise) else noise
     if isinstance(tree, LabelTree) and Z is not None and n_rows > _FEW_ROWS:
-        tile_depth = min(_TILE_DEPTH, max(8, tree.depth - (_GROUPS - 1).bit_length()))
+        tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
         cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
         if cut is not None:
             return SubtreeTiles(cut, tree, Z, model, n_rows, scratch)
@@ -213,8 +208,8 @@ def scan(
     n_jobs: int | None,
 ) -> tuple[NDArray[np.int32], Float32, Float32]:
     """Labels (n, k), their log_prob (n, k), and log_prob of `targets` (n,), normalised over all classes."""
-    n_rows, (n_classes, n_features), threads = X.shape[0], model.weights.shape, resolve_threads(n_jobs)
-    source = _choose_tiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
+    n_rows, (n_classes, n_features) = X.shape[0], model.weights.shape
+    source: Any = _choose_tiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
     if targets is not None and source.order is not None:
         place = np.empty(n_classes, np.int32)
@@ -227,12 +222,26 @@ def scan(
     target_log_prob = np.empty(n_rows, np.float32)
     scaling = topk.Scaling(np.float32(model.feature_scale), np.float32(1.0 / temperature))
     spare: list[Buffers] = []
+
+    def scan_group(rows: Rows, block: Any, states: topk.RowState, group: int) -> None:
+        buffers = spare.pop() if spare else Buffers()
+        state = states._replace(
+            **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
+        )
+        strip, n = np.empty(topk.STRIP, np.float32), len(rows.x)
+        for number in range(*groups[group]):
+            start, stop = source.bounds[number]
+            products = rows.products(start, stop, buffers, buffers.get("products", n, stop - start))
+            for first, last, log_noise in source.log_noise(number, block, n, buffers):
+                topk.scan_tile(products, source.columns(number), log_noise, scaling, first, last, state, strip)
+        spare.append(buffers)
+
     # BLAS on its own threads would leave one spinning beside the kernels, on the processors that they need.
     with one_blas_thread() if n_rows * n_classes * n_features > _SMALL_WORK else nullcontext():
         for first, last in split(n_rows, source.block_rows):
             states = _new_states(len(groups), last - first, k, columns[first:last])
             rows, block = Rows(X, first, last, model.weights, source.order), source.start_block(first, last)
-            run(partial(_scan_group, source, rows, block, scaling, groups, states, spare), len(groups), threads)
+            run(partial(scan_group, rows, block, states), len(groups), resolve_threads(n_jobs))
             topk.finish_rows(states, scaling.sharpness, labels[first:last], log_prob[first:last], target_log_prob[first:last])
     return labels, log_prob, target_log_prob
 
@@ -244,28 +253,5 @@ def _new_states(n_groups: int, n: int, k: int, target: NDArray[np.int32]) -> top
         peak=np.full((n_groups, n), -np.inf, np.float32),
         mass=np.zeros((n_groups, n), np.float64),
         target=target,
-        target_score=np.full(n, np.nan, np.float32),  # one group holds the class and writes it
+        target_score=np.full(n, np.nan, np.float32),  # the one group that holds the class writes it
     )
-
-
-def _scan_group(
-    source: Any,
-    rows: Rows,
-    block: Any,
-    scaling: topk.Scaling,
-    groups: list[tuple[int, int]],
-    states: topk.RowState,
-    spare: list[Buffers],
-    group: int,
-) -> None:
-    buffers = spare.pop() if spare else Buffers()
-    part = states._replace(**{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")})
-    strip = np.empty(topk.STRIP, np.float32)
-    for number in range(*groups[group]):
-        start, stop = source.bounds[number]
-        products = rows.products(start, stop, buffers, buffers.get("products", len(rows.x), stop - start))
-        columns = source.columns(number)
-        for first, last in split(len(rows.x), _NOISE_ROWS):
-            log_noise = source.tile_log_noise(number, block, first, last, buffers)
-            topk.scan_tile(products, columns, log_noise, scaling, first, last, part, strip)
-    spare.append(buffers)
