@@ -13,7 +13,7 @@ from scipy import sparse
 import reference
 from extremax import metrics, predict
 from extremax.linear import LinearModel
-from extremax.noise import FrequencyNoise, TreeNoise, UniformNoise
+from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from extremax.tree import LabelTree
 
 
@@ -52,8 +52,8 @@ def problem() -> Problem:
 
 
 def noises(p: Problem):
-    counts = np.arange(p.tree.n_classes) % 7
-    return [None, UniformNoise(p.tree.n_classes), FrequencyNoise(counts), TreeNoise(p.tree)]
+    uniform, tree = UniformNoise(p.tree.n_classes), TreeNoise(p.tree)
+    return [None, FrequencyNoise(np.arange(p.tree.n_classes) % 7), tree, MixtureNoise(tree, uniform, weight=0.7)]
 
 
 def assert_same_ranking(labels, log_prob, expected):
@@ -89,6 +89,32 @@ def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, ti
     noise = TreeNoise(p.tree)
     labels, log_prob = predict.exact_topk(p.X, p.model, noise, p.Z, 5, scratch_bytes=scratch_bytes)
     assert_same_ranking(labels, log_prob, reference.log_softmax(p.table(noise)))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 65, 100, 129, 1000])
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_exact_topk_subtree_by_subtree_matches_reference(monkeypatch, n_classes, depth):
+    p = make_problem(n=40, n_classes=n_classes)
+    monkeypatch.setattr(predict.scan, "_TILE_DEPTH", depth)
+    monkeypatch.setattr(predict.scan, "_LEAST_DEPTH", depth)
+    monkeypatch.setattr(predict.scan, "_NOISE_ROWS", 16)
+    noise, k = TreeNoise(p.tree), min(5, n_classes)
+    expected = reference.log_softmax(p.table(noise))
+    for X in (p.X, sparse.csr_matrix(p.X)):
+        assert_same_ranking(*predict.exact_topk(X, p.model, noise, p.Z, k), expected)
+    likelihood = predict.log_likelihood(p.X, p.y, p.model, noise, p.Z)
+    assert likelihood == pytest.approx(expected[np.arange(40), p.y].mean(), abs=1e-5)  # scores in float32
+
+
+def test_exact_topk_of_a_tree_with_padding_elsewhere_matches_reference():
+    """A tree made elsewhere may leave out other leaves than a balanced one: its classes are then taken in their order."""
+    tree = LabelTree(np.array([[1.0], [0.0], [2.0]]), np.array([0.1, -1e6, 0.2]), np.array([0, -1, 1, 2], np.int32))
+    X = np.linspace(-1.0, 1.0, 40, dtype=np.float32)[:, None]
+    model = LinearModel.zeros(3, 1)
+    model.weights[...] = [[1.0], [-1.0], [0.5]]
+    labels, log_prob = predict.exact_topk(X, model, TreeNoise(tree), X, 3)
+    expected = reference.log_softmax(X.astype(np.float64) @ model.weights.T + tree.log_prob_all(X))
+    assert_same_ranking(labels, log_prob, expected)
 
 
 def test_exact_topk_beyond_the_number_of_classes(problem):
