@@ -37,6 +37,12 @@ def njit(func: F) -> F:
         return numba.njit(**options)(func)  # type: ignore[no-any-return]
 
 
+def helper(func: F) -> F:
+    """Compile a function that only kernels call: without the door for Python, which takes long to build."""
+    options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy"}
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(func)  # type: ignore[no-any-return]
+
+
 def inline(func: F) -> F:
     """Compile a small helper that is merged into each kernel calling it, so that loops around it vectorise."""
     return numba.njit(forceinline=True, fastmath=_FASTMATH, error_model="numpy")(func)  # type: ignore[no-any-return]

@@ -1,12 +1,13 @@
 """Greedy fit of a label tree, from the root down: points grouped by class, then one logistic regression per node.
 
-`order` lists the classes such that every node owns a stretch of it; fitting a node puts the classes of its left child first.  A
-node with c classes passes ceil(c / 2) to the left and floor(c / 2) to the right, so that only the last level has padding, always
-as a right child.  Within a node classes stay in ascending order: ties go by class, and no result depends on who computes it.
+`order` lists the classes such that every node owns a stretch of it; fitting a node puts the classes of its left child first.
+A node with c classes passes ceil(c / 2) to the left and floor(c / 2) to the right, so that only the last level has padding,
+always as a right child.  Within a node classes stay in ascending order: ties go by class, and no result depends on who computes
+it.
 
 One iteration at a node is a Newton step followed by the best split for the new parameters; where L does not grow the step is
-halved.  L never falls, so the split in hand is always the best seen.  Nodes with very many points take Newton steps on a sample,
-while all points choose the split; there L may fall by the noise of the sample.
+halved.  L never falls, so the split in hand is always the best seen.  Nodes with very many points take Newton steps on a
+sample, while all points choose the split; there L may fall by the noise of the sample.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax._jit import draw_key, inline, mix64, njit, uniform32
+from extremax._jit import draw_key, helper, mix64, njit, uniform32
 from extremax.kernels.tree_newton import (
     LANES,
     PASS,
     choose_split,
     class_deltas,
-    dual_evaluate,
+    dual_deltas,
     dual_gram,
-    dual_step,
-    evaluate,
+    dual_iteration,
+    dual_theta,
+    primal_iteration,
     principal_direction,
-    solve_system,
 )
 
 PADDING_BIAS = np.float32(-1e6)  # logit of a padding leaf: its probability is exactly 0, and nothing overflows
 _SHORTEST_STEP = 1e-3  # a step that does not help at this part of its length is lost in rounding
 _ROUNDING = 1e-6  # L is a sum of float32 terms: relative changes below this are noise
 _SAMPLING = 0.01  # per unit of weight: by this much a sample may misjudge a split that all points have chosen
+_SEVERAL_STARTS = 2048  # points from which on it pays to try several first directions
+_HEAT = 8  # iterations of each of them before the best goes on alone
 _SMALLEST_GAIN = 1e-9  # per unit of weight: below it Newton has converged, whatever the tolerance
 
 
@@ -59,54 +62,61 @@ class Settings(NamedTuple):
     """How long a node is worked on; `tolerance` is a gain of L per unit of weight."""
 
     max_points: int
+    n_starts: int
     max_alternations: int
     max_newton: int
     tolerance: float
     dual_points: int
-    seed: int
+    seed: np.uint64
 
 
-@njit
-def group_by_class(Z, y, share, offsets, points, grouped_share):
-    """Counting sort of the rows by class, stable; offsets (C + 1,) must be 0."""
-    for i in range(y.shape[0]):
-        offsets[y[i] + 1] += 1
-    for c in range(offsets.shape[0] - 1):
-        offsets[c + 1] += offsets[c]
-    place = offsets.copy()
-    for i in range(y.shape[0]):
-        row = place[y[i]]
-        place[y[i]] = row + 1
-        for c in range(Z.shape[1]):
-            points[row, c] = Z[i, c]
-        grouped_share[row] = share[i]
+class Scratch(NamedTuple):
+    """Working memory of one task, for nodes of up to n points and m classes and systems of up to s equations."""
+
+    X: np.ndarray  # (blocks of n, rows, PASS) float32
+    share: np.ndarray  # (blocks of n, PASS) float32
+    member: np.ndarray  # (blocks of n, PASS) int32: position of a point's class in the node
+    sums: np.ndarray  # (blocks of m, rows, PASS) float32
+    delta: np.ndarray  # (blocks of m, PASS) float32
+    keys: np.ndarray  # (m,) int32
+    sides: np.ndarray  # (3, m) int8: splits
+    rows: np.ndarray  # (6, PASS) float32
+    matrix: np.ndarray  # (s, s) float64
+    gram: np.ndarray  # (s, s) float64
+    work: np.ndarray  # (10, s) float64
+    bounds: np.ndarray  # (nodes of the last level + 1,) int64
 
 
-@njit
-def sum_by_class(data, first, last):
-    """Sums and counts of the classes [first, last)."""
-    k = data.points.shape[1]
-    total = np.empty(k + 1, np.float64)
-    for y in range(first, last):
-        for c in range(k + 1):
-            total[c] = 0.0
-        for i in range(data.offsets[y], data.offsets[y + 1]):
-            share = np.float64(data.share[i])
-            for c in range(k):
-                total[c] += share * data.points[i, c]
-            total[k] += share
-        for c in range(k + 1):
-            data.sums[y, c] = np.float32(total[c])
+def make_scratch(n, m, k, dual_points, n_levels):
+    """Scratch for a subtree with n points (or the sample of them), m classes and k features."""
+    n_blocks, m_blocks, n_rows = -(-n // PASS), -(-m // PASS), (k + 4) // 4 * 4
+    size = max(n_rows, dual_points)
+    X = np.zeros((n_blocks, n_rows, PASS), np.float32)
+    X[:, k, :] = 1.0
+    return Scratch(
+        X,
+        np.zeros((n_blocks, PASS), np.float32),
+        np.zeros((n_blocks, PASS), np.int32),
+        np.zeros((m_blocks, n_rows, PASS), np.float32),
+        np.zeros((m_blocks, PASS), np.float32),
+        np.zeros(m, np.int32),
+        np.zeros((3, m), np.int8),
+        np.zeros((6, PASS), np.float32),
+        np.zeros((size, size)),
+        np.zeros((size, size)),
+        np.zeros((10, size)),
+        np.zeros((1 << (n_levels - 1)) + 1, np.int64),
+    )
 
 
-@njit
-def gather(points, share, offsets, class_sums, order, first, m, n, stretch, key, X, X_share, member, sums):
+@helper
+def gather(data, order, first, m, n, stretch, key, X, X_share, member, sums):
     """Copy n points of a node and the sums of its m classes into blocks; returns the weight of the points.
 
     With stretch > 1 the points are a sample, one at a random place of each of n equal stretches, so that every class has its
     share, and weights are stretched to match.
     """
-    k = points.shape[1]
+    k = data.points.shape[1]
     taken, passed, target = 0, 0, 0
     weight = 0.0
     if stretch > 1.0:
@@ -114,14 +124,14 @@ def gather(points, share, offsets, class_sums, order, first, m, n, stretch, key,
     for j in range(m):
         y = order[first + j]
         for c in range(k + 1):
-            sums[j // PASS, c, j % PASS] = class_sums[y, c]
-        start, stop = offsets[y], offsets[y + 1]
+            sums[j // PASS, c, j % PASS] = data.sums[y, c]
+        start, stop = data.offsets[y], data.offsets[y + 1]
         while taken < n and target < passed + stop - start:
             i = start + target - passed
             block, place = taken // PASS, taken % PASS
             for c in range(k):
-                X[block, c, place] = points[i, c]
-            q = np.float32(share[i] * stretch)
+                X[block, c, place] = data.points[i, c]
+            q = np.float32(data.share[i] * stretch)
             X_share[block, place] = q
             member[block, place] = j
             weight += q
@@ -137,168 +147,136 @@ def gather(points, share, offsets, class_sums, order, first, m, n, stretch, key,
     return weight
 
 
+@helper
+def partition(order, first, m, side, spare):
+    """Put the classes of the left child first, each side in its old order."""
+    left, right = 0, m - m // 2
+    for j in range(m):
+        if side[j]:
+            spare[right] = order[first + j]
+            right += 1
+        else:
+            spare[left] = order[first + j]
+            left += 1
+    for j in range(m):
+        order[first + j] = spare[j]
+
+
 @njit
-def fit_subtree(data, nodes, settings, k, root, level, n_levels, first, last, alternate):
+def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first, last, alternate):
     """Fit the nodes of `n_levels` levels below and including `root`, which owns order[first:last] and lies on `level`.
 
     `alternate`: find the structure as well.  Otherwise it is kept, and parameters start from their present values.
     """
-    order, offsets = nodes.order, data.offsets
-    capacity = 0
-    for j in range(first, last):
-        capacity += offsets[order[j] + 1] - offsets[order[j]]
-    capacity = min(capacity, settings.max_points)
-    n_rows = (k + 4) // 4 * 4
-    size = max(n_rows, settings.dual_points)
-    X = np.zeros(((capacity + PASS - 1) // PASS, n_rows, PASS), np.float32)
-    for block in range(X.shape[0]):
-        for i in range(PASS):
-            X[block, k, i] = 1.0
-    share = np.zeros((X.shape[0], PASS), np.float32)
-    member = np.zeros((X.shape[0], PASS), np.int32)
-    sums = np.zeros(((last - first + PASS - 1) // PASS, n_rows, PASS), np.float32)
-    delta = np.zeros((sums.shape[0], PASS), np.float32)
-    keys = np.zeros(last - first, np.int32)
-    sides = np.zeros((2, last - first), np.int8)
-    rows = np.zeros((6, PASS), np.float32)
-    matrix = np.zeros((size, size), np.float64)
-    gram = np.zeros((size, size), np.float64)
-    work = np.zeros((8, size), np.float64)
-    bounds = np.zeros((1 << n_levels) + 1, np.int64)
+    order, offsets, table = nodes.order, data.offsets, nodes.table
+    X, share, member, sums, delta, keys, sides, rows, matrix, gram, work, bounds = scratch
+    flat_delta = delta.reshape(-1)
+    theta, trial, step, trial_step, gradient, best = work[4], work[5], work[6], work[7], work[8], work[9]
     bounds[0], bounds[1] = first, last
     for below in range(n_levels):
-        n_nodes = 1 << below
-        for j in range(n_nodes):
-            node = (root + 1) * n_nodes - 1 + j
-            fit_node(
-                data, nodes, settings, k, node, level + below, bounds[j], bounds[j + 1], alternate,
-                X, share, member, sums, delta, keys, sides, rows, matrix, gram, work,
-            )
-        for j in range(n_nodes - 1, -1, -1):
-            m = bounds[j + 1] - bounds[j]
-            bounds[2 * j + 2] = bounds[j + 1]
-            bounds[2 * j + 1] = bounds[j] + m - m // 2
-
-
-@inline
-def fit_node(data, nodes, settings, k, node, level, first, last, alternate,
-             X, share, member, sums, delta, keys, sides, rows, matrix, gram, work):
-    m = last - first
-    n_left = m - m // 2
-    total = 0
-    for j in range(first, last):
-        total += data.offsets[nodes.order[j] + 1] - data.offsets[nodes.order[j]]
-    theta, trial, step, gradient = work[4], work[5], work[6], work[7]
-    side, trial_side = sides[0], sides[1]
-    for c in range(k + 1):
-        theta[c] = 0.0
-    for j in range(m):
-        side[j] = np.int8(j >= n_left)
-        trial_side[j] = side[j]
-    if total > 0 and m > 1:
-        n = min(total, settings.max_points)
-        penalty, bias_penalty = nodes.penalty[level], nodes.bias_penalty[level]
-        key = draw_key(settings.seed, node, level)
-        weight = gather(data.points, data.share, data.offsets, data.sums, nodes.order, first, m, n, total / n, key,
-                        X, share, member, sums)
-        enough = max(settings.tolerance, _SMALLEST_GAIN) * weight
-        dual = n <= settings.dual_points
-        size = n if dual else k + 1
-        alternations = settings.max_alternations if alternate and m > 2 else 0
-        remaining = settings.max_newton
-        if alternations > 0:
-            principal_direction(sums, m, k, rows, matrix, trial, step)
-        if dual:
-            dual_gram(X, n, k, penalty, bias_penalty, gram)
-        elif not alternate:
-            for c in range(k):
-                theta[c] = nodes.table[node, c]
-            theta[k] = nodes.biases[node]
-        value = -np.inf
-        length = 0.0
-        changed = 0
-        started = False
-        while True:
-            if alternations > 0:
-                if started and dual:
-                    for j in range(m):
-                        delta[j // PASS, j % PASS] = np.float32(0.0)
-                    for i in range(n):
-                        logit = 0.0
-                        for j in range(n):
-                            logit += gram[i, j] * trial[j]
-                        j = member[0, i]
-                        delta[j // PASS, j % PASS] += share[0, i] * np.float32(logit)
-                else:
-                    class_deltas(sums, m, k, trial, delta)
-                changed = choose_split(delta.reshape(-1), keys, m, side, trial_side)
-            if not started:
-                for c in range(size):
-                    trial[c] = theta[c] if not dual else 0.0
-                    theta[c] = trial[c]
+        penalty, bias_penalty = nodes.penalty[level + below], nodes.bias_penalty[level + below]
+        for place in range((1 << below) - 1, -1, -1):
+            node = (root + 1) * (1 << below) - 1 + place
+            first, m = bounds[place], bounds[place + 1] - bounds[place]
+            if below + 1 < n_levels:
+                bounds[2 * place + 2] = first + m
+                bounds[2 * place + 1] = first + m - m // 2
+            total = 0
+            for j in range(first, first + m):
+                total += offsets[order[j] + 1] - offsets[order[j]]
+            if total == 0 or m == 1:  # nothing to learn from, or a class on the left and padding on the right
+                for c in range(k):
+                    table[node, c] = 0.0
+                nodes.biases[node] = PADDING_BIAS if m == 1 else 0.0
+                continue
+            n = min(total, settings.max_points)
+            weight = gather(data, order, first, m, n, total / n, draw_key(settings.seed, node, m), X, share, member, sums)
+            enough = max(settings.tolerance, _SMALLEST_GAIN) * weight
+            dual = n <= settings.dual_points
+            size = n if dual else k + 1
+            free = alternate and m > 2
+            n_starts = settings.n_starts if free and total > _SEVERAL_STARTS else 1
+            side, trial_side, best_side = sides[0], sides[1], sides[2]
+            for j in range(m):
+                side[j] = j >= m - m // 2
+                trial_side[j] = side[j]
             if dual:
-                reached = dual_evaluate(gram, share, member, n, trial, trial_side, rows, work, matrix)
-            else:
-                reached = evaluate(X, share, member, n, k, trial, trial_side, penalty, bias_penalty, rows, gradient, matrix)
-            slack = _SAMPLING * weight if alternations > 0 and total > n else _ROUNDING * abs(value)
-            if reached >= value - slack:
-                gained = reached - value
-                value = reached
-                side, trial_side = trial_side, side
+                dual_gram(X, n, k, penalty, bias_penalty, gram)
+            best_value = -np.inf
+            for start in range(n_starts if n_starts == 1 else n_starts + 1):
+                heat = start < n_starts and n_starts > 1  # a short run; the best of them is run to the end
+                alternations = 0
+                if free:
+                    alternations = _HEAT if heat else settings.max_alternations
+                remaining = settings.max_newton
+                changed = m
                 for c in range(size):
-                    theta[c] = trial[c]
-                if alternations == 0:
-                    remaining -= 1
-                elif started:
-                    alternations = 0 if abs(gained) < enough else alternations - 1
-                gain = 0.0
-                if dual:
-                    solve_system(matrix, n, work[3])
-                    gain = dual_step(gram, n, theta, rows, work, step)
-                else:
+                    trial[c] = 0.0 if start < n_starts else best[c]
+                    if not (dual or alternate):
+                        trial[c] = nodes.biases[node] if c == k else table[node, c]
+                if free and start < n_starts:
+                    principal_direction(sums, m, k, start, rows, matrix, theta, step)
+                    class_deltas(sums, m, k, theta, delta)
+                    choose_split(flat_delta, keys, m, side, trial_side)
+                elif free:
+                    for j in range(m):
+                        trial_side[j] = best_side[j]
+                value, length = -np.inf, 0.0
+                while True:
+                    if dual:
+                        reached, gain = dual_iteration(
+                            gram, share, member, n, trial, trial_side, rows, matrix, work, trial_step
+                        )
+                    else:
+                        reached, gain = primal_iteration(
+                            X, share, member, n, k, trial, trial_side, penalty, bias_penalty, rows, matrix, gradient, trial_step
+                        )
+                    slack = _SAMPLING * weight if alternations > 0 and total > n else _ROUNDING * abs(value)
+                    if reached >= value - slack:
+                        if alternations == 0:
+                            remaining -= 1
+                        else:
+                            alternations = 0 if abs(reached - value) < enough else alternations - 1
+                        value, length = reached, 1.0
+                        side, trial_side = trial_side, side
+                        done = remaining == 0 or (gain < enough and (alternations == 0 or changed == 0))
+                        for c in range(size):  # of the last step, only the square of its gain is left to gain
+                            step[c] = trial_step[c]
+                            theta[c] = trial[c] + step[c] if done else trial[c]
+                        if done or (heat and alternations == 0):
+                            break
+                    else:
+                        length *= 0.5
+                        if length < _SHORTEST_STEP:
+                            if alternations == 0:
+                                break
+                            alternations = 0  # the split of all points does not suit the sample in use: keep the last good one
+                            value, length = -np.inf, 0.0
                     for c in range(size):
-                        step[c] = gradient[c]
-                    solve_system(matrix, size, step)
-                    for c in range(size):
-                        gain += 0.5 * gradient[c] * step[c]
-                if remaining == 0 or (gain < enough and (alternations == 0 or changed == 0)):
-                    for c in range(size):  # the last step leaves a gain of the order of its own squared
-                        theta[c] += step[c]
-                    break
-                length = 1.0
-            else:
-                length *= 0.5
-                if length < _SHORTEST_STEP:
+                        trial[c] = theta[c] + length * step[c]
                     if alternations == 0:
-                        break
-                    alternations = 0  # the split of all points does not suit the sample in use: keep the last good one
-                    value = -np.inf
-                    length = 0.0
-            started = True
-            for c in range(size):
-                trial[c] = theta[c] + length * step[c]
-            if alternations == 0:
-                for j in range(m):
-                    trial_side[j] = side[j]
-        if dual:
-            for c in range(k + 1):
-                strength = penalty if c < k else bias_penalty
-                coefficient = 0.0
-                for i in range(n):
-                    coefficient += theta[i] * X[0, c, i]
-                trial[c] = 0.5 * coefficient / strength
-            for c in range(k + 1):
-                theta[c] = trial[c]
-    for c in range(k):
-        nodes.table[node, c] = np.float32(theta[c])
-    nodes.biases[node] = np.float32(theta[k]) if m > 1 else PADDING_BIAS
-    left, right = 0, n_left
-    for j in range(m):
-        if side[j]:
-            keys[right] = nodes.order[first + j]
-            right += 1
-        else:
-            keys[left] = nodes.order[first + j]
-            left += 1
-    for j in range(m):
-        nodes.order[first + j] = keys[j]
+                        for j in range(m):
+                            trial_side[j] = side[j]
+                    else:
+                        if dual:
+                            for j in range(m):
+                                flat_delta[j] = 0.0
+                            dual_deltas(gram, share, member, n, trial, delta)
+                        else:
+                            class_deltas(sums, m, k, trial, delta)
+                        changed = choose_split(flat_delta, keys, m, side, trial_side)
+                if heat and value > best_value:
+                    best_value = value
+                    for c in range(size):
+                        best[c] = theta[c]
+                    for j in range(m):
+                        best_side[j] = side[j]
+            if dual:
+                dual_theta(X, n, k, theta, penalty, bias_penalty, trial)
+            else:
+                for c in range(k + 1):
+                    trial[c] = theta[c]
+            for c in range(k):
+                table[node, c] = trial[c]
+            nodes.biases[node] = trial[k]
+            partition(order, first, m, side, keys)

@@ -7,9 +7,9 @@ probability of a decision is ``(1 or e) / (1 + e)``, so that a path has
 
 which is exact in both tails, needs one exponential per level and one logarithm per path.
 
-Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others proceed, and every
-pass over the block is a loop of constant length that LLVM turns into SIMD code.  `table` holds the node weights with columns
-padded by zeros to a multiple of 16 (one cache line); features are padded alike.
+Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others proceed, and
+every pass over the block is a loop of constant length that LLVM turns into SIMD code.  `table` holds the node weights with
+columns padded by zeros to a multiple of 16 (one cache line); features are padded alike.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from extremax._jit import bits_float, dot_rows, draw_key, exp32, float_bits, inl
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 32  # rows that walk together
-_TILE = 8  # rows for which `all_log_prob` transposes a chunk of nodes once
-_CHUNK = 256  # nodes of such a chunk: the scratch stays in the first-level cache
+CHUNK = 256  # nodes that `all_log_prob` handles at a time: their parameters stay in the first-level cache
+_STRETCH_LEVELS = 3  # the last levels, which it does stretch by stretch
+_TILE = 8  # rows that it takes down the tree together
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
@@ -142,51 +143,76 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
             log_prob[block + j] = product[j]
 
 
+@inline
+def _chunk_logits(nodes, Z, row, twin, logits):
+    """Logits of the nodes of a chunk for two rows: each weight that is loaded serves both."""
+    n_columns = Z.shape[1]
+    for p in range(CHUNK):
+        logits[0, p] = nodes[n_columns, p]
+        logits[1, p] = nodes[n_columns, p]
+    for c in range(0, n_columns, 2):
+        x0, x1, z0, z1 = Z[row, c], Z[row, c + 1], Z[twin, c], Z[twin, c + 1]
+        for p in range(CHUNK):
+            logits[0, p] += x0 * nodes[c, p] + x1 * nodes[c + 1, p]
+            logits[1, p] += z0 * nodes[c, p] + z1 * nodes[c + 1, p]
+
+
 @njit
-def all_log_prob(table, biases, class_leaf, Z, start, stop, log_prob):
+def all_log_prob(chunks, place, Z, start, stop, log_prob):
     """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
 
-    A chunk of nodes of one level at a time, its weights transposed once for a few rows: logits, exponential, logarithm, then from
-    parents to children in place, last node first; at the end from the order of the leaves to the order of the classes.
+    chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
+        Weights and biases of the nodes with two real children, and the leaf of each class, in bit-reversed order: the node at
+        place r of a level with w nodes has its left child at place r of the next and its right child at place w + r.
+
+    Each step down leaves left children where their parents were and puts right children behind them.  A few rows go down
+    together, so that the parameters of a chunk of nodes serve them all from the cache.  The last levels are done stretch by
+    stretch, for the numbers to stay in the cache as well; at the end they are put in the order of the classes.
     """
-    n_leaves = biases.shape[0] + 1
-    n_columns = table.shape[1]
-    columns = np.empty((n_columns, _CHUNK), np.float32)
-    reached = np.empty((_TILE, n_leaves), np.float32)
-    logits = np.empty(_CHUNK, np.float32)
-    loss = np.empty(_CHUNK, np.float32)
+    n_classes = place.shape[0]
+    top = CHUNK
+    while top << _STRETCH_LEVELS < n_classes:
+        top *= 2
+    reached = np.zeros((_TILE, chunks.shape[0] * CHUNK), np.float32)
+    logits = np.zeros((2, CHUNK), np.float32)
+    loss = np.zeros(CHUNK, np.float32)
     for tile in range(start, stop, _TILE):
         size = min(_TILE, stop - tile)
         for r in range(size):
+            _chunk_logits(chunks[0], Z, tile + r, tile + r, logits)
             reached[r, 0] = _ZERO
-        width = 1
-        while width < n_leaves:
-            for last in range(width, 0, -_CHUNK):
-                first = max(last - _CHUNK, 0)
-                n = last - first
-                for p in range(n):
-                    for c in range(n_columns):
-                        columns[c, p] = table[width - 1 + first + p, c]
-                for r in range(size):
-                    for p in range(n):
-                        logits[p] = biases[width - 1 + first + p]
-                    for c in range(0, n_columns, 4):
-                        z0, z1, z2, z3 = Z[tile + r, c], Z[tile + r, c + 1], Z[tile + r, c + 2], Z[tile + r, c + 3]
-                        for p in range(n):
-                            logits[p] += (z0 * columns[c, p] + z1 * columns[c + 1, p]) + (
-                                z2 * columns[c + 2, p] + z3 * columns[c + 3, p]
-                            )
-                    for p in range(n):
-                        loss[p] = exp32(-abs(logits[p]))
-                    for p in range(n):
-                        loss[p] = reached[r, first + p] - log1p32(loss[p])
-                    for p in range(n):
-                        reached[r, 2 * (first + p)] = loss[p] - max(logits[p], _ZERO)
-                        reached[r, 2 * (first + p) + 1] = loss[p] - max(-logits[p], _ZERO)
-            width *= 2
+            width = 1
+            while width < min(n_classes, CHUNK):
+                for p in range(min(width, n_classes - width)):
+                    a = logits[0, width + p]
+                    here = reached[r, p] - log1p32(exp32(-abs(a)))
+                    reached[r, p] = here - max(a, _ZERO)
+                    reached[r, width + p] = here - max(-a, _ZERO)
+                width *= 2
+        for low, high in ((CHUNK, min(top, n_classes)), (top, n_classes)):  # the levels above the stretches, then the stretches
+            for first in range(0, low, CHUNK):
+                width = low
+                while width < high:
+                    for base in range(first, min(width, n_classes - width), low):
+                        nodes = chunks[(width + base) // CHUNK]
+                        for r in range(size):
+                            if r % 2 == 0:
+                                _chunk_logits(nodes, Z, tile + r, tile + min(r + 1, size - 1), logits)
+                            own = logits[r % 2]
+                            left = reached[r, base : base + CHUNK]
+                            right = reached[r, width + base : width + base + CHUNK]
+                            for p in range(CHUNK):
+                                loss[p] = exp32(-abs(own[p]))
+                            for p in range(CHUNK):
+                                loss[p] = left[p] - log1p32(loss[p])
+                            for p in range(CHUNK):
+                                left[p] = loss[p] - max(own[p], _ZERO)
+                                right[p] = loss[p] - max(-own[p], _ZERO)
+                    width *= 2
         for r in range(size):
-            for c in range(class_leaf.shape[0]):
-                log_prob[tile + r, c] = reached[r, class_leaf[c]]
+            by_place, by_class = reached[r], log_prob[tile + r]
+            for c in range(n_classes):
+                by_class[c] = by_place[place[c]]
 
 
 @inline

@@ -1,0 +1,104 @@
+"""How a label tree lies in memory: aligned and padded rows, which leaves are padding, and nodes in bit-reversed order.
+
+Splitting every node's c classes into ceil(c / 2) on the left and floor(c / 2) on the right fixes where padding is: only right
+children of the last level.  In bit-reversed order (the first decision is the lowest bit) the padding comes last: of a tree over
+C classes, places 0 to C - 1 of the leaves are real, and so are both children of the first nodes of the last level.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.kernels.tree_walk import CHUNK, LANES
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+
+def depth_of(n_classes: int) -> int:
+    """Levels of decisions for `n_classes` leaves: ceil(log2(n_classes))."""
+    return (n_classes - 1).bit_length()
+
+
+def width_of(n_components: int) -> int:
+    """Columns of a padded row."""
+    return max(1, -(-n_components // LANES)) * LANES
+
+
+def plain(array: Any, dtype: Any) -> NDArray[Any]:
+    """C order, given type, writable: one kind of array, so that every kernel is compiled once."""
+    return np.require(array, dtype, ["C", "W"])
+
+
+def aligned(n_rows: int, n_columns: int) -> Float32:
+    """Zeros whose rows start on a cache line, if rows are whole cache lines."""
+    raw = np.zeros(n_rows * n_columns + LANES, np.float32)
+    skip = -(raw.ctypes.data // raw.itemsize) % LANES
+    return raw[skip : skip + n_rows * n_columns].reshape(n_rows, n_columns)
+
+
+def padded_table(weights: NDArray[Any]) -> Float32:
+    """Rows padded with zeros to whole cache lines: a node's weights are one read from memory."""
+    table = aligned(weights.shape[0], width_of(weights.shape[1]))
+    table[:, : weights.shape[1]] = weights
+    return table
+
+
+def padded_features(features: Float32) -> Float32:
+    """Features with as many columns as the table of the nodes."""
+    width = width_of(features.shape[1])
+    if width == features.shape[1]:
+        return plain(features, np.float32)
+    padded = np.zeros((len(features), width), np.float32)
+    padded[:, : features.shape[1]] = features
+    return padded
+
+
+def real_leaves(n_classes: int) -> NDArray[np.bool_]:
+    """Which leaves hold a class, from left to right."""
+    counts = np.array([n_classes])
+    for _ in range(depth_of(n_classes)):
+        counts = np.stack([counts - counts // 2, counts // 2], axis=1).reshape(-1)
+    return counts > 0
+
+
+def leaves_of(order: Int32) -> Int32:
+    """Class of each leaf, -1 for padding, from the classes in the order of the leaves."""
+    real = real_leaves(len(order))
+    leaf_class = np.full(len(real), -1, np.int32)
+    leaf_class[real] = order
+    return leaf_class
+
+
+def reversed_bits(n_bits: int) -> NDArray[np.int64]:
+    """Bit reversal of the numbers below 2**n_bits."""
+    order = np.zeros(1, np.int64)
+    for _ in range(n_bits):
+        order = np.concatenate([2 * order, 2 * order + 1])
+    return order
+
+
+class Chunks(NamedTuple):
+    """Nodes with two real children, transposed in chunks, and the place of each class: what `all_log_prob` reads."""
+
+    nodes: Float32  # (n_chunks, width + 1, CHUNK); the last row of a chunk holds the biases
+    place: Int32  # (n_classes,)
+
+
+def make_chunks(table: Float32, biases: Float32, class_leaf: Int32) -> Chunks:
+    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start with a chunk of their own."""
+    n_classes, depth = len(class_leaf), len(biases).bit_length()
+    nodes = np.zeros((-(-n_classes // CHUNK), table.shape[1] + 1, CHUNK), np.float32)
+    for level in range(depth):
+        w = 1 << level
+        real = reversed_bits(level)[: n_classes - w]  # both children are real
+        for first in range(0, len(real), CHUNK):
+            order = w - 1 + real[first : first + CHUNK]
+            chunk, place = divmod(w + first, CHUNK)
+            part = nodes[chunk, :, place : place + len(order)]
+            part[:-1] = table[order].T
+            part[-1] = biases[order]
+    return Chunks(nodes, reversed_bits(depth)[class_leaf].astype(np.int32))
