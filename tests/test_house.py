@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_jit", "config", "parallel", "progress", "validation"}),
     frozenset({"objectives", "metrics", "data", "kernels"}),
-    frozenset({"tree", "noise", "linear", "predict", "theory", "persist"}),
+    frozenset({"strength", "tree", "noise", "linear", "predict", "theory", "persist"}),
     frozenset({"model", "fitting", "training"}),
     frozenset({"estimator", "nn", "experiments", "cli"}),
     frozenset({"__init__"}),

@@ -52,7 +52,7 @@ _CONSTRAINTS: ConstraintTable = {
     "score_penalty": [Interval(float, 0.0)],
     "batch_size": [Interval(int, 1), None],
     "n_components": [Interval(int, 1)],
-    "regularization": [Interval(float, 0.0, closed="neither")],
+    "regularization": [Interval(float, 0.0, closed="neither"), Choice(("auto",))],
     "noise_exponent": [Interval(float, 0.0)],
     "tree_share": [Interval(float, 0.0, 1.0, closed="neither")],
     "validation_fraction": [Interval(float, 0.0, 1.0, closed="left")],
@@ -87,8 +87,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Rows whose coefficients are computed from the same weights; chosen from the size of the problem unless given.
     n_components : int
         Principal components the tree sees (the paper's k).
-    regularization : float
-        Strength of the tree's own penalty (the paper's lambda_n).
+    regularization : float or "auto"
+        Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses one per level of the tree by the
+        likelihood of a held-out tenth of the rows.
     noise_exponent : float
         Power of the class frequencies in "frequency" and "mixture" noise.
     tree_share : float
@@ -114,6 +115,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Width of the training features.
     model_ : ExtremeModel
         Weights, noise and projection.
+    choices_ : dict
+        What was chosen from the data, such as the tree's ``regularization`` by level.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``, and with validation data
         ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise distribution alone.
@@ -145,7 +148,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         score_penalty: float = 1e-4,
         batch_size: int | None = None,
         n_components: int = 16,
-        regularization: float = 0.1,
+        regularization: float | str = "auto",
         noise_exponent: float = 1.0,
         tree_share: float = 0.9,
         validation_fraction: float = 0.0,
@@ -299,6 +302,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
         self.seed_ = seed
         self.model_ = prepared.model
+        self.choices_ = prepared.choices
         self.history_: list[dict[str, Any]] = [
             {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": self.learning_rate}
         ]
@@ -453,7 +457,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             name: value for name, value in self.get_params(deep=False).items() if isinstance(value, str | int | float | None)
         }
         history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
-        header = {"parameters": plain, "history": history, "seed": str(self.seed_)}
+        header = {"parameters": plain, "choices": self.choices_, "history": history, "seed": str(self.seed_)}
         self.model_.save(path, labels=self.classes_, header=header)
 
 
@@ -469,6 +473,7 @@ def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Extreme
     estimator = ExtremeClassifier(**header["parameters"])
     estimator._remember(model.linear.weights, model.linear.weights, labels)
     estimator.model_ = model
+    estimator.choices_ = header["choices"]
     estimator.seed_ = int(header["seed"])
     estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in header["history"]]
     return estimator

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax.data.pca import PCA
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
-from extremax.model import ExtremeModel, find_tree
+from extremax.model import ExtremeModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
 from extremax.objectives import OBJECTIVES
 from extremax.progress import ProgressLine
+from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
 
 
@@ -27,7 +29,7 @@ class Options:
     score_penalty: float
     batch_size: int | None
     n_components: int
-    regularization: float
+    regularization: float | str
     noise_exponent: float
     tree_share: float
     n_threads: int
@@ -39,9 +41,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Preparation:
-    """A model before its first epoch."""
+    """A model before its first epoch, and what was chosen from the data on the way."""
 
     model: ExtremeModel
+    choices: dict[str, Any] = field(default_factory=dict)
 
 
 def fit_memory(shape: tuple[int, int], n_classes: int, options: Options, *, keeps_best: bool) -> dict[str, int]:
@@ -80,12 +83,13 @@ def prepare(
     else:
         empty = np.empty((0, int(X.shape[1])), np.float32)
         projection = PCA(empty, np.zeros(int(X.shape[1]), np.float32), np.empty(0, np.float64))
-    noise = _make_noise(X, ids, weight, n_classes, options, projection, seed, report)
+    choices: dict[str, Any] = {}
+    noise = _make_noise(X, ids, weight, n_classes, options, projection, seed, report, choices)
     first_bias = -float(np.log(n_classes)) if OBJECTIVES[options.objective].starts_normalised else 0.0
     linear = LinearModel.zeros(
         n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale, first_bias=first_bias
     )
-    return Preparation(ExtremeModel(linear, noise, projection, options.objective))
+    return Preparation(ExtremeModel(linear, noise, projection, options.objective), choices)
 
 
 def _make_noise(
@@ -97,6 +101,7 @@ def _make_noise(
     projection: PCA,
     seed: int,
     report: ProgressLine,
+    choices: dict[str, Any],
 ) -> Noise:
     if not isinstance(options.noise, str):
         if options.noise.n_classes != n_classes:
@@ -110,14 +115,23 @@ def _make_noise(
     if options.noise == "frequency":
         return FrequencyNoise(counts, options.noise_exponent)
     report.say(f"fitting the label tree over {n_classes:,} classes")
-    tree = LabelTree.fit(
-        projection.transform(X, n_jobs=options.n_threads),
-        ids,
-        n_classes=n_classes,
-        regularization=options.regularization,
-        sample_weight=weight,
-        n_jobs=options.n_threads,
-    )
+    Z = projection.transform(X, n_jobs=options.n_threads)
+    if options.regularization == "auto":
+        tuned = fit_tuned(Z, ids, n_classes=n_classes, sample_weight=weight, n_jobs=options.n_threads, seed=seed)
+        tree = tuned.tree
+        choices["regularization"] = tuned.strengths.tolist()
+        choices["tree_held_out_log_likelihood"] = tuned.held_out_log_likelihood
+        levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
+        report.say(f"tree: regularization by level {levels}; held-out log-likelihood {tuned.held_out_log_likelihood}")
+    else:
+        tree = LabelTree.fit(
+            Z,
+            ids,
+            n_classes=n_classes,
+            regularization=options.regularization,
+            sample_weight=weight,
+            n_jobs=options.n_threads,
+        )
     if options.noise == "adversarial":
         return TreeNoise(tree)
     return MixtureNoise(TreeNoise(tree), FrequencyNoise(counts, options.noise_exponent), weight=options.tree_share)

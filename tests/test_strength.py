@@ -1,0 +1,73 @@
+"""Regularization of the tree by held-out rows: it must not lose to the class frequencies, nor to any fixed strength."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from extremax import strength
+from extremax.data.synthetic import planted_hierarchy
+from extremax.strength import fit_tuned
+from extremax.tree import LabelTree
+
+
+def frequency_log_likelihood(y, y_test, n_classes):
+    counts = np.bincount(y, minlength=n_classes) + 0.5
+    return np.log(counts / counts.sum())[y_test].mean()
+
+
+def test_noise_features_do_not_hurt_recovers():
+    """300 classes of 3 to 30 rows and features that say nothing: the paper's strength overfits, the chosen one hardly."""
+    rng = np.random.default_rng(0)
+    prior = rng.dirichlet(np.full(300, 2.0))
+    y, y_test = (rng.choice(300, size=n, p=prior).astype(np.int32) for n in (3000, 3000))
+    Z, Z_test = (rng.normal(size=(3000, 16)).astype(np.float32) for _ in range(2))
+    frequencies = frequency_log_likelihood(y, y_test, 300)
+    fixed = LabelTree.fit(Z, y, n_classes=300, regularization=0.1).log_prob(Z_test, y_test).mean()
+    tuned = fit_tuned(Z, y, n_classes=300)
+    chosen = tuned.tree.log_prob(Z_test, y_test).mean()
+    assert fixed < frequencies - 1.0
+    assert chosen > frequencies - 0.1
+    assert tuned.strengths[0] == max(strength.GRID)
+
+
+def test_not_worse_than_any_fixed_strength_recovers():
+    data = planted_hierarchy(6000, 200, 16, seed=1, n_test=3000)
+    tuned = fit_tuned(data.X, data.y, n_classes=200)
+    chosen = tuned.tree.log_prob(data.X_test, data.y_test).mean()
+    for fixed in strength.GRID:
+        tree = LabelTree.fit(data.X, data.y, n_classes=200, regularization=fixed)
+        # the structure is fitted on nine tenths of the rows: that may cost a little
+        assert chosen > tree.log_prob(data.X_test, data.y_test).mean() - 0.02
+    # what the held-out rows promise (with nine tenths of the rows) is about what test rows get
+    assert tuned.held_out_log_likelihood == pytest.approx(chosen, abs=0.2)
+
+
+def test_sample_of_subtrees_decides_nearly_alike(monkeypatch):
+    data = planted_hierarchy(8000, 500, 8, seed=2, n_test=2000)
+    whole = fit_tuned(data.X, data.y, n_classes=500)
+    monkeypatch.setattr(strength, "_SAMPLE_ROWS", 3000)
+    sampled = fit_tuned(data.X, data.y, n_classes=500)
+    assert np.abs(np.log10(sampled.strengths) - np.log10(whole.strengths)).max() <= 2
+    ours, theirs = (t.tree.log_prob(data.X_test, data.y_test).mean() for t in (sampled, whole))
+    assert ours > theirs - 0.05
+
+
+def test_threads_and_weights_invariant():
+    data = planted_hierarchy(2000, 50, 8, seed=3)
+    one, two = (fit_tuned(data.X, data.y, n_classes=50, n_jobs=n) for n in (1, 2))
+    ones = fit_tuned(data.X, data.y, n_classes=50, sample_weight=np.ones(2000, np.float32))
+    for other in (two, ones):
+        assert np.array_equal(one.tree.weights, other.tree.weights)
+        assert np.array_equal(one.strengths, other.strengths)
+
+
+@pytest.mark.parametrize(("n_rows", "n_classes"), [(1, 1), (2, 2), (5, 3), (12, 12), (40, 5)])
+def test_few_rows(n_rows, n_classes):
+    rng = np.random.default_rng(n_rows)
+    y = np.resize(np.arange(n_classes), n_rows).astype(np.int32)
+    tuned = fit_tuned(rng.normal(size=(n_rows, 3)).astype(np.float32), y, n_classes=n_classes)
+    assert tuned.tree.n_classes == n_classes
+    assert len(tuned.strengths) == tuned.tree.depth
+    total = np.exp(tuned.tree.log_prob_all(rng.normal(size=(4, 3)).astype(np.float32))).sum(axis=1)
+    np.testing.assert_allclose(total, 1.0, atol=1e-5)
