@@ -83,8 +83,10 @@ def test_exact_topk_matches_reference(problem, which, k, form):
 
 @pytest.mark.parametrize("scratch_bytes", [1, 30_000, 1 << 20])
 @pytest.mark.parametrize("tile_scores", [1, 4000, 1 << 22])
-def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, tile_scores):
+@pytest.mark.parametrize("few_rows", [0, 64])
+def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, tile_scores, few_rows):
     p = make_problem(n=37, n_classes=1000)
+    monkeypatch.setattr(predict.scan, "_FEW_ROWS", few_rows)  # by subtrees or by classes
     monkeypatch.setattr(predict.scan, "_TILE_SCORES", tile_scores)
     noise = TreeNoise(p.tree)
     labels, log_prob = predict.exact_topk(p.X, p.model, noise, p.Z, 5, scratch_bytes=scratch_bytes)
@@ -98,23 +100,13 @@ def test_exact_topk_subtree_by_subtree_matches_reference(monkeypatch, n_classes,
     monkeypatch.setattr(predict.scan, "_TILE_DEPTH", depth)
     monkeypatch.setattr(predict.scan, "_LEAST_DEPTH", depth)
     monkeypatch.setattr(predict.scan, "_NOISE_ROWS", 16)
+    monkeypatch.setattr(predict.scan, "_FEW_ROWS", 0)
     noise, k = TreeNoise(p.tree), min(5, n_classes)
     expected = reference.log_softmax(p.table(noise))
     for X in (p.X, sparse.csr_matrix(p.X)):
         assert_same_ranking(*predict.exact_topk(X, p.model, noise, p.Z, k), expected)
     likelihood = predict.log_likelihood(p.X, p.y, p.model, noise, p.Z)
     assert likelihood == pytest.approx(expected[np.arange(40), p.y].mean(), abs=1e-5)  # scores in float32
-
-
-def test_exact_topk_of_a_tree_with_padding_elsewhere_matches_reference():
-    """A tree made elsewhere may leave out other leaves than a balanced one: its classes are then taken in their order."""
-    tree = LabelTree(np.array([[1.0], [0.0], [2.0]]), np.array([0.1, -1e6, 0.2]), np.array([0, -1, 1, 2], np.int32))
-    X = np.linspace(-1.0, 1.0, 40, dtype=np.float32)[:, None]
-    model = LinearModel.zeros(3, 1)
-    model.weights[...] = [[1.0], [-1.0], [0.5]]
-    labels, log_prob = predict.exact_topk(X, model, TreeNoise(tree), X, 3)
-    expected = reference.log_softmax(X.astype(np.float64) @ model.weights.T + tree.log_prob_all(X))
-    assert_same_ranking(labels, log_prob, expected)
 
 
 def test_exact_topk_beyond_the_number_of_classes(problem):
@@ -356,7 +348,10 @@ def test_log_softmax_of_large_scores_matches_reference(monkeypatch):
 # -- threads of the caller ---------------------------------------------------------------------------------------------------
 
 
-def test_eight_python_threads_at_once_give_the_serial_answer():
+@pytest.mark.parametrize("few_rows", [0, 64])
+def test_eight_python_threads_at_once_give_the_serial_answer(monkeypatch, few_rows):
+    monkeypatch.setattr(predict.scan, "_FEW_ROWS", few_rows)  # by subtrees or by classes
+    monkeypatch.setattr(predict.scan, "_SMALL_WORK", 0)  # all of them limit BLAS to one thread
     p = make_problem(n=120, n_classes=3000)
     noise, wide = TreeNoise(p.tree), sparse.csr_matrix(p.X)
     searches = [

@@ -34,7 +34,7 @@ _TILE_DEPTH = 11  # levels of a subtree that makes a tile: 2,048 leaves
 _LEAST_DEPTH = 8  # ... or fewer levels, so that every thread has tiles, but at least so many
 _TILE_SCORES = 2 << 20  # scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
 _NOISE_ROWS = 256  # rows for which log p_n is made and used at once
-_FEW_ROWS = 16  # so few rows do not repay copying the weights into the order of the leaves
+_FEW_ROWS = 64  # so few rows do not repay copying the weights into the order of the leaves
 _SMALL_WORK = 1 << 24  # multiplications below which BLAS keeps to one thread by itself
 
 
@@ -189,9 +189,7 @@ def _choose_tiles(
     tree = noise.tree if isinstance(noise, TreeNoise) else noise
     if isinstance(tree, LabelTree) and Z is not None and n_rows > _FEW_ROWS:
         tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
-        cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
-        if cut is not None:
-            return SubtreeTiles(cut, tree, Z, model, n_rows, scratch)
+        return SubtreeTiles(leaf_tiles.cut_tree(tree.leaf_class, tile_depth), tree, Z, model, n_rows, scratch)
     return ClassTiles(noise, Z, model, n_rows, scratch, n_jobs)
 
 
