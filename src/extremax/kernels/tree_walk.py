@@ -158,20 +158,19 @@ def _chunk_logits(nodes, Z, row, twin, logits):
 
 
 @njit
-def all_log_prob(chunks, place, Z, start, stop, log_prob):
+def all_log_prob(chunks, place, n_places, Z, start, stop, log_prob):
     """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
 
     chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
-        Weights and biases of the nodes with two real children, and the leaf of each class, in bit-reversed order: the node at
-        place r of a level with w nodes has its left child at place r of the next and its right child at place w + r.
+        Weights and biases of the nodes above the first n_places leaves, and the leaf of each class, in bit-reversed order: the
+        node at place r of a level with w nodes has its left child at place r of the next and its right child at w + r.
 
     Each step down leaves left children where their parents were and puts right children behind them.  A few rows go down
     together, so that the parameters of a chunk of nodes serve them all from the cache.  The last levels are done stretch by
     stretch, for the numbers to stay in the cache as well; at the end they are put in the order of the classes.
     """
-    n_classes = place.shape[0]
     top = CHUNK
-    while top << _STRETCH_LEVELS < n_classes:
+    while top << _STRETCH_LEVELS < n_places:
         top *= 2
     reached = np.zeros((_TILE, chunks.shape[0] * CHUNK), np.float32)
     logits = np.zeros((2, CHUNK), np.float32)
@@ -182,18 +181,18 @@ def all_log_prob(chunks, place, Z, start, stop, log_prob):
             _chunk_logits(chunks[0], Z, tile + r, tile + r, logits)
             reached[r, 0] = _ZERO
             width = 1
-            while width < min(n_classes, CHUNK):
-                for p in range(min(width, n_classes - width)):
+            while width < min(n_places, CHUNK):
+                for p in range(min(width, n_places - width)):
                     a = logits[0, width + p]
                     here = reached[r, p] - log1p32(exp32(-abs(a)))
                     reached[r, p] = here - max(a, _ZERO)
                     reached[r, width + p] = here - max(-a, _ZERO)
                 width *= 2
-        for low, high in ((CHUNK, min(top, n_classes)), (top, n_classes)):  # the levels above the stretches, then the stretches
+        for low, high in ((CHUNK, min(top, n_places)), (top, n_places)):  # the levels above the stretches, then the stretches
             for first in range(0, low, CHUNK):
                 width = low
                 while width < high:
-                    for base in range(first, min(width, n_classes - width), low):
+                    for base in range(first, min(width, n_places - width), low):
                         nodes = chunks[(width + base) // CHUNK]
                         for r in range(size):
                             if r % 2 == 0:
@@ -211,7 +210,7 @@ def all_log_prob(chunks, place, Z, start, stop, log_prob):
                     width *= 2
         for r in range(size):
             by_place, by_class = reached[r], log_prob[tile + r]
-            for c in range(n_classes):
+            for c in range(place.shape[0]):
                 by_class[c] = by_place[place[c]]
 
 
@@ -259,13 +258,13 @@ def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, l
             for i in range(n_kept):
                 soft[i] = kept_loss[i] + log1p32(soft[i])
             n = 0
-            for i in range(n_kept):
-                child = 2 * kept_nodes[i] + 1
-                nodes[n] = child
-                loss[n] = soft[i] + max(logits[i], _ZERO)
-                nodes[n + 1] = child + 1
-                loss[n + 1] = soft[i] + max(-logits[i], _ZERO)
-                n += 1 if child >= n_inner and leaf_class[child + 1 - n_inner] < 0 else 2  # padding is a right child
+            for i in range(2 * n_kept):
+                child = 2 * kept_nodes[i >> 1] + 1 + (i & 1)
+                if child < n_inner or leaf_class[child - n_inner] >= 0:
+                    a = logits[i >> 1]
+                    nodes[n] = child
+                    loss[n] = soft[i >> 1] + max(-a if i & 1 else a, _ZERO)
+                    n += 1
             n_kept = _keep_best(nodes, loss, keys, n, beam_width, kept_nodes, kept_loss)
         for i in range(n_kept):
             labels[row, i] = leaf_class[kept_nodes[i] - n_inner]

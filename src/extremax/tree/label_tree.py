@@ -1,7 +1,7 @@
 """LabelTree: a balanced binary tree with a logistic regression at every node and a class at every leaf.
 
 ``log p_n(y|x)`` is the sum of ``log sigma(zeta (w_v.x + b_v))`` over the nodes v on the way to the leaf of y, with zeta = 1 to
-the right and -1 to the left (paper, section 3).  It is normalised over the classes and costs O(k log C); so does a draw from it.
+the right and -1 to the left (paper, section 3).  It is normalised over the classes and costs O(k log C), like a draw from it.
 Nodes are numbered as in a heap: the children of node i are 2 i + 1 and 2 i + 2, and leaf j is node ``n_leaves - 1 + j``.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.kernels.tree_walk import all_log_prob, beam_leaves, path_log_prob, sample_paths
 from extremax.parallel import resolve_threads, run, split
 from extremax.tree.fitting import Effort, fit_nodes, group_by_class, new_nodes, penalties
@@ -23,12 +22,13 @@ from extremax.tree.layout import (
     Float32,
     Int32,
     depth_of,
+    is_balanced,
     leaves_of,
     make_chunks,
     padded_features,
     padded_table,
+    padding_is_closed,
     plain,
-    real_leaves,
 )
 from extremax.validation import check_features, check_random_state, check_sample_weight
 
@@ -76,30 +76,31 @@ class LabelTree:
 
     def __init__(self, weights: ArrayLike, biases: ArrayLike, leaf_class: ArrayLike) -> None:
         given, given_biases, leaves = np.asarray(weights), np.asarray(biases), np.asarray(leaf_class)
-        n_classes = int(np.count_nonzero(leaves >= 0)) if leaves.dtype.kind in "iu" else 0
-        if n_classes == 0 or not np.array_equal(leaves >= 0, real_leaves(n_classes)):
-            raise ValueError(f"leaf_class, of shape {leaves.shape}, does not have the leaves of a balanced tree. {_OF_A_FIT}")
-        if not np.array_equal(np.sort(leaves[leaves >= 0]), np.arange(n_classes)):
-            raise ValueError(f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_OF_A_FIT}")
-        n_inner = len(leaves) - 1
-        if given.ndim != 2 or len(given) != n_inner or given_biases.shape != (n_inner,):
+        n_leaves = leaves.size
+        if leaves.ndim != 1 or leaves.dtype.kind != "i" or n_leaves == 0 or n_leaves & (n_leaves - 1):
             raise ValueError(
-                f"weights has shape {given.shape} and biases {given_biases.shape}; a tree of {n_classes} classes needs "
-                f"({n_inner}, n_components) and ({n_inner},). {_OF_A_FIT}"
+                f"leaf_class is {leaves.dtype} of shape {leaves.shape}; a tree has 1, 2, 4, ... leaves. {_OF_A_FIT}"
             )
+        if given.ndim != 2 or len(given) != n_leaves - 1 or given_biases.shape != (n_leaves - 1,):
+            raise ValueError(
+                f"weights has shape {given.shape} and biases {given_biases.shape}; a tree of {n_leaves} leaves needs "
+                f"({n_leaves - 1}, n_components) and ({n_leaves - 1},). {_OF_A_FIT}"
+            )
+        n_classes = int(np.count_nonzero(leaves >= 0))
+        if n_classes == 0 or not np.array_equal(np.sort(leaves[leaves >= 0]), np.arange(n_classes)):
+            raise ValueError(f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_OF_A_FIT}")
         self.n_classes: int = n_classes
-        self.depth: int = depth_of(n_classes)
+        self.depth: int = n_leaves.bit_length() - 1
         self.n_components: int = given.shape[1]
         self.leaf_class: Int32 = np.array(leaves, np.int32)
         self.class_leaf: Int32 = np.argsort(self.leaf_class, kind="stable")[-n_classes:].astype(np.int32)
         self._table = padded_table(given)
         self._biases: Float32 = np.array(given_biases, np.float32)
         self._chunks: Chunks | None = None
-        above_padding = (len(leaves) + np.flatnonzero(leaves < 0)) // 2 - 1
-        if np.any(self._table[above_padding]) or np.any(self._biases[above_padding] > PADDING_BIAS):
-            raise ValueError(f"A padding leaf (-1 in leaf_class) has a probability above 0. {_OF_A_FIT}")
         if not (np.isfinite(self._table).all() and np.isfinite(self._biases).all()):
             raise ValueError(f"weights or biases hold NaN or infinity. {_OF_A_FIT}")
+        if not padding_is_closed(self._table, self._biases, self.leaf_class):
+            raise ValueError(f"A padding leaf (-1 in leaf_class) has a probability above 0. {_OF_A_FIT}")
 
     @property
     def weights(self) -> Float32:
@@ -219,6 +220,8 @@ class LabelTree:
         >>> bool(weaker.log_prob(Z, y).mean() > tree.log_prob(Z, y).mean())
         True
         """
+        if not is_balanced(self.leaf_class):
+            raise ValueError("This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one.")
         features, labels, share = _check_data(Z, y, sample_weight, self.n_classes)
         k = features.shape[1]
         settings = Effort(max_points, 1, 0, tolerance, random_state).settings(len(features), k)
@@ -291,10 +294,10 @@ class LabelTree:
                 f"out is {out.dtype} of shape {out.shape}; it must be writable C-ordered float32 of shape {shape}."
             )
         if self._chunks is None:
-            self._chunks = make_chunks(self._table, self._biases, self.class_leaf)
-        result, (nodes, place) = out, self._chunks
+            self._chunks = make_chunks(self._table, self._biases, self.leaf_class, self.class_leaf)
+        result, (nodes, place, n_places) = out, self._chunks
         rows = split(len(features), _ALL_ROWS_PER_TASK)
-        run(lambda i: all_log_prob(nodes, place, features, *rows[i], result), len(rows), resolve_threads(n_jobs))
+        run(lambda i: all_log_prob(nodes, place, n_places, features, *rows[i], result), len(rows), resolve_threads(n_jobs))
         return result
 
     def candidates(self, Z: ArrayLike, beam_width: int = 64, *, n_jobs: int | None = None) -> tuple[Int32, Float32]:

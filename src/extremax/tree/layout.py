@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.kernels.tree_walk import CHUNK, LANES
 
 Float32 = NDArray[np.float32]
@@ -81,24 +82,44 @@ def reversed_bits(n_bits: int) -> NDArray[np.int64]:
     return order
 
 
+def is_balanced(leaf_class: Int32) -> bool:
+    """Whether padding is where `LabelTree.fit` puts it; a tree made elsewhere may have it in other places."""
+    return np.array_equal(leaf_class >= 0, real_leaves(int(np.count_nonzero(leaf_class >= 0))))
+
+
+def padding_is_closed(table: Float32, biases: Float32, leaf_class: Int32) -> bool:
+    """Whether on the way to every padding leaf some node without weights sends everything to its other child."""
+    node = len(leaf_class) + np.flatnonzero(leaf_class < 0)  # binary digits: 1, then the decisions
+    closed = np.zeros(len(node), bool)
+    while len(node) and node[0] > 1:
+        parent = node // 2 - 1
+        against = np.where(node % 2 == 1, biases[parent] <= PADDING_BIAS, biases[parent] >= -PADDING_BIAS)
+        closed |= against & ~table[parent].any(axis=1)
+        node = node // 2
+    return bool(closed.all())
+
+
 class Chunks(NamedTuple):
-    """Nodes with two real children, transposed in chunks, and the place of each class: what `all_log_prob` reads."""
+    """Nodes transposed in chunks, and the place of each class among the leaves: what `all_log_prob` reads."""
 
     nodes: Float32  # (n_chunks, width + 1, CHUNK); the last row of a chunk holds the biases
     place: Int32  # (n_classes,)
+    n_places: int  # leaves to be computed: without padding if it comes last
 
 
-def make_chunks(table: Float32, biases: Float32, class_leaf: Int32) -> Chunks:
-    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start with a chunk of their own."""
-    n_classes, depth = len(class_leaf), len(biases).bit_length()
-    nodes = np.zeros((-(-n_classes // CHUNK), table.shape[1] + 1, CHUNK), np.float32)
+def make_chunks(table: Float32, biases: Float32, leaf_class: Int32, class_leaf: Int32) -> Chunks:
+    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start a chunk."""
+    depth = len(biases).bit_length()
+    n_places = len(class_leaf) if is_balanced(leaf_class) else len(leaf_class)
+    nodes = np.zeros((-(-n_places // CHUNK), table.shape[1] + 1, CHUNK), np.float32)
+    nodes[:, -1] = PADDING_BIAS  # places of no node: what is there goes left, that is stays
     for level in range(depth):
         w = 1 << level
-        real = reversed_bits(level)[: n_classes - w]  # both children are real
+        real = reversed_bits(level)[: n_places - w]  # both children are real
         for first in range(0, len(real), CHUNK):
             order = w - 1 + real[first : first + CHUNK]
             chunk, place = divmod(w + first, CHUNK)
             part = nodes[chunk, :, place : place + len(order)]
             part[:-1] = table[order].T
             part[-1] = biases[order]
-    return Chunks(nodes, reversed_bits(depth)[class_leaf].astype(np.int32))
+    return Chunks(nodes, reversed_bits(depth)[class_leaf].astype(np.int32), n_places)
