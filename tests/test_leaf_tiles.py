@@ -57,6 +57,12 @@ def test_descend_keeps_both_tails_exact():
     np.testing.assert_allclose(got, [[-60.0, 0.0], [0.0, -60.0], [-np.log(2), -np.log(2)]], atol=1e-6)
 
 
+def test_padding_elsewhere_is_not_cut():
+    assert leaf_tiles.cut_tree(np.array([0, 1, 2, -1], np.int32), 2) is not None
+    for leaves in ([0, -1, 1, 2], [0, 1, -1, -1], [-1, 0, 1, 2]):
+        assert leaf_tiles.cut_tree(np.array(leaves, np.int32), 2) is None
+
+
 def test_scalar_functions_match_reference():
     x = np.linspace(-86.0, 0.0, 3001, dtype=np.float32)
     got = np.array([topk.exp_nonpositive(v) for v in x], np.float64)

@@ -12,6 +12,7 @@ from scipy import sparse
 
 import reference
 from extremax import metrics, predict
+from extremax.kernels import leaf_tiles
 from extremax.linear import LinearModel
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from extremax.tree import LabelTree
@@ -107,6 +108,13 @@ def test_exact_topk_subtree_by_subtree_matches_reference(monkeypatch, n_classes,
         assert_same_ranking(*predict.exact_topk(X, p.model, noise, p.Z, k), expected)
     likelihood = predict.log_likelihood(p.X, p.y, p.model, noise, p.Z)
     assert likelihood == pytest.approx(expected[np.arange(40), p.y].mean(), abs=1e-5)  # scores in float32
+
+
+def test_exact_topk_of_a_tree_that_cannot_be_cut_matches_reference(monkeypatch):
+    p = make_problem(n=80)
+    monkeypatch.setattr(leaf_tiles, "cut_tree", lambda leaf_class, tile_depth: None)
+    noise = TreeNoise(p.tree)
+    assert_same_ranking(*predict.exact_topk(p.X, p.model, noise, p.Z, 5), reference.log_softmax(p.table(noise)))
 
 
 def test_exact_topk_beyond_the_number_of_classes(problem):

@@ -49,7 +49,7 @@ def _reversed_bits(n_bits):
 
 
 def cut_tree(leaf_class, tile_depth):
-    """Subtrees of `tile_depth` levels of a balanced tree (fewer if the tree has fewer)."""
+    """Subtrees of `tile_depth` levels (fewer if the tree has fewer); None for a tree from elsewhere with other padding."""
     depth = len(leaf_class).bit_length() - 1
     below = min(tile_depth, depth)
     above = depth - below
@@ -57,6 +57,8 @@ def cut_tree(leaf_class, tile_depth):
     labels = leaf_class[(roots[:, None] << below) + _reversed_bits(below)]
     real = labels >= 0
     counts = real.sum(axis=1)
+    if not np.array_equal(real, np.arange(1 << below) < counts[:, None]) or counts.min() < (1 << below) // 2:
+        return None
 
     def by_level(values, levels):
         return np.concatenate([np.empty(0, np.int64), *(np.broadcast_to(values(level), 1 << level) for level in levels)])

@@ -189,7 +189,9 @@ def _choose_tiles(
     tree = noise.tree if isinstance(noise, TreeNoise) else noise
     if isinstance(tree, LabelTree) and Z is not None and n_rows > _FEW_ROWS:
         tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
-        return SubtreeTiles(leaf_tiles.cut_tree(tree.leaf_class, tile_depth), tree, Z, model, n_rows, scratch)
+        cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
+        if cut is not None:
+            return SubtreeTiles(cut, tree, Z, model, n_rows, scratch)
     return ClassTiles(noise, Z, model, n_rows, scratch, n_jobs)
 
 
