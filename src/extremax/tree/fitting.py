@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.kernels.tree_fit import Grouped, Nodes, Settings, fit_subtree, make_scratch
+from extremax.kernels.tree_newton import PASS
 from extremax.parallel import resolve_threads, run
 from extremax.tree.layout import Float32, Int32, aligned, depth_of, plain, width_of
 from extremax.validation import check_random_state
@@ -46,7 +47,7 @@ class Effort(NamedTuple):
             max_alternations=self.max_alternations,
             max_newton=_NEWTON_STEPS,
             tolerance=float(self.tolerance),
-            dual_points=n_components + 1,
+            dual_points=min(n_components + 1, PASS),  # the dual form works on one block of points
             seed=np.uint64(check_random_state(self.random_state)),
         )
 
