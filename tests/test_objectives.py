@@ -155,7 +155,9 @@ def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes):
 
 def test_sampled_softmax_with_only_hits_learns_nothing_identity():
     data = batch(n=4, n_negatives=3)
-    same = data._replace(**{name: np.repeat(getattr(data, name)[:, :1], 4, axis=1) for name in data._fields if name != "weight"})
+    same = data._replace(
+        **{name: np.repeat(getattr(data, name)[:, :1], 4, axis=1) for name in data._fields if name != "weight"}
+    )
     coefficients, losses = evaluate("sampled_softmax", same)
     np.testing.assert_allclose(coefficients.sum(axis=1), 0.0, atol=1e-6)  # all on one class: it is not moved
     np.testing.assert_allclose(losses, data.weight * np.log(4.0), rtol=1e-6)

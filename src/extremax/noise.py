@@ -15,13 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
 from extremax.parallel import resolve_threads, run, split
 from extremax.tree import LabelTree
+from extremax.validation import check_random_state
 
 _ROW_BLOCK = 4096  # rows a thread takes at a time
-
-
-def _key(seed: int) -> np.uint64:
-    """Any integer as the 64 bits that the kernels hash."""
-    return np.uint64(int(seed) & 0xFFFFFFFFFFFFFFFF)
 
 
 @runtime_checkable
@@ -73,9 +69,9 @@ class _Unconditional:
         n = len(Z)
         labels = np.empty((n, n_draws), np.int32)
         log_noise = np.empty((n, n_draws), np.float32)
-        blocks = split(n, _ROW_BLOCK)
+        blocks, key = split(n, _ROW_BLOCK), np.uint64(check_random_state(seed))
         run(
-            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, _key(seed), labels, log_noise, *blocks[i]),
+            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]),
             len(blocks),
             resolve_threads(n_jobs),
         )
@@ -217,7 +213,7 @@ class MixtureNoise:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).  The three seeds
         # are independent, so that a mixture inside a mixture does not repeat the choice of the outer one.
-        seeds = np.random.SeedSequence(int(_key(seed))).generate_state(3, np.uint64)
+        seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
         first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
         second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
         labels = np.empty_like(first)
