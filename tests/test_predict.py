@@ -84,10 +84,10 @@ def test_exact_topk_matches_reference(problem, which, k, form):
 
 @pytest.mark.parametrize("scratch_bytes", [1, 30_000, 1 << 20])
 @pytest.mark.parametrize("tile_scores", [1, 4000, 1 << 22])
-@pytest.mark.parametrize("few_rows", [0, 64])
-def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, tile_scores, few_rows):
+@pytest.mark.parametrize("small_weights", [0, 1 << 22])
+def test_exact_topk_in_blocks_and_tiles_invariant(monkeypatch, scratch_bytes, tile_scores, small_weights):
     p = make_problem(n=37, n_classes=1000)
-    monkeypatch.setattr(predict.scan, "_FEW_ROWS", few_rows)  # by subtrees or by classes
+    monkeypatch.setattr(predict.scan, "_SMALL_WEIGHTS", small_weights)  # by classes or by subtrees
     monkeypatch.setattr(predict.scan, "_TILE_SCORES", tile_scores)
     noise = TreeNoise(p.tree)
     labels, log_prob = predict.exact_topk(p.X, p.model, noise, p.Z, 5, scratch_bytes=scratch_bytes)
@@ -101,7 +101,6 @@ def test_exact_topk_subtree_by_subtree_matches_reference(monkeypatch, n_classes,
     monkeypatch.setattr(predict.scan, "_TILE_DEPTH", depth)
     monkeypatch.setattr(predict.scan, "_LEAST_DEPTH", depth)
     monkeypatch.setattr(predict.scan, "_NOISE_ROWS", 16)
-    monkeypatch.setattr(predict.scan, "_FEW_ROWS", 0)
     noise, k = TreeNoise(p.tree), min(5, n_classes)
     expected = reference.log_softmax(p.table(noise))
     for X in (p.X, sparse.csr_matrix(p.X)):
@@ -356,9 +355,9 @@ def test_log_softmax_of_large_scores_matches_reference(monkeypatch):
 # -- threads of the caller ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("few_rows", [0, 64])
-def test_eight_python_threads_at_once_give_the_serial_answer(monkeypatch, few_rows):
-    monkeypatch.setattr(predict.scan, "_FEW_ROWS", few_rows)  # by subtrees or by classes
+@pytest.mark.parametrize("small_weights", [0, 1 << 22])
+def test_eight_python_threads_at_once_give_the_serial_answer(monkeypatch, small_weights):
+    monkeypatch.setattr(predict.scan, "_SMALL_WEIGHTS", small_weights)  # by classes or by subtrees
     monkeypatch.setattr(predict.scan, "_SMALL_WORK", 0)  # all of them limit BLAS to one thread
     p = make_problem(n=120, n_classes=3000)
     noise, wide = TreeNoise(p.tree), sparse.csr_matrix(p.X)

@@ -35,6 +35,7 @@ _LEAST_DEPTH = 8  # ... or fewer levels, so that every thread has tiles, but at 
 _TILE_SCORES = 2 << 20  # scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
 _NOISE_ROWS = 256  # rows for which log p_n is made and used at once
 _FEW_ROWS = 64  # so few rows do not repay copying the weights into the order of the leaves
+_SMALL_WEIGHTS = 1 << 22  # ... unless the weights are so few
 _SMALL_WORK = 1 << 24  # multiplications below which BLAS keeps to one thread by itself
 
 
@@ -187,7 +188,7 @@ def _choose_tiles(
     noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None
 ) -> ClassTiles | SubtreeTiles:
     tree = noise.tree if isinstance(noise, TreeNoise) else noise
-    if isinstance(tree, LabelTree) and Z is not None and n_rows > _FEW_ROWS:
+    if isinstance(tree, LabelTree) and Z is not None and (n_rows > _FEW_ROWS or model.weights.size <= _SMALL_WEIGHTS):
         tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
         cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
         if cut is not None:
