@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from extremax import ExtremeClassifier, FrequencyNoise, UniformNoise, load_model
+from extremax import ExtremeClassifier, FrequencyNoise, LabelTree, TreeNoise, UniformNoise, load_model
 from extremax.objectives import OBJECTIVES
 from extremax.progress import ProgressLine
 from extremax.validation import NotEnoughMemoryError
@@ -257,6 +257,8 @@ def test_own_noise_object(data):
     assert clf.score(X_test, y_test) > 0.85
     with pytest.raises(ValueError, match=r"noise is a distribution over 7 classes, but y has 60\."):
         ExtremeClassifier(noise=UniformNoise(7)).fit(X, y)
+    with pytest.raises(ValueError, match=r"noise holds a label tree fitted elsewhere;.*Use noise='adversarial'"):
+        ExtremeClassifier(noise=TreeNoise(LabelTree.fit(X, y))).fit(X, y)
 
 
 def test_validation_fraction_and_patience(data):

@@ -17,7 +17,7 @@ from sklearn.utils.validation import validate_data
 from extremax import predict
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
 from extremax.linear import OPTIMIZERS, Features
-from extremax.model import ExtremeModel
+from extremax.model import ExtremeModel, find_tree
 from extremax.noise import Noise
 from extremax.objectives import OBJECTIVES
 from extremax.parallel import resolve_threads
@@ -71,7 +71,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ----------
     objective : {"negative_sampling", "nce", "sampled_softmax"}
         The loss; "negative_sampling" is the paper's Eq. 6.
-    noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise
+    noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
         Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and frequencies.
     n_negatives : int
         Negatives per row and epoch.
@@ -265,6 +265,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         check_parameters("ExtremeClassifier", self.get_params(deep=False), _CONSTRAINTS)
+        if not isinstance(self.noise, str) and find_tree(self.noise) is not None:
+            raise ValueError(
+                "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know those the"
+                " tree was fitted on. Use noise='adversarial' or 'mixture', which fit their own tree."
+            )
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes

@@ -251,7 +251,7 @@ def train_epoch(
         losses = np.empty(len(rows), np.float64)
         for start in range(0, len(rows), stretch):
             cut = slice(start, start + stretch)
-            tables = (local, labels, log_base, log_noise, weight, scores, coefficients, losses)
+            tables: Any = (local, labels, log_base, log_noise, weight, scores, coefficients, losses)
             pairs = Pairs(*(table[cut] for table in tables))
             run_together(lambda part: source.train(X, pairs, arrays, step, barrier, part, threads), threads)
             total += float(losses[cut].sum())

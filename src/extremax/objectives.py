@@ -35,7 +35,17 @@ def _softplus(a: Any) -> Any:
 
 
 @njit
-def negative_sampling(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, start, stop):  # type: ignore[no-untyped-def]
+def negative_sampling(
+    scores: Any,
+    log_base: Any,
+    log_noise: Any,
+    row_weight: Any,
+    penalty: Any,
+    coefficients: Any,
+    losses: Any,
+    start: int,
+    stop: int,
+) -> None:
     """Eq. 6 with m negatives per positive, for the rows [start, stop)."""
     width = scores.shape[1]
     share = np.float32(1.0) / np.float32(max(width - 1, 1))
@@ -53,7 +63,17 @@ def negative_sampling(scores, log_base, log_noise, row_weight, penalty, coeffici
 
 
 @njit
-def noise_contrastive(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, start, stop):  # type: ignore[no-untyped-def]
+def noise_contrastive(
+    scores: Any,
+    log_base: Any,
+    log_noise: Any,
+    row_weight: Any,
+    penalty: Any,
+    coefficients: Any,
+    losses: Any,
+    start: int,
+    stop: int,
+) -> None:
     """Logistic loss of NCE: logit xi - log(m p_n) for the positive and each of the m negatives."""
     width = scores.shape[1]
     log_m = np.float32(np.log(max(width - 1, 1)))
@@ -73,7 +93,17 @@ def noise_contrastive(scores, log_base, log_noise, row_weight, penalty, coeffici
 
 
 @njit
-def sampled_softmax(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, start, stop):  # type: ignore[no-untyped-def]
+def sampled_softmax(
+    scores: Any,
+    log_base: Any,
+    log_noise: Any,
+    row_weight: Any,
+    penalty: Any,
+    coefficients: Any,
+    losses: Any,
+    start: int,
+    stop: int,
+) -> None:
     """Cross-entropy of the positive over itself and its negatives, logits corrected by log p_n."""
     width = scores.shape[1]
     for i in range(start, stop):
@@ -96,7 +126,7 @@ def sampled_softmax(scores, log_base, log_noise, row_weight, penalty, coefficien
 
 
 @njit
-def coefficients_of(code, pairs, penalty, start, stop):  # type: ignore[no-untyped-def]
+def coefficients_of(code: int, pairs: Any, penalty: Any, start: int, stop: int) -> None:
     """Coefficients and losses of the rows [start, stop) under the objective with this code; one branch for many rows."""
     scores, base, noise, weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     if code == 0:

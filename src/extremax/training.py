@@ -81,6 +81,8 @@ def train(
     seconds = history[-1]["seconds"] if history else 0.0
     n_rows = len(data.y)
     finished = True
+    if plan.patience is not None and history and history[-1].get("valid_log_likelihood") is not None:
+        best.keep(model, history[-1])  # where the run starts may stay the best
     try:
         for _ in range(plan.n_epochs):
             epoch = model.n_epochs + 1
