@@ -131,3 +131,43 @@ def minibatch_step(optimizer, objective, X, rows, labels, log_base, log_noise, w
 
     update_pairs(optimizer, X, rows, labels, central_differences(loss, scores), arrays, scale, learning_rate)
     return loss(scores)
+
+
+# -- the label tree ------------------------------------------------------------------------------------------------------------
+
+
+def tree_path(tree, label):
+    """Nodes from the root to the leaf of a class, each with its decision: 1 to the right, -1 to the left."""
+    node = len(tree.biases) + int(tree.class_leaf[label])
+    path = []
+    while node > 0:
+        path.append(((node - 1) // 2, 1 if node % 2 == 0 else -1))
+        node = (node - 1) // 2
+    return path[::-1]
+
+
+def tree_log_prob_all(tree, Z):
+    """Walk to every class, for every row, in float64."""
+    Z, weights, biases = (np.asarray(a, np.float64) for a in (Z, tree.weights, tree.biases))
+    table = np.zeros((len(Z), tree.n_classes))
+    for label in range(tree.n_classes):
+        for node, decision in tree_path(tree, label):
+            table[:, label] -= np.logaddexp(0.0, -decision * (Z @ weights[node] + biases[node]))
+    return table
+
+
+def tree_node_classes(tree, node):
+    """Classes of the left and of the right child of a node."""
+    children = [[2 * node + 1], [2 * node + 2]]
+    while children[0][0] < len(tree.biases):
+        children = [[c for parent in side for c in (2 * parent + 1, 2 * parent + 2)] for side in children]
+    leaves = [tree.leaf_class[np.array(side) - len(tree.biases)] for side in children]
+    return [side[side >= 0] for side in leaves]
+
+
+def node_objective(theta, X, zeta, weight, penalty, bias_penalty):
+    """Penalised log-likelihood of one node in float64, and its gradient; theta = (w, b)."""
+    a = X @ theta[:-1] + theta[-1]
+    slope = weight * zeta / (1.0 + np.exp(zeta * a))
+    value = -(weight * np.logaddexp(0.0, -zeta * a)).sum() - penalty * theta[:-1] @ theta[:-1] - bias_penalty * theta[-1] ** 2
+    return value, np.append(X.T @ slope - 2 * penalty * theta[:-1], slope.sum() - 2 * bias_penalty * theta[-1])

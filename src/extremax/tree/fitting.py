@@ -43,7 +43,7 @@ class Effort(NamedTuple):
             raise ValueError(f"tolerance is {self.tolerance}; give 0 to iterate to the end, or a small positive number.")
         return Settings(
             max_points=min(n_samples, n_samples if self.max_points is None else self.max_points),
-            n_starts=min(self.n_starts, n_components),
+            n_starts=min(self.n_starts, n_components) if self.max_alternations else 1,
             max_alternations=self.max_alternations,
             max_newton=_NEWTON_STEPS,
             tolerance=float(self.tolerance),
