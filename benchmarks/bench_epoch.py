@@ -2,8 +2,8 @@
 
     python benchmarks/bench_epoch.py            # shape S: N = 490,449, C = 213,874, K = 512, k = 16, one negative
 
-Per row: x read once, and for the positive and each negative the weights and the Adagrad sums read and written.  Epoch and copy are
-timed in turns, and the median of the ratios is printed: the machine's mood is in both.
+Per row: x read once, and for the positive and each negative the weights and the Adagrad sums read and written.  Epoch and
+copy are timed in turns, and the median of the ratios is printed: the machine's mood is in both.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from timing import MemoryCopy, machine, stopwatch
 
 from extremax.data.synthetic import planted_hierarchy
 from extremax.fitting import Options, prepare, training_set
 from extremax.linear import train_epoch
 from extremax.progress import ProgressLine
+from timing import MemoryCopy, machine, stopwatch
 
 
 def main() -> None:
@@ -69,7 +69,8 @@ def main() -> None:
             median_seconds[optimizer, threads] = seconds
             ratio = float(np.median(np.array(epochs) / np.array(copies)))
             print(
-                f"{optimizer:12s} {threads} thread{'s' if threads > 1 else ' '}  {seconds:6.3f} s  {args.rows / seconds:12,.0f} samples/s"
+                f"{optimizer:12s} {threads} thread{'s' if threads > 1 else ' '}  {seconds:6.3f} s"
+                f"  {args.rows / seconds:12,.0f} samples/s"
                 f"  {moved[optimizer] / seconds / 1e9:5.1f} GB/s  {ratio:5.2f} x memcpy of {moved['adagrad'] / 1e9:.2f} GB"
                 f" (best epoch / best copy {min(epochs) / min(copies):.2f})"
             )
@@ -79,7 +80,8 @@ def main() -> None:
     if {1, 2} <= set(args.threads):
         for optimizer in moved:
             print(
-                f"{optimizer}: two threads are {median_seconds[optimizer, 1] / median_seconds[optimizer, 2]:.2f} times as fast as one"
+                f"{optimizer}: two threads are {median_seconds[optimizer, 1] / median_seconds[optimizer, 2]:.2f}"
+                " times as fast as one"
             )
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_scale.py      # K = 256, row-wise Adagrad, one negative; C = 10^4, 10^5, 10^6, 2,812,281
 
-Each size runs in a process of its own, so that its peak resident memory (projection, tree and data included) is its own.  The last
-size has all of Amazon-3M's 1,717,899 rows; the smaller ones a quarter of them.
+Each size runs in a process of its own, so that its peak resident memory (projection, tree and data included) is its own.  The
+last size has all of Amazon-3M's 1,717,899 rows; the smaller ones a quarter of them.
 """
 
 from __future__ import annotations

@@ -43,4 +43,5 @@ def stopwatch(work: Callable[[], object]) -> float:
 
 def machine() -> str:
     """One line about where figures come from."""
-    return f"{platform.machine()}, {parallel.available_threads()} processors, Python {platform.python_version()}, numpy {np.__version__}"
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    return f"{platform.machine()}, {parallel.available_threads()} processors, {versions}"

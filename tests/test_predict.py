@@ -277,12 +277,24 @@ def test_narrow_beam_rescores_its_candidates_matches_reference(problem, which):
     assert_same_ranking(labels, log_prob, reference.log_softmax(kept))
 
 
-def test_beam_narrower_than_k_fills_with_nothing(problem):
-    labels, log_prob = predict.beam_topk(problem.X, problem.model, problem.tree, problem.tree, problem.Z, 6, beam_width=4)
-    assert (labels[:, :4] >= 0).all()
-    assert (labels[:, 4:] == -1).all()
-    assert np.isneginf(log_prob[:, 4:]).all()
-    np.testing.assert_allclose(np.exp(log_prob).sum(axis=1), 1.0, atol=1e-5)  # normalised over four candidates
+def test_beam_is_at_least_k_wide(problem):
+    narrow, wide = (
+        predict.beam_topk(problem.X, problem.model, problem.tree, problem.tree, problem.Z, 6, beam_width=width)
+        for width in (2, 6)
+    )
+    np.testing.assert_array_equal(narrow[0], wide[0])
+    assert (narrow[0] >= 0).all()
+    np.testing.assert_allclose(np.exp(narrow[1]).sum(axis=1), 1.0, atol=1e-5)  # normalised over six candidates
+
+
+def test_beam_in_blocks_of_rows_invariant(problem, monkeypatch):
+    arguments = (problem.model, problem.tree, TreeNoise(problem.tree), problem.Z, 5)
+    whole = predict.beam_topk(problem.X, *arguments)
+    monkeypatch.setattr(predict.search, "_BEAM_BLOCK", 7)
+    for X in (problem.X, sparse.csr_matrix(problem.X)):
+        labels, log_prob = predict.beam_topk(X, *arguments)
+        np.testing.assert_array_equal(labels, whole[0])
+        np.testing.assert_allclose(log_prob, whole[1], atol=1e-5)  # a sparse row is summed in another order
 
 
 def test_tree_and_tree_noise_debias_alike_identity(problem):

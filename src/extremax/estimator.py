@@ -1,4 +1,6 @@
-"""``ExtremeClassifier``, the scikit-learn estimator, and ``load_model``: check the input, name the classes, call the floors below."""
+"""``ExtremeClassifier``, the scikit-learn estimator, and ``load_model``: check the input, name the classes, call the floors
+below.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     objective : {"negative_sampling", "nce", "sampled_softmax"}
         The loss; "negative_sampling" is the paper's Eq. 6.
     noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
-        Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and frequencies.
+        Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and
+        frequencies.
     n_negatives : int
         Negatives per row and epoch.
     n_epochs : int
@@ -118,8 +121,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was chosen from the data, such as the tree's ``regularization`` by level.
     history_ : list of dict
-        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``, and with validation data
-        ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise distribution alone.
+        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``, and with
+        validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise
+        distribution alone.
 
     Examples
     --------
@@ -177,7 +181,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    # -- training ----------------------------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -214,9 +218,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         weight = check_sample_weight(sample_weight, len(ids))
         kept = np.arange(len(ids)) if weight is None else np.flatnonzero(weight)
         if len(np.unique(ids[kept])) < 2:
-            raise ValueError(
-                f"y has one class, {classes[ids[kept[0]]]!r}; ExtremeClassifier needs rows of at least two classes to tell apart."
-            )
+            raise ValueError(f"y has one class, {classes[ids[kept[0]]]!r}; ExtremeClassifier needs rows of at least two.")
         self._remember(X, features, classes)
         seed = check_random_state(self.random_state)
         validation = self._check_eval_set(eval_set)
@@ -235,8 +237,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Train one more epoch, on these rows.
 
-        The first call fixes the classes, the feature scale, the projection and the noise; give it `classes` when its rows do not
-        contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
+        The first call fixes the classes, the feature scale, the projection and the noise; give it `classes` when its rows do
+        not contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
         """
         first_call = not hasattr(self, "model_")
         self._check_parameters()
@@ -247,13 +249,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             known = check_classes(classes) if first_call else self.classes_
             if not first_call and classes is not None and not np.array_equal(check_classes(classes), self.classes_):
                 raise ValueError(
-                    f"classes differs from the {len(self.classes_):,} classes of the first call to partial_fit. Leave it out, or"
-                    " call fit to start again."
+                    f"classes differs from the {len(self.classes_):,} classes of the first call to partial_fit."
+                    " Leave it out, or call fit to start again."
                 )
             ids = lookup_labels(y, known, n_samples=features.shape[0])
         if len(known) < 2:
             raise ValueError(
-                f"y has one class, {known[0]!r}; ExtremeClassifier needs at least two. Declare them: partial_fit(X, y, classes=...)."
+                f"y has one class, {known[0]!r}; ExtremeClassifier needs at least two."
+                " Declare them: partial_fit(X, y, classes=...)."
             )
         weight = check_sample_weight(sample_weight, len(ids))
         report = ProgressLine(int(self.verbose))
@@ -267,8 +270,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         check_parameters("ExtremeClassifier", self.get_params(deep=False), _CONSTRAINTS)
         if not isinstance(self.noise, str) and find_tree(self.noise) is not None:
             raise ValueError(
-                "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know those the"
-                " tree was fitted on. Use noise='adversarial' or 'mixture', which fit their own tree."
+                "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know"
+                " those the tree was fitted on. Use noise='adversarial' or 'mixture', which fit their own tree."
             )
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
@@ -364,7 +367,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             X, ids = X[seen], ids[seen]
         return X, ids
 
-    # -- prediction --------------------------------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------------------------
 
     def _fitted(self, X: Any) -> Features:
         if not hasattr(self, "model_"):
@@ -452,7 +455,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    # -- files -------------------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""
@@ -469,8 +472,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> ExtremeClassifier:
     """Open a model that `ExtremeClassifier.save` wrote.
 
-    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample of the
-    data; ``verify=True`` reads and checks all of it.
+    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample
+    of the data; ``verify=True`` reads and checks all of it.
     """
     model, labels, header = ExtremeModel.load(path, verify=verify)
     if labels is None:

@@ -1,4 +1,6 @@
-"""From features and class ids to a model ready to train: feature scale, projection, noise, empty weights; and what memory it takes."""
+"""From features and class ids to a model ready to train: feature scale, projection, noise, empty weights; and what memory it
+takes.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,8 @@ def _make_noise(
     if not isinstance(options.noise, str):
         if options.noise.n_classes != n_classes:
             raise ValueError(
-                f"noise is a distribution over {options.noise.n_classes:,} classes, but y has {n_classes:,}. Make it for the same classes."
+                f"noise is a distribution over {options.noise.n_classes:,} classes, but y has {n_classes:,}."
+                " Make it for the same classes."
             )
         return options.noise
     if options.noise == "uniform":

@@ -1,11 +1,11 @@
 """The linear main model, scores xi_y(x) = x . w_y + b_y (paper, section 5), and one epoch of its training.
 
-Rows come in shuffled *windows*: chunks of consecutive rows in random order, gathered until a window is full, then shuffled row by
-row.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long runs.  The
-same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
+Rows come in shuffled *windows*: chunks of consecutive rows in random order, gathered until a window is full, then shuffled
+row by row.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long
+runs.  The same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
 
-Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then each thread updates
-the classes it owns.  The thread count changes nothing but the time.
+Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then each thread
+updates the classes it owns.  The thread count changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class LinearModel:
     weights, biases
         (n_classes, n_features) and (n_classes,), for features multiplied by `feature_scale`.
     squares, bias_squares
-        Adagrad's sums of squared gradients: a table as large as `weights` ("adagrad"), one column ("adagrad_row"), or none ("sgd").
+        Adagrad's sums of squared gradients: a table as large as `weights` ("adagrad"), one column ("adagrad_row"), or none
+        ("sgd").
     n_epochs
         Epochs trained so far; with the seed it determines all random draws of the next one.
     """
@@ -163,7 +164,9 @@ def _is_on_disk(X: Any) -> bool:
 
 
 class _DenseWindows:
-    """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained on)."""
+    """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained
+    on).
+    """
 
     train = staticmethod(train_dense)
 

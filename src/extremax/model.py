@@ -99,7 +99,7 @@ class ExtremeModel:
             X, y, self.linear, self.base, Z, sample_weight=sample_weight, temperature=self.temperature, n_jobs=n_jobs
         )
 
-    # -- files -------------------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, labels: NDArray[Any], header: Mapping[str, Any]) -> None:
         """Write the model and its label names to a folder."""
@@ -113,7 +113,9 @@ class ExtremeModel:
         save_folder(path, kind=KIND, header=content, arrays=arrays, labels=labels)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> tuple[ExtremeModel, NDArray[Any] | None, dict[str, Any]]:
+    def load(
+        cls, path: str | os.PathLike[str], *, verify: bool = False
+    ) -> tuple[ExtremeModel, NDArray[Any] | None, dict[str, Any]]:
         """Open a folder that `save` wrote: the model, its label names, and the header.
 
         Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
@@ -150,7 +152,8 @@ def _describe_noise(noise: Noise) -> tuple[dict[str, Any], dict[str, NDArray[Any
         arrays = {f"first.{n}": v for n, v in a.items()} | {f"second.{n}": v for n, v in b.items()}
         return {"kind": "mixture", "weight": noise.weight, "first": first, "second": second}, arrays
     raise TypeError(
-        f"A model with noise of type {type(noise).__name__} cannot be saved; UniformNoise, FrequencyNoise, TreeNoise and MixtureNoise can."
+        f"A model with noise of type {type(noise).__name__} cannot be saved;"
+        " UniformNoise, FrequencyNoise, TreeNoise and MixtureNoise can."
     )
 
 

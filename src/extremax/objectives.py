@@ -1,7 +1,7 @@
 """Training objectives: from the scores of a row's sampled classes to a loss and one coefficient per score.
 
-Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores; ``log_base`` the fixed part
-of the debiased score s = xi + log_base (log p_n for negative sampling, Eq. 5; zero for objectives that learn everything
+Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores; ``log_base`` the fixed
+part of the debiased score s = xi + log_base (log p_n for negative sampling, Eq. 5; zero for objectives that learn everything
 themselves); ``log_noise`` the log-probability under the distribution that the negatives were drawn from; lambda the
 ``score_penalty`` of Eq. 6, which acts on s.  A coefficient is c = d loss / d xi; the gradient of a weight row is c x.
 
@@ -10,7 +10,8 @@ negative sampling   a = s - log_noise (= xi where base and noise agree, as in th
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
 NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
                     nothing is left to remove at prediction
-sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that hits the positive stays: with independent
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that hits the positive stays: with
+independent
                     draws the columns are exchangeable, and p(column 0 is the data | columns) is proportional to exp(a_0)
                     exactly then; masking such draws favours frequent classes.  With the noise as base, s starts at log p_n and
                     only what the noise does not know is learned

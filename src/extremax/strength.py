@@ -2,9 +2,10 @@
 
 One strength for all nodes is wrong for most of them: near the root a node has every row and noise in every direction, near the
 leaves a handful of rows of a few classes.  What overfits there goes straight into every prediction, for bias removal adds
-log p_n.  So: the structure is fitted on nine tenths of the rows; node parameters are refitted at each strength of a grid; each level
-takes the strength under which its decisions for the last tenth are most probable; and the parameters are fitted once more, on all
-rows.  The strongest penalty leaves only the biases, that is the class frequencies: the tree cannot end up far below them.
+log p_n.  So: the structure is fitted on nine tenths of the rows; node parameters are refitted at each strength of a grid;
+each level takes the strength under which its decisions for the last tenth are most probable; and the parameters are fitted
+once more, on all rows.  The strongest penalty leaves only the biases, that is the class frequencies: the tree cannot end up
+far below them.
 
 Deep levels have thousands of nodes that all behave alike, so a sample of subtrees decides for them.
 """

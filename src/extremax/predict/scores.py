@@ -91,6 +91,14 @@ def debiased_scores(
     """x.w_y + b_y + log p_n(y|x) of every class: (n, n_classes).
 
     Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> from extremax.noise import UniformNoise
+    >>> scores = debiased_scores(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), UniformNoise(2), None)
+    >>> bool(np.allclose(scores, -np.log(2)))
+    True
     """
     check_arguments(X, Z, model, 1, 1.0)
     n_rows, n_classes = X.shape[0], len(model.weights)
@@ -123,7 +131,14 @@ def predict_log_proba(
     n_jobs: int | None = None,
     caller: str = "predict_log_proba",
 ) -> NDArray[np.float32]:
-    """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names predict_topk."""
+    """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names predict_topk.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> np.exp(predict_log_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None)).tolist()
+    [[0.5, 0.5]]
+    """
     check_arguments(X, Z, model, 1, temperature)
     scores = debiased_scores(
         X, model, noise, Z, memory_limit=memory_limit, scratch_bytes=scratch_bytes, n_jobs=n_jobs, caller=caller

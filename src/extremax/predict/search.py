@@ -16,7 +16,8 @@ from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
 from extremax.predict.scores import check_arguments, check_targets, remove_bias
 from extremax.tree import LabelTree
 
-_BEAM_ROWS = 64  # rows that a thread takes at a time
+_BEAM_BLOCK = 16384  # rows at a time
+_BEAM_ROWS = 64  # rows of these that a thread takes at a time
 
 
 class Evaluation(NamedTuple):
@@ -53,9 +54,9 @@ def exact_topk(
     temperature
         Divides the debiased scores before they are normalised.
     scratch_bytes
-        Bound of the working memory; more rows per block are faster up to a few hundred.
+        Bound of the working memory on up to eight threads: it decides how many rows are taken at a time.
     n_jobs
-        Threads, as in scikit-learn.  The matrix product uses the threads of numpy's BLAS.
+        Threads, as in scikit-learn; BLAS is kept to one thread in each.  The result does not depend on it.
 
     Returns
     -------
@@ -103,30 +104,57 @@ def beam_topk(
     noise
         Debiases them: `tree` itself or its `TreeNoise`, another distribution, or None for unbiased scores.
     beam_width
-        Nodes kept at each level of the tree.
+        Nodes kept at each level of the tree; at least k are.
 
     Returns
     -------
     labels, log_prob : (n, k) int32, float32
-        Best first, ties by smaller class; -1 and minus infinity where there are fewer than k candidates.
+        Best first, ties by smaller class; -1 and minus infinity beyond the number of classes.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> Z = np.array([[-1.0], [1.0], [-1.1], [0.9]], np.float32)
+    >>> tree = LabelTree.fit(Z, np.array([0, 1, 0, 1]))
+    >>> labels, _ = beam_topk(Z, LinearModel.zeros(2, 1), tree, TreeNoise(tree), Z, 1)  # weights of zero: the tree alone
+    >>> labels.ravel().tolist()
+    [0, 1, 0, 1]
     """
     check_arguments(X, Z, model, k, temperature)
-    n_rows, threads = X.shape[0], resolve_threads(n_jobs)
-    candidates, tree_log_prob = tree.candidates(Z, beam_width, n_jobs=n_jobs)
-    missing = candidates < 0
-    known = np.where(missing, np.int32(0), candidates)  # a kernel must never see class -1
-    if noise is None:
-        log_noise = None
-    elif noise is tree or (isinstance(noise, TreeNoise) and noise.tree is tree):
-        log_noise = tree_log_prob
-    else:
-        log_noise = noise.log_prob(Z, known, n_jobs=n_jobs)
-    del tree_log_prob, missing
-
-    scores = np.empty(candidates.shape, np.float32)
+    n_rows = X.shape[0]
     labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
-    row_numbers = np.arange(n_rows)
-    scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
+    for first, last in split(n_rows, _BEAM_BLOCK):  # so that X may lie on disk and candidates stay few
+        cut = slice(first, last)
+        candidates, log_noise = _candidates(tree, noise, Z[cut], max(beam_width, k), n_jobs)
+        _rescore(X[cut], model, candidates, log_noise, 1.0 / temperature, labels[cut], log_prob[cut], resolve_threads(n_jobs))
+    return labels, log_prob
+
+
+def _candidates(
+    tree: LabelTree, noise: Noise | None, Z: NDArray[np.float32], beam_width: int, n_jobs: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:
+    """Leaves of the beam, -1 where there are fewer than its width, and their log p_n."""
+    candidates, log_prob = tree.candidates(Z, beam_width, n_jobs=n_jobs)
+    if noise is None:
+        return candidates, None
+    if noise is tree or (isinstance(noise, TreeNoise) and noise.tree is tree):
+        return candidates, log_prob
+    return candidates, noise.log_prob(Z, np.maximum(candidates, 0), n_jobs=n_jobs)
+
+
+def _rescore(
+    X: Features,
+    model: Scorer,
+    candidates: NDArray[np.int32],
+    log_noise: NDArray[np.float32] | None,
+    sharpness: float,
+    labels: NDArray[np.int32],
+    log_prob: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Fill `labels` and `log_prob` with the best of each row's candidates."""
+    scores, rows = np.empty(candidates.shape, np.float32), np.arange(len(candidates))
+    known = np.maximum(candidates, 0)  # a kernel must never read the weights of class -1
     # Always writable and of one type: a read-only array is another type to numba, and would compile the kernel again.
     score: Any
     matrix: Any = X
@@ -135,17 +163,15 @@ def beam_topk(
         score, matrix = updates.score_csr, updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
     else:
         score, matrix = updates.score_dense, np.require(X, np.float32, ["C", "W"])
-    tasks = split(n_rows, _BEAM_ROWS)
+    tasks = split(len(candidates), _BEAM_ROWS)
 
     def work(i: int) -> None:
         start, stop = tasks[i]
-        score(matrix, row_numbers, known, model.weights, model.biases, scale, scores, start, stop)
-        cut = slice(start, stop)
-        remove_bias(scores[cut], None if log_noise is None else log_noise[cut], out=scores[cut])
-        topk.choose_candidates(scores, candidates, sharpness, start, stop, labels, log_prob)
+        score(matrix, rows, known, model.weights, model.biases, np.float32(model.feature_scale), scores, start, stop)
+        remove_bias(scores[start:stop], None if log_noise is None else log_noise[start:stop], out=scores[start:stop])
+        topk.choose_candidates(scores, candidates, np.float32(sharpness), start, stop, labels, log_prob)
 
     run(work, len(tasks), threads)
-    return labels, log_prob
 
 
 def evaluate(
@@ -194,7 +220,14 @@ def log_likelihood(
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
 ) -> float:
-    """Weighted mean of log p(y|x) over the rows, normalised over all classes, bias removed."""
+    """Weighted mean of log p(y|x) over the rows, normalised over all classes, bias removed; parameters as in `exact_topk`.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> round(log_likelihood(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), LinearModel.zeros(4, 1), None, None), 4)
+    -1.3863
+    """
     check_arguments(X, Z, model, 1, temperature)
     targets = check_targets(y, X.shape[0], len(model.weights))
     _, _, log_prob = scan(
