@@ -414,7 +414,7 @@ def test_same_model_in_another_process(data, tmp_path):
     runs = [
         subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "data.npz"), jobs],
-            capture_output=True, text=True, check=True, 
+            capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": jobs, "OPENBLAS_NUM_THREADS": jobs},
         ).stdout
         for jobs in ("1", "2")

@@ -94,7 +94,7 @@ def fit_tuned(
 
 
 def _groups(tree: LabelTree, y: NDArray[np.int32], rng: np.random.Generator) -> list[tuple[NDArray[np.bool_], slice]]:
-    """Rows that decide for a range of levels: all rows of a small problem; else a sample for the top, some subtrees below it."""
+    """Rows that decide for a range of levels: all rows if few; else a sample for the top, some subtrees below it."""
     share = _SAMPLE_ROWS / len(y)
     if share >= 1.0:
         return [(np.ones(len(y), bool), slice(0, tree.depth))]

@@ -82,7 +82,7 @@ def score_csr(X, rows, labels, weights, biases, scale, scores, start, stop):
 
 @njit
 def _owned_pairs(labels, coefficients, part, n_parts, owned):
-    """Flat indices of the pairs whose class belongs to `part`, in order; returns how many.  A zero coefficient moves nothing."""
+    """Flat indices of the pairs whose class belongs to `part`, in order; returns how many.  A coefficient 0 moves nothing."""
     width = labels.shape[1]
     count = 0
     for i in range(labels.shape[0]):
