@@ -54,7 +54,9 @@ def main() -> None:
             fits.append(stopwatch(fit))
         seconds = float(np.median(fits))
         line = f"{threads} thread{'s' if threads > 1 else ' '}  fit {seconds:6.2f} s (best {min(fits):.2f})"
-        line += f"  = {np.median(np.array(fits) / np.array(copies)):5.1f} memory copies of {args.rows * _EPOCH_BYTES / 1e9:.2f} GB"
+        line += (
+            f"  = {np.median(np.array(fits) / np.array(copies)):5.1f} memory copies of {args.rows * _EPOCH_BYTES / 1e9:.2f} GB"
+        )
         if args.epoch_seconds is not None:
             line += f"  = {seconds / args.epoch_seconds:.1f} epochs of {args.epoch_seconds:.2f} s"
         print(line)
@@ -73,7 +75,9 @@ def main() -> None:
             seconds = stopwatch(reference)
             assert converged is not None
             best = converged.log_prob(Z, y).mean(dtype=np.float64)
-            print(f"all points, to convergence, {starts} start(s): {best:.4f} in {seconds:.1f} s; the fit is {likelihood - best:+.4f}")
+            print(
+                f"all points, converged, {starts} start(s): {best:.4f} in {seconds:.1f} s; the fit is {likelihood - best:+.4f}"
+            )
 
 
 if __name__ == "__main__":

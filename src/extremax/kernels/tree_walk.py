@@ -9,7 +9,7 @@ which is exact in both tails, needs one exponential per level and one logarithm 
 
 Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others proceed, and
 every pass over the block is a loop of constant length that LLVM turns into SIMD code.  `table` holds the node weights with
-columns padded by zeros to a multiple of 16 (one cache line); features are padded alike.
+columns padded by zeros to a multiple of 16 (one cache line), `biases` is a single column, features are padded like weights.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from extremax._jit import bits_float, dot_rows, draw_key, exp32, float_bits, inline, log1p32, mix64, njit, prefetch
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
-_BLOCK = 32  # rows that walk together
+_BLOCK = 64  # rows that walk together
 CHUNK = 256  # nodes that `all_log_prob` handles at a time: their parameters stay in the first-level cache
 _STRETCH_LEVELS = 3  # the last levels, which it does stretch by stretch
-_TILE = 8  # rows that it takes down the tree together
+TILE = 8  # rows that it takes down the tree together
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
@@ -77,7 +77,7 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
                     uniform[0, j] = (np.float32(np.int32(bits & _LOW23)) + _HALF) * _U23
                     uniform[1, j] = (np.float32(np.int32(bits >> _S41)) + _HALF) * _U23
             for j in range(_BLOCK):
-                logits[j] = dot_rows(table, nodes[j], Z, rows[j]) + biases[nodes[j]]
+                logits[j] = dot_rows(table, nodes[j], Z, rows[j]) + biases[nodes[j], 0]
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
             for j in range(_BLOCK):  # right if u < sigma(a).  Numbers instead of branches, which would stop vectorisation
@@ -90,6 +90,7 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
             if 2 * width <= n_inner:
                 for j in range(_BLOCK):
                     prefetch(table, nodes[j], 0)
+                    prefetch(biases, nodes[j], 0)
             level += 1
             width *= 2
         for j in range(_BLOCK):
@@ -128,10 +129,11 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
             if level + 1 < last_level:
                 for j in range(_BLOCK):
                     prefetch(table, (leaves[j] >> (shift - 1)) - 1, 0)
+                    prefetch(biases, (leaves[j] >> (shift - 1)) - 1, 0)
             for j in range(_BLOCK):
                 node = (leaves[j] >> shift) - 1
                 sign = np.float32(1 - 2 * ((leaves[j] >> (shift - 1)) & 1))
-                logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node])  # positive: the decision is against it
+                logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node, 0])  # positive: the decision is against it
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
             for j in range(_BLOCK):
@@ -158,7 +160,7 @@ def _chunk_logits(nodes, Z, row, twin, logits):
 
 
 @njit
-def all_log_prob(chunks, place, n_places, Z, start, stop, log_prob):
+def all_log_prob(chunks, place, n_places, Z, start, stop, reached, log_prob):
     """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
 
     chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
@@ -168,15 +170,17 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, log_prob):
     Each step down leaves left children where their parents were and puts right children behind them.  A few rows go down
     together, so that the parameters of a chunk of nodes serve them all from the cache.  The last levels are done stretch by
     stretch, for the numbers to stay in the cache as well; at the end they are put in the order of the classes.
+
+    reached : (TILE, n_chunks * CHUNK)
+        Scratch of this call alone.
     """
     top = CHUNK
     while top << _STRETCH_LEVELS < n_places:
         top *= 2
-    reached = np.zeros((_TILE, chunks.shape[0] * CHUNK), np.float32)
     logits = np.zeros((2, CHUNK), np.float32)
     loss = np.zeros(CHUNK, np.float32)
-    for tile in range(start, stop, _TILE):
-        size = min(_TILE, stop - tile)
+    for tile in range(start, stop, TILE):
+        size = min(TILE, stop - tile)
         for r in range(size):
             _chunk_logits(chunks[0], Z, tile + r, tile + r, logits)
             reached[r, 0] = _ZERO
@@ -252,7 +256,7 @@ def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, l
         kept_loss[0] = _ZERO
         while kept_nodes[0] < n_inner:
             for i in range(n_kept):
-                logits[i] = dot_rows(table, kept_nodes[i], Z, row) + biases[kept_nodes[i]]
+                logits[i] = dot_rows(table, kept_nodes[i], Z, row) + biases[kept_nodes[i], 0]
             for i in range(n_kept):
                 soft[i] = exp32(-abs(logits[i]))
             for i in range(n_kept):

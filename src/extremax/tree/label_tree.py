@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.kernels.tree_walk import all_log_prob, beam_leaves, path_log_prob, sample_paths
+from extremax.kernels.tree_walk import CHUNK, TILE, all_log_prob, beam_leaves, path_log_prob, sample_paths
 from extremax.parallel import resolve_threads, run, split
 from extremax.tree.fitting import Effort, fit_nodes, group_by_class, new_nodes, penalties
 from extremax.tree.layout import (
@@ -34,7 +34,6 @@ from extremax.validation import check_features, check_random_state, check_sample
 
 _PAIRS_PER_TASK = 4096
 _BEAM_ROWS_PER_TASK = 64
-_ALL_ROWS_PER_TASK = 32
 _EXPECTED_ENTRIES = 1 << 24  # probabilities that `expected_features` holds at a time
 _NAME = "LabelTree"
 _OF_A_FIT = "Pass the arrays of a fitted tree."
@@ -250,7 +249,7 @@ class LabelTree:
             raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        arrays = (self._table, self._biases, self.leaf_class, features)
+        arrays = (self._table, self._biases[:, None], self.leaf_class, features)
         flat_labels, flat_log_prob, key = labels.reshape(-1), log_prob.reshape(-1), np.uint64(check_random_state(seed))
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
@@ -277,7 +276,7 @@ class LabelTree:
         if classes.ndim not in (1, 2) or len(classes) != len(features):
             raise ValueError(f"labels has shape {classes.shape}, but Z has {len(features)} rows; it must be (n,) or (n, m).")
         log_prob = np.empty(classes.shape, np.float32)
-        arrays = (self._table, self._biases, self.class_leaf, features, classes.reshape(-1))
+        arrays = (self._table, self._biases[:, None], self.class_leaf, features, classes.reshape(-1))
         n_labels, flat = classes.size // max(len(classes), 1), log_prob.reshape(-1)
         pairs = split(flat.size, _PAIRS_PER_TASK)
         run(lambda i: path_log_prob(*arrays, n_labels, first, last, *pairs[i], flat), len(pairs), resolve_threads(n_jobs))
@@ -296,8 +295,18 @@ class LabelTree:
         if self._chunks is None:
             self._chunks = make_chunks(self._table, self._biases, self.leaf_class, self.class_leaf)
         result, (nodes, place, n_places) = out, self._chunks
-        rows = split(len(features), _ALL_ROWS_PER_TASK)
-        run(lambda i: all_log_prob(nodes, place, n_places, features, *rows[i], result), len(rows), resolve_threads(n_jobs))
+        rows = split(len(features), TILE)
+        spare: list[Float32] = []  # scratch that no thread uses at the moment
+
+        def task(i: int) -> None:
+            try:
+                reached = spare.pop()
+            except IndexError:
+                reached = np.zeros((TILE, nodes.shape[0] * CHUNK), np.float32)
+            all_log_prob(nodes, place, n_places, features, *rows[i], reached, result)
+            spare.append(reached)
+
+        run(task, len(rows), resolve_threads(n_jobs))
         return result
 
     def candidates(self, Z: ArrayLike, beam_width: int = 64, *, n_jobs: int | None = None) -> tuple[Int32, Float32]:
@@ -315,7 +324,7 @@ class LabelTree:
             raise ValueError(f"beam_width is {beam_width}; a beam search needs at least 1.")
         width = min(beam_width, self.n_classes)
         labels, log_prob = np.empty((len(features), width), np.int32), np.empty((len(features), width), np.float32)
-        arrays = (self._table, self._biases, self.leaf_class, features)
+        arrays = (self._table, self._biases[:, None], self.leaf_class, features)
         rows = split(len(features), _BEAM_ROWS_PER_TASK)
         run(lambda i: beam_leaves(*arrays, width, *rows[i], labels, log_prob), len(rows), resolve_threads(n_jobs))
         return labels, log_prob
