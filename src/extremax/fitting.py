@@ -163,4 +163,4 @@ def training_set(
 
 def default_batch_size(n_rows: int, n_classes: int) -> int:
     """Few enough rows that hardly two share a class (they see each other's update late) and that all stay in the cache."""
-    return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 1024))
+    return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 512))

@@ -24,7 +24,7 @@ from extremax.kernels.train import Pairs, Step, train_csr, train_dense
 from extremax.kernels.updates import CSRRows, ModelArrays
 from extremax.noise import Noise
 from extremax.objectives import Objective
-from extremax.parallel import run_together
+from extremax.parallel import run, run_together, split
 
 Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
 Progress: TypeAlias = Callable[[int, float], None]
@@ -217,6 +217,19 @@ class _SparseWindows:
             yield rows, self.arrays, rows
 
 
+def _gather(table: NDArray[np.float32], rows: NDArray[np.int64], threads: int) -> NDArray[np.float32]:
+    """``table[rows]``, by several threads: rows in random order are one cache miss each."""
+    out = np.empty((len(rows), table.shape[1]), table.dtype)
+    blocks = split(len(rows), 8192)
+
+    def take(i: int) -> None:
+        cut = slice(*blocks[i])
+        np.take(table, rows[cut], axis=0, out=out[cut], mode="clip")  # other modes go through a buffer
+
+    run(take, len(blocks), threads)
+    return out
+
+
 def train_epoch(
     model: LinearModel, data: TrainingSet, options: EpochOptions, *, learning_rate: float, progress: Progress | None = None
 ) -> float:
@@ -247,7 +260,7 @@ def train_epoch(
         seed = epoch_seed(options.seed, model.n_epochs, number)
         labels, log_noise = np.empty((len(rows), width), np.int32), np.empty((len(rows), width), np.float32)
         labels[:, 0], log_noise[:, 0] = data.y[rows], data.positive_log_noise[rows]
-        labels[:, 1:], log_noise[:, 1:] = noise.sample(data.Z[rows], options.n_negatives, seed, n_jobs=threads)
+        labels[:, 1:], log_noise[:, 1:] = noise.sample(_gather(data.Z, rows, threads), options.n_negatives, seed, n_jobs=threads)
         log_base = log_noise if objective.removes_bias else np.zeros_like(log_noise)
         weight = data.weight[rows]
         scores, coefficients = np.empty_like(log_noise), np.empty_like(log_noise)
