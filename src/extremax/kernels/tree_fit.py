@@ -22,12 +22,10 @@ from extremax.kernels.tree_newton import (
     PASS,
     choose_split,
     class_deltas,
-    dual_deltas,
-    dual_gram,
-    dual_iteration,
-    dual_theta,
-    primal_iteration,
+    newton_iteration,
     principal_direction,
+    rotate,
+    rotate_back,
 )
 
 PADDING_BIAS = np.float32(-1e6)  # logit of a padding leaf: its probability is exactly 0, and nothing overflows
@@ -66,31 +64,31 @@ class Settings(NamedTuple):
     max_alternations: int
     max_newton: int
     tolerance: float
-    dual_points: int
     seed: np.uint64
 
 
 class Scratch(NamedTuple):
-    """Working memory of one task, for nodes of up to n points and m classes and systems of up to s equations."""
+    """Working memory of one task, for nodes of up to n points and m classes; rows is k + 1, rounded up to a multiple of 4."""
 
     X: np.ndarray  # (blocks of n, rows, PASS) float32
     share: np.ndarray  # (blocks of n, PASS) float32
     member: np.ndarray  # (blocks of n, PASS) int32: position of a point's class in the node
     sums: np.ndarray  # (blocks of m, rows, PASS) float32
+    rotated: np.ndarray  # (1, rows, PASS) float32
+    rotated_sums: np.ndarray  # like sums
     delta: np.ndarray  # (blocks of m, PASS) float32
     keys: np.ndarray  # (m,) int32
     sides: np.ndarray  # (3, m) int8: splits
     rows: np.ndarray  # (6, PASS) float32
-    matrix: np.ndarray  # (s, s) float64
-    gram: np.ndarray  # (s, s) float64
-    work: np.ndarray  # (10, s) float64
+    matrix: np.ndarray  # (rows, rows) float64
+    basis: np.ndarray  # (rows, rows) float64
+    work: np.ndarray  # (7, rows) float64
     bounds: np.ndarray  # (nodes of the last level + 1,) int64
 
 
-def make_scratch(n, m, k, dual_points, n_levels):
+def make_scratch(n, m, k, n_levels):
     """Scratch for a subtree with n points (or the sample of them), m classes and k features."""
-    n_blocks, m_blocks, n_rows = -(-n // PASS), -(-m // PASS), (k + 4) // 4 * 4
-    size = max(n_rows, dual_points)
+    n_blocks, m_blocks, n_rows = max(1, -(-n // PASS)), -(-m // PASS), (k + 4) // 4 * 4
     X = np.zeros((n_blocks, n_rows, PASS), np.float32)
     X[:, k, :] = 1.0
     return Scratch(
@@ -98,13 +96,15 @@ def make_scratch(n, m, k, dual_points, n_levels):
         np.zeros((n_blocks, PASS), np.float32),
         np.zeros((n_blocks, PASS), np.int32),
         np.zeros((m_blocks, n_rows, PASS), np.float32),
+        np.zeros((1, n_rows, PASS), np.float32),
+        np.zeros((m_blocks, n_rows, PASS), np.float32),
         np.zeros((m_blocks, PASS), np.float32),
         np.zeros(m, np.int32),
         np.zeros((3, m), np.int8),
         np.zeros((6, PASS), np.float32),
-        np.zeros((size, size)),
-        np.zeros((size, size)),
-        np.zeros((10, size)),
+        np.zeros((n_rows, n_rows)),
+        np.zeros((n_rows, n_rows)),
+        np.zeros((7, n_rows)),
         np.zeros((1 << (n_levels - 1)) + 1, np.int64),
     )
 
@@ -150,16 +150,16 @@ def gather(data, order, first, m, n, stretch, key, X, X_share, member, sums):
 @helper
 def partition(order, first, m, side, spare):
     """Put the classes of the left child first, each side in its old order."""
-    left, right = 0, m - m // 2
+    left = 0
     for j in range(m):
+        y = order[first + j]
         if side[j]:
-            spare[right] = order[first + j]
-            right += 1
+            spare[j - left] = y
         else:
-            spare[left] = order[first + j]
+            order[first + left] = y
             left += 1
-    for j in range(m):
-        order[first + j] = spare[j]
+    for j in range(left, m):
+        order[first + j] = spare[j - left]
 
 
 @njit
@@ -169,9 +169,9 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
     `alternate`: find the structure as well.  Otherwise it is kept, and parameters start from their present values.
     """
     order, offsets, table = nodes.order, data.offsets, nodes.table
-    X, share, member, sums, delta, keys, sides, rows, matrix, gram, work, bounds = scratch
+    all_X, share, member, all_sums, rotated, rotated_sums, delta, keys, sides, rows, matrix, basis, work, bounds = scratch
     flat_delta = delta.reshape(-1)
-    theta, trial, step, trial_step, gradient, best = work[4], work[5], work[6], work[7], work[8], work[9]
+    theta, trial, step, trial_step, gradient, best, fitted = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
     bounds[0], bounds[1] = first, last
     for below in range(n_levels):
         penalty, bias_penalty = nodes.penalty[level + below], nodes.bias_penalty[level + below]
@@ -190,18 +190,20 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                 nodes.biases[node] = PADDING_BIAS if m == 1 else 0.0
                 continue
             n = min(total, settings.max_points)
-            weight = gather(data, order, first, m, n, total / n, draw_key(settings.seed, node, m), X, share, member, sums)
+            key = draw_key(settings.seed, node, m)
+            weight = gather(data, order, first, m, n, total / n, key, all_X, share, member, all_sums)
             enough = max(settings.tolerance, _SMALLEST_GAIN) * weight
-            dual = n <= settings.dual_points
-            size = n if dual else k + 1
+            few = n < min(k, PASS)  # they are one block of points
+            d, X, sums = k, all_X, all_sums
+            if few:
+                d, X, sums = n, rotated, rotated_sums
+                rotate(all_X, share, member, n, m, k, rotated, rotated_sums, basis)
             free = alternate and m > 2
             n_starts = settings.n_starts if free and total > _SEVERAL_STARTS else 1
             side, trial_side, best_side = sides[0], sides[1], sides[2]
             for j in range(m):
                 side[j] = j >= m - m // 2
                 trial_side[j] = side[j]
-            if dual:
-                dual_gram(X, n, k, penalty, bias_penalty, gram)
             best_value = -np.inf
             for start in range(n_starts if n_starts == 1 else n_starts + 1):
                 heat = start < n_starts and n_starts > 1  # a short run; the best of them is run to the end
@@ -210,27 +212,22 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                     alternations = _HEAT if heat else settings.max_alternations
                 remaining = settings.max_newton
                 changed = m
-                for c in range(size):
+                for c in range(d + 1):
                     trial[c] = 0.0 if start < n_starts else best[c]
-                    if not (dual or alternate):
+                    if not (few or alternate):
                         trial[c] = nodes.biases[node] if c == k else table[node, c]
                 if free and start < n_starts:
-                    principal_direction(sums, m, k, start, rows, matrix, theta, step)
-                    class_deltas(sums, m, k, theta, delta)
+                    principal_direction(sums, m, d, start, rows, matrix, theta, step)
+                    class_deltas(sums, m, d, theta, delta)
                     choose_split(flat_delta, keys, m, side, trial_side)
                 elif free:
                     for j in range(m):
                         trial_side[j] = best_side[j]
                 value, length = -np.inf, 0.0
                 while True:
-                    if dual:
-                        reached, gain = dual_iteration(
-                            gram, share, member, n, trial, trial_side, rows, matrix, work, trial_step
-                        )
-                    else:
-                        reached, gain = primal_iteration(
-                            X, share, member, n, k, trial, trial_side, penalty, bias_penalty, rows, matrix, gradient, trial_step
-                        )
+                    reached, gain = newton_iteration(
+                        X, share, member, n, d, trial, trial_side, penalty, bias_penalty, rows, matrix, gradient, trial_step
+                    )
                     slack = _SAMPLING * weight if alternations > 0 and total > n else _ROUNDING * abs(value)
                     if reached >= value - slack:
                         if alternations == 0:
@@ -240,7 +237,7 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                         value, length = reached, 1.0
                         side, trial_side = trial_side, side
                         done = remaining == 0 or (gain < enough and (alternations == 0 or changed == 0))
-                        for c in range(size):  # of the last step, only the square of its gain is left to gain
+                        for c in range(d + 1):  # of the last step, only the square of its gain is left to gain
                             step[c] = trial_step[c]
                             theta[c] = trial[c] + step[c] if done else trial[c]
                         if done or (heat and alternations == 0):
@@ -252,31 +249,26 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                                 break
                             alternations = 0  # the split of all points does not suit the sample in use: keep the last good one
                             value, length = -np.inf, 0.0
-                    for c in range(size):
+                    for c in range(d + 1):
                         trial[c] = theta[c] + length * step[c]
                     if alternations == 0:
                         for j in range(m):
                             trial_side[j] = side[j]
                     else:
-                        if dual:
-                            for j in range(m):
-                                flat_delta[j] = 0.0
-                            dual_deltas(gram, share, member, n, trial, delta)
-                        else:
-                            class_deltas(sums, m, k, trial, delta)
+                        class_deltas(sums, m, d, trial, delta)
                         changed = choose_split(flat_delta, keys, m, side, trial_side)
                 if heat and value > best_value:
                     best_value = value
-                    for c in range(size):
+                    for c in range(d + 1):
                         best[c] = theta[c]
                     for j in range(m):
                         best_side[j] = side[j]
-            if dual:
-                dual_theta(X, n, k, theta, penalty, bias_penalty, trial)
+            if few:
+                rotate_back(all_X, n, k, basis, theta, fitted)
             else:
                 for c in range(k + 1):
-                    trial[c] = theta[c]
+                    fitted[c] = theta[c]
             for c in range(k):
-                table[node, c] = trial[c]
-            nodes.biases[node] = trial[k]
+                table[node, c] = fitted[c]
+            nodes.biases[node] = fitted[k]
             partition(order, first, m, side, keys)

@@ -218,22 +218,6 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, reached, log_prob):
                 by_class[c] = by_place[place[c]]
 
 
-@inline
-def _cut(keys, n, keep):
-    """The `keep`-th smallest of the first n keys (int32, not negative), by bisection: each pass is a SIMD count."""
-    low, high = np.int32(0), np.int32(0x7FFFFFFF)
-    while low < high:
-        middle = low + (high - low) // 2
-        count = np.int32(0)
-        for i in range(n):
-            count += np.int32(keys[i] <= middle)
-        if count >= keep:
-            high = middle
-        else:
-            low = middle + np.int32(1)
-    return low
-
-
 @njit
 def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, log_prob):
     """Walk down with the `beam_width` most probable nodes of each level (among equals the leftmost).
@@ -243,64 +227,59 @@ def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, l
     """
     n_inner = biases.shape[0]
     capacity = 2 * min(beam_width, n_inner + 1)
-    nodes = np.zeros(capacity, np.int64)
-    loss = np.zeros(capacity, np.float32)  # -log p of the path, so that its bits as an integer are in order
-    kept_nodes = np.zeros(capacity, np.int64)
-    kept_loss = np.zeros(capacity, np.float32)
-    logits = np.empty(capacity, np.float32)
-    soft = np.empty(capacity, np.float32)
-    keys = np.empty(capacity, np.int32)
+    nodes = np.zeros((2, capacity), np.int64)  # kept, and their children
+    loss = np.zeros((2, capacity), np.float32)  # -log p of the path, so that its bits as an integer are in order
+    logits = np.zeros(capacity, np.float32)
+    keys = np.zeros(capacity, np.int32)
     for row in range(start, stop):
-        n_kept = 1
-        kept_nodes[0] = 0
-        kept_loss[0] = _ZERO
-        while kept_nodes[0] < n_inner:
+        n_kept = np.int64(1)
+        nodes[0, 0] = 0
+        loss[0, 0] = _ZERO
+        while nodes[0, 0] < n_inner:
             for i in range(n_kept):
-                logits[i] = dot_rows(table, kept_nodes[i], Z, row) + biases[kept_nodes[i], 0]
+                logits[i] = dot_rows(table, nodes[0, i], Z, row) + biases[nodes[0, i], 0]
             for i in range(n_kept):
-                soft[i] = exp32(-abs(logits[i]))
+                loss[1, i] = exp32(-abs(logits[i]))
             for i in range(n_kept):
-                soft[i] = kept_loss[i] + log1p32(soft[i])
+                loss[0, i] += log1p32(loss[1, i])
             n = 0
             for i in range(2 * n_kept):
-                child = 2 * kept_nodes[i >> 1] + 1 + (i & 1)
+                child = 2 * nodes[0, i >> 1] + 1 + (i & 1)
                 if child < n_inner or leaf_class[child - n_inner] >= 0:
                     a = logits[i >> 1]
-                    nodes[n] = child
-                    loss[n] = soft[i >> 1] + max(-a if i & 1 else a, _ZERO)
+                    nodes[1, n] = child
+                    loss[1, n] = loss[0, i >> 1] + max(-a if i & 1 else a, _ZERO)
                     n += 1
-            n_kept = _keep_best(nodes, loss, keys, n, beam_width, kept_nodes, kept_loss)
+            low, high = np.int32(0), np.int32(0x7FFFFFFF)
+            ties = np.int64(0)
+            if n > beam_width:
+                for i in range(n):
+                    keys[i] = float_bits(loss[1, i])
+                while low < high:  # bisection for the beam_width-th smallest key: each pass is a SIMD count
+                    middle = low + ((high - low) >> 1)
+                    count = np.int32(0)
+                    for i in range(n):
+                        count += np.int32(keys[i] <= middle)
+                    if count >= beam_width:
+                        high = np.int32(middle)
+                    else:
+                        low = np.int32(middle + 1)
+                ties = beam_width
+                for i in range(n):
+                    ties -= np.int64(keys[i] < high)
+            n_kept = 0
+            for i in range(n):
+                take = n <= beam_width or keys[i] < high
+                if not take and keys[i] == high and ties > 0:
+                    ties -= 1
+                    take = True
+                if take:
+                    nodes[0, n_kept] = nodes[1, i]
+                    loss[0, n_kept] = loss[1, i]
+                    n_kept += 1
         for i in range(n_kept):
-            labels[row, i] = leaf_class[kept_nodes[i] - n_inner]
-            log_prob[row, i] = -kept_loss[i]
+            labels[row, i] = leaf_class[nodes[0, i] - n_inner]
+            log_prob[row, i] = -loss[0, i]
         for i in range(n_kept, labels.shape[1]):
             labels[row, i] = -1
             log_prob[row, i] = _MINUS_INF
-
-
-@inline
-def _keep_best(nodes, loss, keys, n, keep, kept_nodes, kept_loss):
-    """Copy the `keep` entries of smallest loss, in their order; returns how many there are."""
-    if n <= keep:
-        for i in range(n):
-            kept_nodes[i] = nodes[i]
-            kept_loss[i] = loss[i]
-        return n
-    for i in range(n):
-        keys[i] = float_bits(loss[i])
-    cut = _cut(keys, n, keep)
-    better = 0
-    for i in range(n):
-        better += np.int64(keys[i] < cut)
-    ties = keep - better
-    count = 0
-    for i in range(n):
-        take = keys[i] < cut
-        if keys[i] == cut and ties > 0:
-            ties -= 1
-            take = True
-        if take:
-            kept_nodes[count] = nodes[i]
-            kept_loss[count] = loss[i]
-            count += 1
-    return count

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.kernels.tree_fit import Grouped, Nodes, Settings, fit_subtree, make_scratch
-from extremax.kernels.tree_newton import PASS
 from extremax.parallel import resolve_threads, run
 from extremax.tree.layout import Float32, Int32, aligned, depth_of, plain, width_of
 from extremax.validation import check_random_state
@@ -47,7 +46,6 @@ class Effort(NamedTuple):
             max_alternations=self.max_alternations,
             max_newton=_NEWTON_STEPS,
             tolerance=float(self.tolerance),
-            dual_points=min(n_components + 1, PASS),  # the dual form works on one block of points
             seed=np.uint64(check_random_state(self.random_state)),
         )
 
@@ -97,7 +95,7 @@ def fit_nodes(data: Grouped, nodes: Nodes, settings: Settings, *, alternate: boo
             first, last = int(bounds[place]), int(bounds[place + 1])
             classes = nodes.order[first:last]
             n_points = int((data.offsets[classes + 1] - data.offsets[classes]).sum())
-            scratch = make_scratch(min(n_points, settings.max_points), last - first, k, settings.dual_points, n_levels)
+            scratch = make_scratch(min(n_points, settings.max_points), last - first, k, n_levels)
             fit_subtree(data, nodes, settings, scratch, k, (1 << level) - 1 + place, level, n_levels, first, last, alternate)
 
         if n_levels > 0:
