@@ -89,7 +89,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     batch_size : int, optional
         Rows whose coefficients are computed from the same weights; chosen from the size of the problem unless given.
     n_components : int
-        Principal components the tree sees (the paper's k).
+        Principal components the tree sees (the paper's k, 16 there).
     regularization : float or "auto"
         Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses one per level of the tree by the
         likelihood of a held-out tenth of the rows.
@@ -147,11 +147,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         *,
         n_negatives: int = 4,
         n_epochs: int = 20,
-        learning_rate: float = 0.1,
+        learning_rate: float = 0.3,
         optimizer: str = "adagrad",
         score_penalty: float = 1e-4,
         batch_size: int | None = None,
-        n_components: int = 16,
+        n_components: int = 32,
         regularization: float | str = "auto",
         noise_exponent: float = 1.0,
         tree_share: float = 0.9,
