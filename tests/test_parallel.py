@@ -246,6 +246,8 @@ atexit.register(last)
 def test_resolve_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "available_threads", lambda: 8)
     assert [resolve_threads(n) for n in (None, -1, -2, -8, -100, 1, 3, 100)] == [8, 8, 7, 1, 1, 1, 3, 100]
+    with pytest.raises(ValueError, match=r"n_jobs is 0, .* give a positive number, or -1"):
+        resolve_threads(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin threads")

@@ -38,6 +38,8 @@ def resolve_threads(n_jobs: int | None) -> int:
     """Threads for an ``n_jobs`` in scikit-learn's sense: None and -1 mean all processors, -2 all but one."""
     if n_jobs is None:
         return available_threads()
+    if n_jobs == 0:
+        raise ValueError("n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all processors.")
     if n_jobs < 0:
         return max(1, available_threads() + 1 + n_jobs)
     return n_jobs
