@@ -261,6 +261,19 @@ def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted)
             np.testing.assert_allclose(np.append(fitted.weights[node], fitted.biases[node]), best, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("n_samples", [40, 500, 1000])  # nodes with fewer points than features: within one block, and beyond
+def test_many_features_end_where_the_gradient_is_zero(n_samples):
+    Z, y = clouds(4, n_samples, 300)
+    tree = LabelTree.fit(Z, y, tolerance=0)
+    for node in range(3):
+        left, right = reference.tree_node_classes(tree, node)
+        inside = np.isin(y, [*left, *right])
+        zeta = np.where(np.isin(y[inside], right), 1.0, -1.0)
+        theta = np.append(tree.weights[node], tree.biases[node]).astype(np.float64)
+        _, gradient = reference.node_objective(theta, Z[inside].astype(np.float64), zeta, np.ones(len(zeta)), 0.1, 0.1)
+        assert np.abs(gradient).max() < 1e-3  # float32 sums over hundreds of points and features; 100 at the start
+
+
 @pytest.mark.parametrize("n_classes", [9, 40])
 def test_split_is_the_best_for_its_parameters_identity(n_classes):
     """At convergence no exchange of classes helps: all Delta on the right are at least those on the left."""
@@ -401,6 +414,16 @@ def test_refit_on_other_features_keeps_the_structure():
     np.testing.assert_array_equal(refitted.leaf_class, tree.leaf_class)
     assert refitted.n_components == 6
     assert refitted.log_prob(other, y).mean() > tree.log_prob(Z, y).mean()
+
+
+def test_refit_recovers_from_parameters_that_do_not_suit():
+    Z, y = clouds(20)
+    tree = LabelTree.fit(Z, y)
+    expected = tree.refit(Z, y, tolerance=0)
+    for scale in (1e4, 1e30):  # far from the optimum, and beyond float32
+        wild = LabelTree(scale * tree.weights, np.where(tree.biases > -1e5, scale * tree.biases, tree.biases), tree.leaf_class)
+        # Where the likelihood is flat to rounding, Newton ends early.
+        np.testing.assert_allclose(wild.refit(Z, y, tolerance=0).weights, expected.weights, atol=1e-2)
 
 
 # -- unusual data ------------------------------------------------------------------------------------------------------------

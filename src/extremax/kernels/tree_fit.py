@@ -97,7 +97,7 @@ def make_scratch(n, m, k, n_levels):
         np.zeros((n_blocks, PASS), np.int32),
         np.zeros((m_blocks, n_rows, PASS), np.float32),
         np.zeros((1, n_rows, PASS), np.float32),
-        np.zeros((m_blocks, n_rows, PASS), np.float32),
+        np.zeros((m_blocks if n_levels > 1 or n < k else 1, n_rows, PASS), np.float32),
         np.zeros((m_blocks, PASS), np.float32),
         np.zeros(m, np.int32),
         np.zeros((3, m), np.int8),
@@ -224,7 +224,7 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                     for j in range(m):
                         trial_side[j] = best_side[j]
                 value, length = -np.inf, 0.0
-                while True:
+                while remaining > 0:
                     reached, gain = newton_iteration(
                         X, share, member, n, d, trial, trial_side, penalty, bias_penalty, rows, matrix, gradient, trial_step
                     )
@@ -233,10 +233,10 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                         if alternations == 0:
                             remaining -= 1
                         else:
-                            alternations = 0 if abs(reached - value) < enough else alternations - 1
+                            alternations = 0 if abs(reached - value) <= enough else alternations - 1
                         value, length = reached, 1.0
                         side, trial_side = trial_side, side
-                        done = remaining == 0 or (gain < enough and (alternations == 0 or changed == 0))
+                        done = remaining == 0 or (gain <= enough and (alternations == 0 or changed == 0))
                         for c in range(d + 1):  # of the last step, only the square of its gain is left to gain
                             step[c] = trial_step[c]
                             theta[c] = trial[c] + step[c] if done else trial[c]
@@ -245,10 +245,15 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                     else:
                         length *= 0.5
                         if length < _SHORTEST_STEP:
-                            if alternations == 0:
+                            if alternations == 0 and value > -np.inf:
                                 break
-                            alternations = 0  # the split of all points does not suit the sample in use: keep the last good one
-                            value, length = -np.inf, 0.0
+                            if value == -np.inf:  # the parameters to start from overflow with these features: start from 0
+                                remaining -= 1
+                                for c in range(d + 1):
+                                    theta[c] = 0.0
+                                    step[c] = 0.0
+                            # Otherwise the split of all points does not suit the sample in use: keep the last good one.
+                            alternations, value, length = 0, -np.inf, 0.0
                     for c in range(d + 1):
                         trial[c] = theta[c] + length * step[c]
                     if alternations == 0:
