@@ -181,6 +181,8 @@ def test_labels_of_any_type_invariant(data, fitted, name, tmp_path):
     got = [order[label if not isinstance(label, np.generic) else label.item()] for label in clf.predict(X_test)]
     # classes are sorted by name, so ids and with them the draws differ for text: a few rows may differ
     assert np.mean(np.array(got) == expected) > 0.95
+    truth = [names[i] for i in data[3]]
+    assert clf.score(X_test, truth) == np.mean([got[i] == data[3][i] for i in range(len(got))])
     clf.save(tmp_path / "model")
     assert list(load_model(tmp_path / "model").predict(X_test[:20])) == list(clf.predict(X_test[:20]))
 

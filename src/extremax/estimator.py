@@ -19,6 +19,7 @@ from sklearn.utils.validation import validate_data
 from extremax import predict
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
 from extremax.linear import OPTIMIZERS, Features
+from extremax.metrics import accuracy
 from extremax.model import ExtremeModel, find_tree
 from extremax.noise import Noise
 from extremax.objectives import OBJECTIVES
@@ -449,6 +450,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ids = self._label_index.lookup(y, n_samples=features.shape[0], way_out=way_out)
         weight = check_sample_weight(sample_weight, len(ids))
         return self.model_.log_likelihood(features, ids, sample_weight=weight, n_jobs=self.n_jobs)
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Accuracy: the share of rows whose label is predicted.  A label that was not in the training data counts as missed."""
+        features = self._fitted(X)
+        ids = self._label_index.lookup(y, n_samples=features.shape[0], allow_unseen=True)
+        weight = check_sample_weight(sample_weight, len(ids))
+        best, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
+        return accuracy(ids, best[:, 0], sample_weight=weight)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
