@@ -260,7 +260,9 @@ def train_epoch(
         seed = epoch_seed(options.seed, model.n_epochs, number)
         labels, log_noise = np.empty((len(rows), width), np.int32), np.empty((len(rows), width), np.float32)
         labels[:, 0], log_noise[:, 0] = data.y[rows], data.positive_log_noise[rows]
-        labels[:, 1:], log_noise[:, 1:] = noise.sample(_gather(data.Z, rows, threads), options.n_negatives, seed, n_jobs=threads)
+        labels[:, 1:], log_noise[:, 1:] = noise.sample(
+            _gather(data.Z, rows, threads), options.n_negatives, seed, n_jobs=threads
+        )
         log_base = log_noise if objective.removes_bias else np.zeros_like(log_noise)
         weight = data.weight[rows]
         scores, coefficients = np.empty_like(log_noise), np.empty_like(log_noise)
