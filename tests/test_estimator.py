@@ -214,6 +214,13 @@ def test_partial_fit_goes_on_identity(data):
     assert np.array_equal(weights(whole), weights(from_nothing))
 
 
+def test_partial_fit_keeps_the_objective_invariant(data):
+    X, y = data[:2]
+    first, second = (ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y) for _ in range(2))
+    second.set_params(objective="nce", optimizer="sgd")
+    assert np.array_equal(weights(first.partial_fit(X, y)), weights(second.partial_fit(X, y)))
+
+
 def test_partial_fit_in_batches_recovers(data):
     X, y, X_test, y_test = data
     clf = ExtremeClassifier(noise="frequency", n_negatives=8, learning_rate=0.3, random_state=0)

@@ -238,8 +238,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Train one more epoch, on these rows.
 
-        The first call fixes the classes, the feature scale, the projection and the noise; give it `classes` when its rows do
-        not contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
+        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and the noise; give
+        it `classes` when its rows do not contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
         """
         first_call = not hasattr(self, "model_")
         self._check_parameters()

@@ -151,7 +151,7 @@ def training_set(
     data = TrainingSet(X, ids, Z, np.ones(len(ids), np.float32) if weight is None else weight, log_noise)
     batch = options.batch_size or default_batch_size(len(ids), model.linear.n_classes)
     return data, EpochOptions(
-        objective=OBJECTIVES[options.objective],
+        objective=OBJECTIVES[model.objective],  # prediction undoes the bias of this one, whatever the settings say by now
         noise=model.noise,
         n_negatives=options.n_negatives,
         score_penalty=options.score_penalty,
