@@ -370,6 +370,15 @@ def test_memory_is_stated_and_limited_rejects(data, capsys):
         ExtremeClassifier(memory_limit=1024).fit(X, y)
 
 
+def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
+    X, y = data[:2]
+    clf = ExtremeClassifier(n_epochs=0, random_state=0).fit(X, y)
+    with pytest.raises(NotEnoughMemoryError):
+        clf.set_params(memory_limit=1024).fit(X, y // 2)
+    with pytest.raises(NotFittedError):
+        clf.predict(X)
+
+
 BAD_CALLS = [
     (lambda c, X, y: c.fit(np.full_like(X, np.nan), y), r"X\[0, 0\] is NaN"),
     (lambda c, X, y: c.fit(np.where(X[5, 2] == X, np.inf, X), y), r"X\[5, 2\] is inf"),

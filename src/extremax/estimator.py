@@ -276,6 +276,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             )
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
+        # An older model goes first: its memory is needed, and a fit that fails must not leave it under the new labels.
+        self.__dict__.pop("model_", None)
         self.classes_ = classes
         self._label_index = LabelIndex(classes)
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
