@@ -203,6 +203,27 @@ def test_save_and_load_same_everywhere(data, tmp_path):
         assert not np.array_equal(weights(load_model(tmp_path / noise)), weights(again))  # training never reaches the file
 
 
+def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y = data[:2]
+    frame = pandas.DataFrame(X, columns=[f"f{i}" for i in range(N_FEATURES)])
+    noise = FrequencyNoise(np.bincount(y), 0.5)
+    clf = ExtremeClassifier(noise=noise, n_epochs=np.int64(1), learning_rate=np.float32(0.25), random_state=0).fit(frame, y)
+    clf.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert again.get_params() | {"noise": None} == clf.get_params() | {"noise": None}
+    assert np.array_equal(again.noise.log_prob_, noise.log_prob_)
+    assert np.array_equal(again.predict(frame), clf.predict(frame))
+    backwards = frame[frame.columns[::-1]]
+    for model in (clf, again):
+        with pytest.raises(ValueError, match="feature names should match"):
+            model.predict(backwards)
+        with pytest.raises(ValueError, match="feature names should match"):
+            model.partial_fit(backwards, y)
+    with pytest.raises(ValueError, match="feature names should match"):
+        clf.fit(frame, y, eval_set=(backwards, y))
+
+
 def test_partial_fit_goes_on_identity(data):
     X, y = data[:2]
     whole = ExtremeClassifier(n_epochs=3, random_state=0).fit(X, y)

@@ -243,7 +243,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         first_call = not hasattr(self, "model_")
         self._check_parameters()
-        features = check_features(X, n_features=None if first_call else self.n_features_in_)
+        features = check_features(X) if first_call else self._same_features(X)
         if first_call and classes is None:
             known, ids = encode_labels(y, n_samples=features.shape[0])
         else:
@@ -357,7 +357,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             return None
         if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
             raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
-        X = check_features(eval_set[0], name="eval_set[0]", n_features=self.n_features_in_)
+        X = self._same_features(eval_set[0], name="eval_set[0]")
         ids = self._label_index.lookup(eval_set[1], n_samples=X.shape[0], name="eval_set[1]", allow_unseen=True)
         seen = ids >= 0
         if not seen.any():
@@ -375,7 +375,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _fitted(self, X: Any) -> Features:
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
-        features = check_features(X, n_features=self.n_features_in_)
+        return self._same_features(X)
+
+    def _same_features(self, X: Any, name: str = "X") -> Features:
+        """Check that X has the columns of the first call, by number and, where both have them, by name."""
+        features = check_features(X, name=name, n_features=self.n_features_in_)
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
 
@@ -473,10 +477,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) before save.")
         plain = {
-            name: value for name, value in self.get_params(deep=False).items() if isinstance(value, str | int | float | None)
+            name: value
+            for name, value in self.get_params(deep=False).items()
+            if isinstance(value, str | int | float | np.generic | None)
         }
         history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
         header = {"parameters": plain, "choices": self.choices_, "history": history, "seed": str(self.seed_)}
+        if hasattr(self, "feature_names_in_"):
+            header["feature_names"] = list(self.feature_names_in_)
         self.model_.save(path, labels=self.classes_, header=header)
 
 
@@ -484,13 +492,16 @@ def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Extreme
     """Open a model that `ExtremeClassifier.save` wrote.
 
     Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample
-    of the data; ``verify=True`` reads and checks all of it.
+    of the data; ``verify=True`` reads and checks all of it.  A `random_state` that was no integer comes back as None.
     """
     model, labels, header = ExtremeModel.load(path, verify=verify)
     if labels is None:
         raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
-    estimator = ExtremeClassifier(**header["parameters"])
+    # A noise object is no plain parameter, but the model has it.
+    estimator = ExtremeClassifier(**({"noise": model.noise} | header["parameters"]))
     estimator._remember(model.linear.weights, model.linear.weights, labels)
+    if "feature_names" in header:
+        estimator.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     estimator.model_ = model
     estimator.choices_ = header["choices"]
     estimator.seed_ = int(header["seed"])
