@@ -225,7 +225,10 @@ def scan(
     spare: list[Buffers] = []
 
     def scan_group(rows: Rows, block: Any, states: topk.RowState, group: int) -> None:
-        buffers = spare.pop() if spare else Buffers()
+        try:
+            buffers = spare.pop()
+        except IndexError:  # asking first would leave room for another thread to take the last one
+            buffers = Buffers()
         state = states._replace(
             **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
         )
