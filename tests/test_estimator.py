@@ -401,6 +401,8 @@ def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
 
 
 BAD_CALLS = [
+    (lambda c, X, y: c.set_params(n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y), r"Training diverged: the loss of"),
+    (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
     (lambda c, X, y: c.fit(np.full_like(X, np.nan), y), r"X\[0, 0\] is NaN"),
     (lambda c, X, y: c.fit(np.where(X[5, 2] == X, np.inf, X), y), r"X\[5, 2\] is inf"),
     (lambda c, X, y: c.fit(X.astype(str), y), "needs numbers"),

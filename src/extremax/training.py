@@ -74,7 +74,7 @@ def train(
 
     A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are
     put back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back
-    to, the model is then as after the last minibatch.
+    to, the model is then as after the last minibatch.  A loss that is no longer finite is a ValueError.
     """
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
@@ -93,6 +93,11 @@ def train(
 
             loss = train_epoch(model, data, options, learning_rate=plan.learning_rate, progress=show)
             seconds += time.perf_counter() - started
+            if not np.isfinite(loss):
+                raise ValueError(
+                    f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
+                    f" {plan.learning_rate:g}), optimizer='adagrad', or smaller sample weights."
+                )
             record: Record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": plan.learning_rate}
             if evaluate is not None:
                 record |= {f"valid_{name}": value for name, value in evaluate().items()}
@@ -112,7 +117,7 @@ def train(
         finished = False
     finally:
         report.close()
-    best.restore(model)
+        best.restore(model)
     return finished
 
 
