@@ -167,6 +167,12 @@ def test_scale_of_features_invariant(data, factor):
     )
 
 
+def test_features_below_the_normal_numbers(data):
+    X, y, X_test, _ = data
+    tiny = np.float32(1e-40)
+    assert np.isfinite(ExtremeClassifier(n_epochs=2, random_state=0).fit(X * tiny, y).predict_log_proba(X_test * tiny)).all()
+
+
 @pytest.mark.parametrize(
     "name",
     [lambda i: i * 7 - 100, lambda i: f"label {i}", lambda i: ("a", i), lambda i: i / 4, lambda i: b"%d" % i],
@@ -401,6 +407,7 @@ def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
 
 
 BAD_CALLS = [
+    (lambda c, X, y: c.fit(X * np.float32(1e20), y), r"X holds numbers whose squares overflow float32, .* scale the features"),
     (lambda c, X, y: c.set_params(n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y), r"Training diverged: the loss of"),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
     (lambda c, X, y: c.fit(np.full_like(X, np.nan), y), r"X\[0, 0\] is NaN"),

@@ -54,7 +54,8 @@ def feature_scale(X: Features) -> float:
         blocks = range(0, len(X), 4096)  # float64 sums in a fixed order, without a copy of X
         total = sum(float(np.square(X[i : i + 4096], dtype=np.float64).sum()) for i in blocks)
     mean = total / X.shape[0]
-    return float(mean**-0.5) if mean > 0.0 else 1.0
+    largest = float(np.finfo(np.float32).max)  # the scale is a float32 in the kernels
+    return min(float(mean**-0.5), largest) if mean > 0.0 else 1.0
 
 
 @dataclass

@@ -230,11 +230,14 @@ def _sum_blocks(
     sums = np.zeros((lanes, *shape))
 
     def add(lane: int) -> None:
-        for start, stop in rows.blocks[lane::lanes]:
-            sums[lane] += partial(start, stop)
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
+            for start, stop in rows.blocks[lane::lanes]:
+                sums[lane] += partial(start, stop)
 
     run(add, lanes, resolve_threads(n_jobs))
     total: Float64 = sums.sum(axis=0) if lanes > 2 else np.add(sums[0], sums[1])
+    if not np.isfinite(total).all():
+        raise ValueError("X holds numbers whose squares overflow float32, above about 1e17; scale the features down first.")
     return total
 
 
