@@ -197,6 +197,8 @@ def _unique_labels(values: NDArray[Any] | list[Any], name: str) -> tuple[NDArray
 def _is_missing(value: Any) -> bool:
     if isinstance(value, float | np.floating):
         return not math.isfinite(value)
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return bool(np.isnat(value))
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
