@@ -226,6 +226,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if validation is None and self.validation_fraction > 0.0:
             kept, held_out = _hold_out(kept, self.validation_fraction, seed)
             validation = features[held_out], ids[held_out]
+        if validation is None and self.patience is not None:
+            raise ValueError(
+                f"patience is {self.patience}, but there are no rows to validate on; give fit an eval_set, or set"
+                " validation_fraction."
+            )
         if len(kept) < len(ids):
             features, ids, weight = features[kept], ids[kept], None if weight is None else weight[kept]
         report = ProgressLine(int(self.verbose))
@@ -303,11 +308,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         options = self._options()
         need = fit_memory(X.shape, len(self.classes_), options, keeps_best=self.patience is not None)
         report.say(f"fit needs {describe_memory(need)}")
-        ways_out = [
-            "optimizer='adagrad_row' halves the tables",
-            "fewer features (a projection of X) shrink them",
-            "fewer classes",
-        ]
+        ways_out = ["optimizer='adagrad_row' halves the tables"] if self.optimizer == "adagrad" else []
+        ways_out += ["fewer features (a projection of X) shrink the tables", "fewer classes"]
         check_memory(need, available=self.memory_limit, ways_out=ways_out)
         started = time.perf_counter()
         prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
