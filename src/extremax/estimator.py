@@ -122,8 +122,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was chosen from the data, such as the tree's ``regularization`` by level.
     history_ : list of dict
-        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``, and with
-        validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise
+        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
+        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise
         distribution alone.
 
     Examples
@@ -198,7 +198,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
-            Dense float32 is used as it is, without a copy; a ``np.memmap`` is read in blocks and may be larger than memory.
+            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger than memory: it is
+            read in blocks.  Other types are converted in memory, and rows that are left out or kept back mean a copy of X.
         y : sequence of n_samples labels
             Of any hashable type.
         sample_weight : array (n_samples,), optional
