@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from extremax.data.pca import PCA
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
-from extremax.model import ExtremeModel, find_tree
+from extremax.model import ExtremeModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
 from extremax.objectives import OBJECTIVES
 from extremax.progress import ProgressLine
@@ -38,9 +38,7 @@ class Options:
 
     @property
     def uses_tree(self) -> bool:
-        if isinstance(self.noise, str):
-            return self.noise in ("adversarial", "mixture")
-        return find_tree(self.noise) is not None
+        return self.noise in ("adversarial", "mixture")
 
 
 @dataclass(frozen=True)
