@@ -314,6 +314,16 @@ def test_validation_fraction_and_patience(data):
     assert np.array_equal(weights(clf), weights(again.fit(X, y)))  # the best epoch was put back
 
 
+def test_validation_fraction_leaves_every_class_a_row_rejects(data):
+    X, y = data[:2]
+    two = np.concatenate([np.flatnonzero(y == c)[:2] for c in range(N_CLASSES)])
+    clf = ExtremeClassifier(noise="frequency", n_epochs=0, validation_fraction=0.4, random_state=0).fit(X[two], y[two])
+    assert clf.model_.noise.counts.min() == 1
+    assert clf.model_.noise.counts.sum() == 2 * N_CLASSES - round(0.4 * 2 * N_CLASSES)
+    with pytest.raises(ValueError, match=r"no row can be kept back: each class needs one to train on\. Give an eval_set"):
+        clf.fit(X[two[::2]], y[two[::2]])
+
+
 def test_eval_set_leaves_out_unknown_classes(data):
     X, y, X_test, y_test = data
     known = y < 50

@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import predict
+from extremax.data.splits import split_rows
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
 from extremax.linear import OPTIMIZERS, Features
 from extremax.metrics import accuracy
@@ -99,7 +100,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     tree_share : float
         Share of the tree in "mixture" noise.
     validation_fraction : float
-        Share of the rows of `fit` kept back for validation, if no `eval_set` is given.
+        Share of the rows of `fit` kept back for validation, if no `eval_set` is given; one row of each class always stays.
     patience : int, optional
         Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
     memory_limit : int, optional
@@ -225,8 +226,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         seed = check_random_state(self.random_state)
         validation = self._check_eval_set(eval_set)
         if validation is None and self.validation_fraction > 0.0:
-            kept, held_out = _hold_out(kept, self.validation_fraction, seed)
-            validation = features[held_out], ids[held_out]
+            rows, held_out = (kept[part] for part in split_rows(ids[kept], fractions=(self.validation_fraction,), seed=seed))
+            if len(held_out) == 0:
+                raise ValueError(
+                    f"validation_fraction is {self.validation_fraction}, but no row can be kept back: each class needs one to"
+                    " train on. Give an eval_set or more rows."
+                )
+            kept, validation = rows, (features[held_out], ids[held_out])
         if validation is None and self.patience is not None:
             raise ValueError(
                 f"patience is {self.patience}, but there are no rows to validate on; give fit an eval_set, or set"
@@ -510,11 +516,3 @@ def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Extreme
     estimator.seed_ = int(header["seed"])
     estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in header["history"]]
     return estimator
-
-
-def _hold_out(rows: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut `rows` into training and validation rows, both in order."""
-    count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
-    chosen = np.zeros(len(rows), bool)
-    chosen[np.random.default_rng((seed, 1)).permutation(len(rows))[:count]] = True
-    return rows[~chosen], rows[chosen]
