@@ -18,7 +18,7 @@ from sklearn.utils.validation import validate_data
 
 from extremax import predict
 from extremax.data.splits import split_rows
-from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set
+from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set, ways_out
 from extremax.linear import OPTIMIZERS, Features
 from extremax.metrics import accuracy
 from extremax.model import ExtremeModel, find_tree
@@ -124,8 +124,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         What was chosen from the data, such as the tree's ``regularization`` by level.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
-        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.  Epoch 0 is the noise
-        distribution alone.
+        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
+        Epoch 0 is the noise distribution alone.
 
     Examples
     --------
@@ -251,7 +251,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Train one more epoch, on these rows.
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and the noise; give
-        it `classes` when its rows do not contain all of them.  Later calls go on with the same or other rows, also after `fit` and after `load_model`.
+        it `classes` when its rows do not contain all of them.  Later calls go on with the same or other rows, also after `fit`
+        and after `load_model`.
         """
         first_call = not hasattr(self, "model_")
         self._check_parameters()
@@ -295,19 +296,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
 
     def _options(self) -> Options:
-        return Options(
-            objective=self.objective,
-            noise=self.noise,
-            optimizer=self.optimizer,
-            n_negatives=self.n_negatives,
-            score_penalty=self.score_penalty,
-            batch_size=self.batch_size,
-            n_components=self.n_components,
-            regularization=self.regularization,
-            noise_exponent=self.noise_exponent,
-            tree_share=self.tree_share,
-            n_threads=resolve_threads(self.n_jobs),
-        )
+        shared = {name: value for name, value in self.get_params(deep=False).items() if name in Options.__dataclass_fields__}
+        return Options(**shared, n_threads=resolve_threads(self.n_jobs))
 
     def _start(
         self, X: Features, ids: NDArray[np.int32], weight: NDArray[np.float32] | None, seed: int, report: ProgressLine
@@ -315,9 +305,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         options = self._options()
         need = fit_memory(X.shape, len(self.classes_), options, keeps_best=self.patience is not None)
         report.say(f"fit needs {describe_memory(need)}")
-        ways_out = ["optimizer='adagrad_row' halves the tables"] if self.optimizer == "adagrad" else []
-        ways_out += ["fewer features (a projection of X) shrink the tables", "fewer classes"]
-        check_memory(need, available=self.memory_limit, ways_out=ways_out)
+        check_memory(need, available=self.memory_limit, ways_out=ways_out(options))
         started = time.perf_counter()
         prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
         self.seed_ = seed

@@ -65,6 +65,12 @@ def fit_memory(shape: tuple[int, int], n_classes: int, options: Options, *, keep
     return need
 
 
+def ways_out(options: Options) -> list[str]:
+    """What a user can do about too little memory."""
+    fewer = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
+    return ["optimizer='adagrad_row' halves the tables", *fewer] if options.optimizer == "adagrad" else fewer
+
+
 def prepare(
     X: Features,
     ids: NDArray[np.int32],
