@@ -16,7 +16,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax import predict
 from extremax.data.splits import split_rows
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set, ways_out
 from extremax.linear import OPTIMIZERS, Features
@@ -422,29 +421,21 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any) -> NDArray[np.float32]:
         """Debiased scores, (n_samples, n_classes); for two classes the score of the second minus that of the first."""
         features = self._fitted(X)
-        model = self.model_
-        Z = model.project(features, n_jobs=self.n_jobs)
-        scores = predict.debiased_scores(features, model.linear, model.base, Z, n_jobs=self.n_jobs)
+        scores = self.model_.debiased_scores(features, n_jobs=self.n_jobs)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float32]:
         """log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
-        return self._log_proba(X, "predict_log_proba")
+        features = self._fitted(X)
+        return self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_log_proba")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory.
 
         In float64: near 1, float32 would round away what `predict_log_proba` still knows.
         """
-        return np.exp(self._log_proba(X, "predict_proba"), dtype=np.float64)
-
-    def _log_proba(self, X: Any, caller: str) -> NDArray[np.float32]:
         features = self._fitted(X)
-        model = self.model_
-        Z = model.project(features, n_jobs=self.n_jobs)
-        return predict.predict_log_proba(
-            features, model.linear, model.base, Z, temperature=model.temperature, n_jobs=self.n_jobs, caller=caller
-        )
+        return np.exp(self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_proba"), dtype=np.float64)
 
     def log_likelihood(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean log p(y|x) of the rows, bias removed, normalised over all classes."""

@@ -81,6 +81,17 @@ class ExtremeModel:
             X, self.linear, self.tree, self.base, Z, k, beam_width=beam_width, temperature=self.temperature, n_jobs=n_jobs
         )
 
+    def debiased_scores(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        """Scores of every class, bias removed: (n, n_classes)."""
+        return predict.debiased_scores(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), n_jobs=n_jobs)
+
+    def log_prob_all(self, X: Features, *, n_jobs: int | None = None, caller: str = "log_prob_all") -> NDArray[np.float32]:
+        """log p(y|x) of every class: (n, n_classes); `caller` is named where that is too large."""
+        Z = self.project(X, n_jobs=n_jobs)
+        return predict.predict_log_proba(
+            X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs, caller=caller
+        )
+
     def evaluate(
         self, X: Features, y: NDArray[np.int32], *, sample_weight: NDArray[np.float32] | None = None, n_jobs: int | None = None
     ) -> predict.Evaluation:
