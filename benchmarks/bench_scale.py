@@ -27,7 +27,9 @@ def measure(n_classes: int, n_rows: int, n_features: int) -> dict[str, float]:
 
     copy = MemoryCopy()
     data = planted_hierarchy(n_rows, n_classes, n_features, seed=0)
-    model = ExtremeClassifier(optimizer="adagrad_row", n_negatives=1, n_components=16, n_epochs=2, random_state=0)
+    model = ExtremeClassifier(
+        optimizer="adagrad_row", n_negatives=1, n_components=16, regularization=0.1, n_epochs=2, random_state=0
+    )
     started = time.perf_counter()
     model.fit(data.X, data.y)
     total = time.perf_counter() - started
