@@ -22,7 +22,7 @@ LANES = 16  # columns of `table` and of the features are a multiple of this: a c
 _BLOCK = 64  # rows that walk together
 CHUNK = 256  # nodes that `all_log_prob` handles at a time: their parameters stay in the first-level cache
 _STRETCH_LEVELS = 3  # the last levels, which it does stretch by stretch
-TILE = 8  # rows that it takes down the tree together
+TILE = 16  # rows that it takes down the tree together
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
@@ -152,15 +152,17 @@ def _chunk_logits(nodes, Z, row, twin, logits):
     for p in range(CHUNK):
         logits[0, p] = nodes[n_columns, p]
         logits[1, p] = nodes[n_columns, p]
-    for c in range(0, n_columns, 2):
-        x0, x1, z0, z1 = Z[row, c], Z[row, c + 1], Z[twin, c], Z[twin, c + 1]
+    for c in range(0, n_columns, 4):
+        x0, x1, x2, x3 = Z[row, c], Z[row, c + 1], Z[row, c + 2], Z[row, c + 3]
+        z0, z1, z2, z3 = Z[twin, c], Z[twin, c + 1], Z[twin, c + 2], Z[twin, c + 3]
         for p in range(CHUNK):
-            logits[0, p] += x0 * nodes[c, p] + x1 * nodes[c + 1, p]
-            logits[1, p] += z0 * nodes[c, p] + z1 * nodes[c + 1, p]
+            w0, w1, w2, w3 = nodes[c, p], nodes[c + 1, p], nodes[c + 2, p], nodes[c + 3, p]
+            logits[0, p] += (x0 * w0 + x1 * w1) + (x2 * w2 + x3 * w3)
+            logits[1, p] += (z0 * w0 + z1 * w1) + (z2 * w2 + z3 * w3)
 
 
 @njit
-def all_log_prob(chunks, place, n_places, Z, start, stop, reached, log_prob):
+def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
     """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
 
     chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
@@ -171,12 +173,13 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, reached, log_prob):
     together, so that the parameters of a chunk of nodes serve them all from the cache.  The last levels are done stretch by
     stretch, for the numbers to stay in the cache as well; at the end they are put in the order of the classes.
 
-    reached : (TILE, n_chunks * CHUNK)
-        Scratch of this call alone.
+    scratch : (TILE + 4, n_chunks * CHUNK)
+        Of this call alone.
     """
     top = CHUNK
     while top << _STRETCH_LEVELS < n_places:
         top *= 2
+    reached, four = scratch[:TILE], scratch[TILE:].reshape(-1)
     logits = np.zeros((2, CHUNK), np.float32)
     loss = np.zeros(CHUNK, np.float32)
     for tile in range(start, stop, TILE):
@@ -212,10 +215,21 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, reached, log_prob):
                                 left[p] = loss[p] - max(own[p], _ZERO)
                                 right[p] = loss[p] - max(-own[p], _ZERO)
                     width *= 2
-        for r in range(size):
-            by_place, by_class = reached[r], log_prob[tile + r]
+        for r in range(0, size, 4):  # four rows side by side: what is fetched from a random place serves four
+            s1, s2, s3 = min(r + 1, size - 1), min(r + 2, size - 1), min(r + 3, size - 1)
+            row_0, row_1, row_2, row_3 = reached[r], reached[s1], reached[s2], reached[s3]
+            for p in range(n_places):
+                four[4 * p] = row_0[p]
+                four[4 * p + 1] = row_1[p]
+                four[4 * p + 2] = row_2[p]
+                four[4 * p + 3] = row_3[p]
+            out_0, out_1, out_2, out_3 = log_prob[tile + r], log_prob[tile + s1], log_prob[tile + s2], log_prob[tile + s3]
             for c in range(place.shape[0]):
-                by_class[c] = by_place[place[c]]
+                p = 4 * np.int64(place[c])
+                out_0[c] = four[p]
+                out_1[c] = four[p + 1]
+                out_2[c] = four[p + 2]
+                out_3[c] = four[p + 3]
 
 
 @njit

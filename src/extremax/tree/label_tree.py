@@ -135,7 +135,7 @@ class LabelTree:
         regularization: ArrayLike = 0.1,
         bias_regularization: ArrayLike | None = None,
         max_points: int | None = 20_000,
-        n_starts: int = 3,
+        n_starts: int = 4,
         max_alternations: int = 100,
         tolerance: float = 1e-5,
         sample_weight: ArrayLike | None = None,
@@ -300,11 +300,11 @@ class LabelTree:
 
         def task(i: int) -> None:
             try:
-                reached = spare.pop()
+                scratch = spare.pop()
             except IndexError:
-                reached = np.zeros((TILE, nodes.shape[0] * CHUNK), np.float32)
-            all_log_prob(nodes, place, n_places, features, *rows[i], reached, result)
-            spare.append(reached)
+                scratch = np.zeros((TILE + 4, nodes.shape[0] * CHUNK), np.float32)
+            all_log_prob(nodes, place, n_places, features, *rows[i], scratch, result)
+            spare.append(scratch)
 
         run(task, len(rows), resolve_threads(n_jobs))
         return result
