@@ -383,7 +383,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """The most probable label of each row."""
         features = self._fitted(X)
         ids, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
-        return self.classes_[ids[:, 0]]
+        return self._named(ids)[:, 0]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int = 64
@@ -416,7 +416,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         width = max(beam_width, k) if search == "beam" else None
         ids, log_prob = self.model_.top_k(features, k, beam_width=width, n_jobs=self.n_jobs)
-        return self.classes_[ids], log_prob
+        return self._named(ids), log_prob
+
+    def _named(self, ids: NDArray[np.int32]) -> NDArray[Any]:
+        if ids.size and ids.min() < 0:  # k is at most n_classes: a missing class means scores that are not numbers
+            row = int(np.argmin(ids.min(axis=1)))
+            raise ValueError(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
+        return self.classes_[ids]
 
     def decision_function(self, X: Any) -> NDArray[np.float32]:
         """Debiased scores, (n_samples, n_classes); for two classes the score of the second minus that of the first."""
@@ -430,10 +436,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_log_proba")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory.
-
-        In float64: near 1, float32 would round away what `predict_log_proba` still knows.
-        """
+        """p(y|x) of every class, in float64 (near 1, float32 rounds too much); refuses results too large for memory."""
         features = self._fitted(X)
         return np.exp(self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_proba"), dtype=np.float64)
 

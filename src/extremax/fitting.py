@@ -140,6 +140,7 @@ def _make_noise(
             regularization=options.regularization,
             sample_weight=weight,
             n_jobs=options.n_threads,
+            random_state=seed,
         )
     if options.noise == "adversarial":
         return TreeNoise(tree)

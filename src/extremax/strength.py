@@ -70,6 +70,7 @@ def fit_tuned(
         bias_regularization=_BIAS_STRENGTH,
         sample_weight=weight[train],
         n_jobs=n_jobs,
+        random_state=seed,
     )
     if structure.depth == 0 or not held_out.any():  # one class, or too few rows to keep any back
         return TunedTree(structure, np.full(structure.depth, _STRUCTURE_STRENGTH), None)
@@ -84,11 +85,18 @@ def fit_tuned(
                 bias_regularization=_BIAS_STRENGTH,
                 sample_weight=weight[fitted],
                 n_jobs=n_jobs,
+                random_state=seed,
             )
             figures[i, levels] = tree.level_log_prob(Z[judged], y[judged], n_jobs=n_jobs)[levels]
     strengths = np.asarray(grid)[figures.argmax(axis=0)]
     tree = structure.refit(
-        Z, y, regularization=strengths, bias_regularization=_BIAS_STRENGTH, sample_weight=weight, n_jobs=n_jobs
+        Z,
+        y,
+        regularization=strengths,
+        bias_regularization=_BIAS_STRENGTH,
+        sample_weight=weight,
+        n_jobs=n_jobs,
+        random_state=seed,
     )
     return TunedTree(tree, strengths, float(figures.max(axis=0).sum()))
 
