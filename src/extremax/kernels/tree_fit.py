@@ -32,7 +32,7 @@ PADDING_BIAS = np.float32(-1e6)  # logit of a padding leaf: its probability is e
 _SHORTEST_STEP = 1e-3  # a step that does not help at this part of its length is lost in rounding
 _ROUNDING = 1e-6  # L is a sum of float32 terms: relative changes below this are noise
 _SAMPLING = 0.01  # per unit of weight: by this much a sample may misjudge a split that all points have chosen
-_SEVERAL_STARTS = 2048  # points from which on it pays to try several first directions
+_SEVERAL_STARTS = 512  # points from which on it pays to try several first directions
 _HEAT = 8  # iterations of each of them before the best goes on alone
 _SMALLEST_GAIN = 1e-9  # per unit of weight: below it Newton has converged, whatever the tolerance
 
