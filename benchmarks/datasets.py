@@ -38,6 +38,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from extremax.data import has_label, load_dataset, rarest_label
+from extremax.data.icd10cm import load_icd10cm
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSION = 1  # raise it when the construction of any set changes: old caches are then ignored
@@ -212,27 +213,12 @@ def _build_npm(name: str) -> dict[str, Any]:
     return _assemble(features, {split: np.asarray(owners[split]) for split in SPLITS})
 
 
-def icd10cm_texts() -> tuple[list[str], list[str]]:
-    """Texts and their parent codes, in the order of the classification."""
-    import simple_icd_10_cm as icd
-
-    pairs: dict[tuple[str, str], None] = {}
-    for code in icd.get_all_codes():
-        if not icd.is_category_or_subcategory(code) or icd.is_extended_subcategory(code):
-            continue
-        parent = code if len(code) == 3 else icd.get_parent(code)
-        for text in (icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)):
-            pairs[(text.strip(), parent)] = None
-    return [text for text, _ in pairs], [parent for _, parent in pairs]
-
-
 def _build_icd10cm() -> dict[str, Any]:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    texts, parents = (np.asarray(column) for column in icd10cm_texts())
-    order = np.random.default_rng(0).permutation(len(texts))
-    first, second = len(texts) * 8 // 10, len(texts) * 9 // 10
-    rows = dict(zip(SPLITS, np.split(order, [first, second]), strict=True))
+    data = load_icd10cm()
+    texts, parents = np.asarray(data.texts), np.asarray(data.codes)
+    rows = {split: getattr(data, split) for split in SPLITS}
     options: dict[str, Any] = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options).fit(texts[rows["train"]])
     characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **options).fit(texts[rows["train"]])

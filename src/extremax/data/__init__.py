@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from extremax.data.dataset import DataFileError, Dataset
+from extremax.data.icd10cm import ICD10CM, load_icd10cm
 from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
 from extremax.data.pca import PCA
 from extremax.data.readers import iter_dataset, load_dataset
@@ -11,6 +12,7 @@ from extremax.data.synthetic import GaussianTruth, SoftmaxTruth, SyntheticData, 
 from extremax.data.text import TextFeatures
 
 __all__ = [
+    "ICD10CM",
     "PCA",
     "DataFileError",
     "Dataset",
@@ -24,6 +26,7 @@ __all__ = [
     "iter_dataset",
     "label_counts",
     "load_dataset",
+    "load_icd10cm",
     "planted_hierarchy",
     "planted_softmax",
     "rarest_label",

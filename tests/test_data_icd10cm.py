@@ -1,0 +1,52 @@
+"""ICD-10-CM as a data set: the counts that documents quote, and the rules by which texts get their class."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from extremax.data import seen_classes
+from extremax.data.icd10cm import load_icd10cm
+
+icd = pytest.importorskip("simple_icd_10_cm")
+
+
+def test_classes_match_reference() -> None:
+    """The two ways to count parent codes, by the package's own walk over the codes."""
+    data = load_icd10cm()
+    codes = [c for c in icd.get_all_codes() if icd.is_category_or_subcategory(c) and not icd.is_extended_subcategory(c)]
+    categories = {c for c in codes if len(c) == 3}
+    parents = {icd.get_parent(c) for c in codes if len(c) > 3}
+    assert set(data.codes) == parents | categories == set(data.names)
+    assert (len(categories), len(parents), len(parents | categories)) == (1_918, 10_538, 10_816)
+    assert len(parents) + len(categories) == 12_456
+    assert len(data.texts) == 60_332
+
+
+def test_texts_match_reference() -> None:
+    data = load_icd10cm()
+    of_text = dict(zip(data.texts, data.codes, strict=True))
+    assert of_text["Cholera due to Vibrio cholerae 01, biovar cholerae"] == "A00"
+    assert of_text["Cholera"] == "A00"  # a category is its own class
+    assert of_text["Classical cholera"] == "A00"  # an inclusion term of A00.0
+    assert data.names["A00"] == "Cholera"
+    assert len(set(zip(data.texts, data.codes, strict=True))) == len(data.texts)
+
+
+def test_split_invariant() -> None:
+    data = load_icd10cm()
+    rows = np.concatenate([data.train, data.valid, data.test])
+    assert np.array_equal(np.sort(rows), np.arange(len(data.texts)))
+    texts, codes = data.rows(data.train)
+    assert texts[0] == data.texts[data.train[0]]
+    assert len(set(codes)) == 10_662
+    assert seen_classes(data.rows(data.test)[1], codes).mean() > 0.98
+
+
+def test_missing_package_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_icd10cm.cache_clear()
+    monkeypatch.setitem(sys.modules, "simple_icd_10_cm", None)
+    with pytest.raises(ImportError, match=r"pip install 'extremax\[demo\]'"):
+        load_icd10cm()
