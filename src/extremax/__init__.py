@@ -1,15 +1,32 @@
 """Extreme classification: softmax over very many classes, trained and queried at a cost that grows with log C."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from extremax.estimator import ExtremeClassifier, load_model
-from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
-from extremax.tree import LabelTree
+if TYPE_CHECKING:
+    from extremax.estimator import ExtremeClassifier as ExtremeClassifier
+    from extremax.estimator import load_model as load_model
+    from extremax.noise import FrequencyNoise as FrequencyNoise
+    from extremax.noise import MixtureNoise as MixtureNoise
+    from extremax.noise import Noise as Noise
+    from extremax.noise import TreeNoise as TreeNoise
+    from extremax.noise import UniformNoise as UniformNoise
+    from extremax.tree import LabelTree as LabelTree
 
-try:
-    __version__ = version("extremax")
-except PackageNotFoundError:  # a source folder on the path
-    __version__ = "0+unknown"
+    __version__: str
+
+# Where each public name lives.  A module is imported when one of its names is first used: `extremax --help` needs none of them.
+_HOMES = {
+    "ExtremeClassifier": "estimator",
+    "FrequencyNoise": "noise",
+    "LabelTree": "tree",
+    "MixtureNoise": "noise",
+    "Noise": "noise",
+    "TreeNoise": "noise",
+    "UniformNoise": "noise",
+    "load_model": "estimator",
+}
+_ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")  # `extremax.data` works without an import of its own
 
 __all__ = [
     "ExtremeClassifier",
@@ -21,3 +38,29 @@ __all__ = [
     "UniformNoise",
     "load_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"extremax.{_HOMES[name]}"), name)
+    elif name in _ROOMS:
+        value = import_module(f"extremax.{name}")
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module 'extremax' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("extremax")
+    except PackageNotFoundError:  # a source folder on the path
+        return "0+unknown"

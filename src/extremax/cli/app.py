@@ -1,0 +1,104 @@
+"""The application: its commands, the options before them, and the one place where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from extremax.cli import terminal
+
+COMMANDS: tuple[str, ...] = ()  # modules of extremax.cli in the order of --help
+USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
+EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
+
+
+class Application(TyperGroup):
+    """A group of commands in which what a user can cause ends in a sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        terminal.set_quiet(False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                result = super().invoke(ctx)
+                sys.stdout.flush()  # a pipe that was closed early is noticed here, not in the interpreter's last breath
+                return result
+            except BrokenPipeError:
+                _let_go_of_stdout()
+                raise typer.Exit(EXIT_PIPE_CLOSED) from None
+            except KeyboardInterrupt:
+                _fail("interrupted.", EXIT_INTERRUPTED)
+            except USER_ERRORS as error:
+                if os.environ.get("EXTREMAX_TRACEBACK"):
+                    raise
+                _fail(_sentence(error), EXIT_ERROR)
+
+
+def _fail(sentence: str, code: int) -> None:
+    sys.stderr.write(f"extremax: {sentence}\n")
+    raise typer.Exit(code)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return f"not enough memory. {error}".strip()
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error) or type(error).__name__
+
+
+def _let_go_of_stdout() -> None:
+    # The interpreter flushes standard output once more at its end and would complain about the closed pipe.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    terminal.warn(str(message))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("extremax")
+        except PackageNotFoundError:  # a source folder on the path
+            number = "0+unknown"
+        terminal.write(f"extremax {number}")
+        raise typer.Exit
+
+
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Classifiers over ten thousand to ten million classes: train them, ask them, look into them."""
+
+
+def build() -> typer.Typer:
+    """The application with all its commands."""
+    # Plain help: drawing it with Rich takes longer than everything else that --help does.
+    made = typer.Typer(
+        name="extremax",
+        cls=Application,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(start)
+    for name in COMMANDS:
+        import_module(f"extremax.cli.{name}").register(made)
+    return made
+
+
+app = build()
