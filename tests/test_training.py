@@ -136,6 +136,36 @@ def test_seconds_leave_out_evaluation_and_callbacks(monkeypatch):
     assert now[0] == 3 * 10_101.0
 
 
+def test_watcher_sees_the_start_and_the_middle_outside_the_clock(monkeypatch):
+    """Minibatches of 1 s, looks of 1,000 s: the seconds told and recorded are those of the minibatches alone."""
+    now, seen = [0.0], []
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+
+    class Look(training.Watcher):
+        def at_start(self, record):
+            seen.append((record["epoch"], "start", record["seconds"]))
+
+        def during_epoch(self, record):
+            seen.append((record["epoch"], record["rows"], record["seconds"]))
+            now[0] += 1_000.0
+
+        def __call__(self, record):
+            seen.append((record["epoch"], "end", record["seconds"]))
+
+    def epoch_of_two_minibatches(model, *args, progress, **kwargs):
+        for rows in (30, 60):
+            now[0] += 1.0
+            progress(rows, 0.5)
+        model.n_epochs += 1
+        return 0.25
+
+    monkeypatch.setattr(training, "train_epoch", epoch_of_two_minibatches)
+    model, data, options = problem()
+    train(model, data, options, Plan(2, 0.2), history=[{"epoch": 0, "seconds": 5.0}], callbacks=[Look()])
+    middles = [(1, 30, 6.0), (1, 60, 7.0), (1, "end", 7.0), (2, 30, 8.0), (2, 60, 9.0), (2, "end", 9.0)]
+    assert seen == [(0, "start", 5.0), *middles]
+
+
 # -- early stopping ------------------------------------------------------------------------------------------------------------
 
 

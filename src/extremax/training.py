@@ -1,6 +1,6 @@
 """The loop over epochs: clock, history, validation, early stopping, interruption.
 
-The clock counts training alone; time spent in validation and in callbacks is left out of ``seconds`` in the history.
+The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of ``seconds``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,24 @@ from extremax.progress import ProgressLine, format_seconds
 
 Record = dict[str, Any]
 Callback = Callable[[Record], bool | None]
+
+
+class Watcher:
+    """A callback that is also told of the start and of moments inside an epoch, with the clock standing still meanwhile.
+
+    Subclasses override what they need.  All weights are consistent whenever a method is called, so that the model can be
+    evaluated; it must not be changed.
+    """
+
+    def at_start(self, record: Record) -> None:
+        """Before the first epoch, with the last record so far."""
+
+    def during_epoch(self, record: Record) -> None:
+        """Every few hundred milliseconds: ``epoch``, ``rows`` done of it, ``seconds`` and ``loss`` so far."""
+
+    def __call__(self, record: Record) -> bool | None:
+        """After each epoch; True ends training."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,7 @@ def train(
 ) -> bool:
     """Train `model` in place, appending one record per epoch to `history`.
 
-    A callback gets each record and may return True to stop.  With `patience`, the parameters of the best validated epoch are
+    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and the middle.  With `patience`, the parameters of the best validated epoch are
     put back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back
     to, the model is then as after the last minibatch.  A loss that is no longer finite is a ValueError.
     """
@@ -83,16 +101,26 @@ def train(
     finished = True
     if plan.patience is not None and history and history[-1].get("valid_log_likelihood") is not None:
         best.keep(model, history[-1])  # where the run starts may stay the best
+    watchers = [callback for callback in callbacks if isinstance(callback, Watcher)]
     try:
+        for watcher in watchers:
+            watcher.at_start(history[-1] if history else {"epoch": model.n_epochs, "seconds": seconds})
         for _ in range(plan.n_epochs):
             epoch = model.n_epochs + 1
             started = time.perf_counter()
+            paused = 0.0
 
             def show(rows: int, loss: float) -> None:
+                nonlocal paused
                 report.update(f"epoch {epoch}", rows, n_rows, started, f"loss {loss:.4f}")
+                looked = time.perf_counter()
+                moment = {"epoch": epoch, "rows": rows, "seconds": seconds + looked - started - paused, "loss": loss}
+                for watcher in watchers:
+                    watcher.during_epoch(moment)
+                paused += time.perf_counter() - looked
 
             loss = train_epoch(model, data, options, learning_rate=plan.learning_rate, progress=show)
-            seconds += time.perf_counter() - started
+            seconds += time.perf_counter() - started - paused
             if not np.isfinite(loss):
                 raise ValueError(
                     f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
