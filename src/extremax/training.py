@@ -90,9 +90,10 @@ def train(
 ) -> bool:
     """Train `model` in place, appending one record per epoch to `history`.
 
-    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and the middle.  With `patience`, the parameters of the best validated epoch are
-    put back at the end, however it ends.  Returns False when the run was cut short by Ctrl-C; without a best epoch to go back
-    to, the model is then as after the last minibatch.  A loss that is no longer finite is a ValueError.
+    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and the middle.  With
+    `patience`, the parameters of the best validated epoch are put back at the end, however it ends.  Returns False when the run
+    was cut short by Ctrl-C; without a best epoch to go back to, the model is then as after the last minibatch.  A loss that is
+    no longer finite is a ValueError.
     """
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
