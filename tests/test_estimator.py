@@ -85,10 +85,12 @@ def test_training_improves_on_the_tree_recovers(data):
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
 def test_every_objective_and_noise_learns_recovers(data, objective, noise):
     X, y, X_test, y_test = data
-    clf = ExtremeClassifier(objective, noise, n_negatives=8, learning_rate=0.3, n_epochs=30, random_state=0).fit(X, y)
-    # Class frequencies alone: -log 60 = -4.1.  NCE has to learn by itself what bias removal gives the others: it is slower.
-    assert clf.log_likelihood(X_test, y_test) > (-2.0 if objective == "nce" else -1.0)
-    assert clf.score(X_test, y_test) > (0.5 if objective == "nce" else 0.85)  # chance: 0.017
+    # NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
+    m = 32 if objective == "nce" else 8
+    clf = ExtremeClassifier(objective, noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0).fit(X, y)
+    # Class frequencies alone: -log 60 = -4.1, and an accuracy of 0.017.
+    assert clf.log_likelihood(X_test, y_test) > -1.0
+    assert clf.score(X_test, y_test) > 0.85
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row", "sgd"])
@@ -286,6 +288,14 @@ def test_zero_epochs_is_the_tree_identity(data):
     clf = ExtremeClassifier(n_epochs=0, random_state=0).fit(X, y)
     Z = clf.model_.project(X_test)
     np.testing.assert_allclose(clf.predict_log_proba(X_test), clf.model_.tree.log_prob_all(Z), atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency"])
+def test_nce_starts_at_the_mean_log_noise_identity(data, noise):
+    X, y = data[:2]
+    model = ExtremeClassifier("nce", noise, n_epochs=0, random_state=0).fit(X, y).model_
+    expected = model.noise.log_prob_all(model.project(X)).mean(axis=0)
+    np.testing.assert_allclose(model.linear.biases, expected, rtol=1e-4)  # a float32 mean of 1,800 rows
 
 
 def test_own_noise_object(data):

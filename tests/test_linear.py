@@ -64,7 +64,7 @@ def training_set(noise, *, n=50, storage="dense", weight=None, folder=None):
 
 
 def new_model(optimizer="adagrad", objective="negative_sampling", scale=0.4):
-    first_bias = -np.log(N_CLASSES) if OBJECTIVES[objective].starts_normalised else 0.0
+    first_bias = -np.log(N_CLASSES) if OBJECTIVES[objective].starts_at_noise else 0.0
     return LinearModel.zeros(N_CLASSES, N_FEATURES, optimizer=optimizer, feature_scale=scale, first_bias=first_bias)
 
 

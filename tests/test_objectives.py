@@ -207,5 +207,5 @@ def test_repeated_negatives_share_one_coefficient_identity():
 def test_nce_scores_are_unbiased_as_they_are():
     # They are log-probabilities already: adding the noise to them at prediction would be wrong.
     assert not OBJECTIVES["nce"].removes_bias
-    assert OBJECTIVES["nce"].starts_normalised  # from xi = 0 every logit would start at +log C, and training stall
+    assert OBJECTIVES["nce"].starts_at_noise  # from xi = 0 every logit would start at +log C, and training stall
     assert OBJECTIVES["negative_sampling"].removes_bias

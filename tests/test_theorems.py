@@ -74,7 +74,7 @@ def expected_gradient_data(noise, n_negatives):
 
 def descend(objective, data, n_negatives, *, n_features=N_POINTS, n_classes=N_CLASSES, n_epochs=300, learning_rate=1.0):
     """Gradient descent on the expected loss, by the library's own epochs."""
-    first_bias = -np.log(n_classes) if OBJECTIVES[objective].starts_normalised else 0.0
+    first_bias = -np.log(n_classes) if OBJECTIVES[objective].starts_at_noise else 0.0
     model = LinearModel.zeros(n_classes, n_features, optimizer="sgd", first_bias=first_bias)
     options = EpochOptions(OBJECTIVES[objective], Listed(), n_negatives=n_negatives, batch_size=len(data.y))
     for _ in range(n_epochs):

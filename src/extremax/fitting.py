@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from extremax.data.pca import PCA
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
 from extremax.model import ExtremeModel
-from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise, mean_log_prob
 from extremax.objectives import OBJECTIVES
 from extremax.progress import ProgressLine
 from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
+
+_START_PAIRS = 1 << 24  # log-probabilities of the noise that the start of NCE is averaged from
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,12 @@ def prepare(
         projection = PCA(empty, np.zeros(int(X.shape[1]), np.float32), np.empty(0, np.float64))
     choices: dict[str, Any] = {}
     noise = _make_noise(X, ids, weight, n_classes, options, projection, seed, report, choices)
-    first_bias = -float(np.log(n_classes)) if OBJECTIVES[options.objective].starts_normalised else 0.0
-    linear = LinearModel.zeros(
-        n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale, first_bias=first_bias
-    )
-    return Preparation(ExtremeModel(linear, noise, projection, options.objective), choices)
+    linear = LinearModel.zeros(n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale)
+    model = ExtremeModel(linear, noise, projection, options.objective)
+    if OBJECTIVES[options.objective].starts_at_noise:
+        some = np.linspace(0, X.shape[0] - 1, min(X.shape[0], max(16, _START_PAIRS // n_classes))).astype(np.int64)
+        linear.biases[:] = mean_log_prob(noise, model.project(X[some], n_jobs=jobs), n_jobs=jobs)
+    return Preparation(model, choices)
 
 
 def _make_noise(

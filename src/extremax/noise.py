@@ -18,6 +18,7 @@ from extremax.tree import LabelTree
 from extremax.validation import check_random_state
 
 _ROW_BLOCK = 4096  # rows a thread takes at a time
+_MEAN_ROWS = 16  # rows of all classes held at once: 640 MB for ten million classes
 
 
 @runtime_checkable
@@ -229,3 +230,20 @@ class MixtureNoise:
         if out is None:
             out = np.empty((len(Z), self.n_classes), np.float32)
         return self._mix(self.first.log_prob_all(Z, out=out, n_jobs=n_jobs), self.second.log_prob_all(Z, n_jobs=n_jobs), out)
+
+
+def mean_log_prob(noise: Noise, Z: NDArray[np.float32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+    """log p_n(y|x) of every class, averaged over the rows: the best approximation of log p_n that does not depend on x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> np.exp(mean_log_prob(FrequencyNoise([1, 3]), np.zeros((2, 0), np.float32))).round(2).tolist()
+    [0.25, 0.75]
+    """
+    if isinstance(noise, _Unconditional):
+        return noise.log_prob_
+    total = np.zeros(noise.n_classes, np.float64)
+    for start in range(0, len(Z), _MEAN_ROWS):
+        total += noise.log_prob_all(Z[start : start + _MEAN_ROWS], n_jobs=n_jobs).sum(axis=0, dtype=np.float64)
+    return (total / len(Z)).astype(np.float32)

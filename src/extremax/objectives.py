@@ -150,18 +150,19 @@ class Objective:
         Fills coefficients and losses of a block of rows.
     removes_bias
         Whether the debiased score is xi + log p_n (True) or xi itself (False).
-    starts_normalised
-        Whether biases start at -log C: an objective that learns normalised scores stalls when it starts far from them.
+    starts_at_noise
+        Whether biases start at the mean of log p_n over the rows: an objective whose scores are log-probabilities stalls when
+        it starts far from them, and what the noise hardly ever draws is never pushed down to where it belongs.
     """
 
     code: int
     kernel: Callable[..., Any]
     removes_bias: bool
-    starts_normalised: bool = False
+    starts_at_noise: bool = False
 
 
 OBJECTIVES: dict[str, Objective] = {
     "negative_sampling": Objective(0, negative_sampling, removes_bias=True),
-    "nce": Objective(1, noise_contrastive, removes_bias=False, starts_normalised=True),
+    "nce": Objective(1, noise_contrastive, removes_bias=False, starts_at_noise=True),
     "sampled_softmax": Objective(2, sampled_softmax, removes_bias=True),
 }
