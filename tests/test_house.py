@@ -19,7 +19,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"objectives", "metrics", "data", "kernels"}),
     frozenset({"strength", "tree", "noise", "linear", "predict", "theory", "persist"}),
     frozenset({"model", "fitting", "training"}),
-    frozenset({"estimator", "nn", "experiments", "cli"}),
+    frozenset({"estimator", "loading", "text_classifier", "nn", "experiments", "cli"}),
     frozenset({"__init__", "__main__"}),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

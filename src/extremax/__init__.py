@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from extremax.estimator import ExtremeClassifier as ExtremeClassifier
-    from extremax.estimator import load_model as load_model
+    from extremax.loading import load_model as load_model
     from extremax.noise import FrequencyNoise as FrequencyNoise
     from extremax.noise import MixtureNoise as MixtureNoise
     from extremax.noise import Noise as Noise
     from extremax.noise import TreeNoise as TreeNoise
     from extremax.noise import UniformNoise as UniformNoise
+    from extremax.text_classifier import TextClassifier as TextClassifier
     from extremax.tree import LabelTree as LabelTree
 
     __version__: str
@@ -22,9 +23,10 @@ _HOMES = {
     "LabelTree": "tree",
     "MixtureNoise": "noise",
     "Noise": "noise",
+    "TextClassifier": "text_classifier",
     "TreeNoise": "noise",
     "UniformNoise": "noise",
-    "load_model": "estimator",
+    "load_model": "loading",
 }
 _ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")  # `extremax.data` works without an import of its own
 
@@ -34,6 +36,7 @@ __all__ = [
     "LabelTree",
     "MixtureNoise",
     "Noise",
+    "TextClassifier",
     "TreeNoise",
     "UniformNoise",
     "load_model",

@@ -1,6 +1,4 @@
-"""``ExtremeClassifier``, the scikit-learn estimator, and ``load_model``: check the input, name the classes, call the floors
-below.
-"""
+"""``ExtremeClassifier``, the scikit-learn estimator: check the input, name the classes, call the floors below."""
 
 from __future__ import annotations
 
@@ -308,7 +306,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         started = time.perf_counter()
         prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
         self.seed_ = seed
-        self.model_ = prepared.model
+        self.model_: ExtremeModel = prepared.model
         self.choices_ = prepared.choices
         self.history_: list[dict[str, Any]] = [
             {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": self.learning_rate}
@@ -465,6 +463,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        header = self._header()
+        self.model_.save(path, labels=self.classes_, header=header)
+
+    def _header(self) -> dict[str, Any]:
+        """What a saved model holds beside arrays and labels: parameters, choices, history, seed."""
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) before save.")
         plain = {
@@ -476,25 +479,4 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         header = {"parameters": plain, "choices": self.choices_, "history": history, "seed": str(self.seed_)}
         if hasattr(self, "feature_names_in_"):
             header["feature_names"] = list(self.feature_names_in_)
-        self.model_.save(path, labels=self.classes_, header=header)
-
-
-def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> ExtremeClassifier:
-    """Open a model that `ExtremeClassifier.save` wrote.
-
-    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample
-    of the data; ``verify=True`` reads and checks all of it.  A `random_state` that was no integer comes back as None.
-    """
-    model, labels, header = ExtremeModel.load(path, verify=verify)
-    if labels is None:
-        raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
-    # A noise object is no plain parameter, but the model has it.
-    estimator = ExtremeClassifier(**({"noise": model.noise} | header["parameters"]))
-    estimator._remember(model.linear.weights, model.linear.weights, labels)
-    if "feature_names" in header:
-        estimator.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-    estimator.model_ = model
-    estimator.choices_ = header["choices"]
-    estimator.seed_ = int(header["seed"])
-    estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in header["history"]]
-    return estimator
+        return header

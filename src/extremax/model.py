@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,22 +112,27 @@ class ExtremeModel:
 
     # -- files ---------------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, labels: NDArray[Any], header: Mapping[str, Any]) -> None:
-        """Write the model and its label names to a folder."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        labels: NDArray[Any],
+        header: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Write the model, its label names and what the caller keeps beside them to a folder."""
         noise, noise_arrays = _describe_noise(self.noise)
-        arrays: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
+        own: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
         linear = {"feature_scale": self.linear.feature_scale, "n_epochs": self.linear.n_epochs}
-        arrays |= {f"noise.{name}": value for name, value in noise_arrays.items()}
-        arrays |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
-        arrays["projection.explained_variance"] = self.projection.explained_variance
+        own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
+        own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
+        own["projection.explained_variance"] = self.projection.explained_variance
         content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature, **header}
-        save_folder(path, kind=KIND, header=content, arrays=arrays, labels=labels)
+        save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, verify: bool = False
-    ) -> tuple[ExtremeModel, NDArray[Any] | None, dict[str, Any]]:
-        """Open a folder that `save` wrote: the model, its label names, and the header.
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
+        """Open a folder that `save` wrote.
 
         Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
         """
@@ -138,7 +143,17 @@ class ExtremeModel:
         noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
         parts = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{part}"] for part in parts))
-        return cls(linear, noise, projection, header["objective"], header["temperature"]), folder.labels, header
+        model = cls(linear, noise, projection, header["objective"], header["temperature"])
+        return SavedModel(model, folder.labels, header, arrays)
+
+
+class SavedModel(NamedTuple):
+    """What a folder holds: the model, the names of its classes, the header, and all arrays by name."""
+
+    model: ExtremeModel
+    labels: NDArray[Any] | None
+    header: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
 
 
 def find_tree(noise: Noise) -> LabelTree | None:

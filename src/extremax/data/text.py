@@ -180,6 +180,10 @@ class TextFeatures:
         """`fit`, then `transform` of the same texts."""
         return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
 
+    def to_options(self) -> dict[str, Any]:
+        """The settings, to make another: ``TextFeatures(**features.to_options())``."""
+        return asdict(self.options)
+
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Header (JSON) and arrays that hold the whole state."""
         self._check_fitted()

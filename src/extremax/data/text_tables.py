@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ _MAX_REPORTS = 20
 
 
 @dataclass
-class TextReader:
+class TextReader(ABC):
     """What the readers of texts share: bad lines, and pieces of rows turned into a Dataset."""
 
     stream: ByteStream
@@ -32,9 +33,9 @@ class TextReader:
     skipped: list[str] = field(default_factory=list)
     format: str = ""
 
+    @abstractmethod
     def rows(self) -> Iterator[tuple[str, list[str] | None]]:
         """Text and labels of every row; labels are None if the file has none."""
-        raise NotImplementedError
 
     def bad_line(self, message: str, line: int, column: int | None = None) -> None:
         """Raise, or count and remember."""

@@ -1,0 +1,251 @@
+"""``TextClassifier``: texts in, labels out.  Text features and classifier in one estimator and one saved folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.exceptions import NotFittedError
+
+from extremax.data.text import TextFeatures, check_texts
+from extremax.estimator import ExtremeClassifier
+from extremax.model import ExtremeModel
+from extremax.progress import ProgressLine
+from extremax.training import Callback
+
+TEXT_HEADER = "text"  # the entry of a saved model's header that makes it one of texts
+TEXT_ARRAYS = "text."
+
+
+class TextClassifier(ClassifierMixin, BaseEstimator):
+    """Classifier of texts over very many classes: hashed n-grams, TF-IDF and SVD, then an `ExtremeClassifier`.
+
+    Parameters
+    ----------
+    classifier : ExtremeClassifier, optional
+        What is trained on the features, with its settings; it is copied, not changed.  ``ExtremeClassifier()`` if not given.
+    features : TextFeatures, optional
+        Settings of the text features.  ``TextFeatures()`` if not given.
+    encoder : str or object with a method ``encode``, optional
+        Sentence embeddings in place of `features`: the name or folder of a sentence-transformers model
+        (``pip install extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).  The
+        encoder itself is not saved with the model: a name is looked up again, an object is given to `load_model`.
+
+    Attributes
+    ----------
+    classifier_ : ExtremeClassifier
+        The fitted classifier; ``classes_``, ``history_``, ``choices_`` and ``model_`` are its own.
+    features_ : TextFeatures or None
+        The fitted text features, unless there is an encoder.
+
+    Examples
+    --------
+    >>> from extremax import ExtremeClassifier, TextClassifier
+    >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+    >>> clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, ["fall", "fall", "bite", "bite"] * 5)
+    >>> clf.predict(["a ladder fell", "bite of a cat"]).tolist()
+    ['fall', 'bite']
+    """
+
+    def __init__(
+        self, classifier: ExtremeClassifier | None = None, *, features: TextFeatures | None = None, encoder: Any = None
+    ) -> None:
+        self.classifier = classifier
+        self.features = features
+        self.encoder = encoder
+
+    # -- training ------------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        texts: Sequence[str],
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        eval_set: tuple[Sequence[str], ArrayLike] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Fit the text features, then train the classifier on them.
+
+        Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
+        """
+        if eval_set is not None and (not isinstance(eval_set, tuple | list) or len(eval_set) != 2):
+            raise TypeError(f"eval_set must be a pair (texts_valid, y_valid); got {type(eval_set).__name__}.")
+        X = self._fit_features(self._start(texts, y))
+        validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
+        self.classifier_.fit(X, y, sample_weight, eval_set=validation, callbacks=callbacks)
+        return self
+
+    def partial_fit(
+        self,
+        texts: Sequence[str],
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Train one more epoch, on these texts; the first call fixes the text features, and what else the classifier fixes."""
+        if hasattr(self, "classifier_"):
+            X = self.transform(texts)
+        else:
+            X = self._fit_features(self._start(texts, y))
+        self.classifier_.partial_fit(X, y, classes, sample_weight)
+        return self
+
+    def _start(self, texts: Sequence[str], y: Any) -> list[str]:
+        if self.features is not None and self.encoder is not None:
+            raise ValueError("features and encoder are both given; a text has either the ones or the other.")
+        if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
+            raise TypeError(f"classifier must be an ExtremeClassifier; got {type(self.classifier).__name__}.")
+        check_texts(texts)
+        listed = list(texts)
+        n_labels = y.shape[0] if hasattr(y, "shape") and len(y.shape) > 0 else len(y)
+        if len(listed) != n_labels:  # said before minutes of feature extraction, not after
+            raise ValueError(f"there are {len(listed):,} texts and {n_labels:,} labels; each text needs its label.")
+        self.__dict__.pop("classifier_", None)
+        self.__dict__.pop("_encoder", None)
+        return listed
+
+    def _fit_features(self, texts: list[str]) -> NDArray[np.float32]:
+        classifier = ExtremeClassifier() if self.classifier is None else clone(self.classifier)
+        self.features_: TextFeatures | None = None
+        if self.encoder is None:
+            options = {} if self.features is None else self.features.to_options()
+            report, started = ProgressLine(int(classifier.verbose)), time.perf_counter()
+
+            def show(done: int, total: int) -> None:
+                report.update("texts", done, total, started)
+
+            self.features_ = TextFeatures(**options).fit(texts, n_jobs=classifier.n_jobs, progress=show)
+            report.close()
+            report.say(f"{len(texts):,} texts became {self.features_.n_components} features each")
+        self.classifier_ = classifier
+        return self.transform(texts)
+
+    # -- prediction ----------------------------------------------------------------------------------------------------------
+
+    def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The features of the texts that the classifier sees, (n_texts, n_features)."""
+        if not hasattr(self, "classifier_"):
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
+        check_texts(texts)
+        if self.features_ is not None:
+            return self.features_.transform(list(texts), n_jobs=self.classifier_.n_jobs)
+        return _encode(self._find_encoder(), list(texts))
+
+    def _find_encoder(self) -> Any:
+        if not hasattr(self, "_encoder"):
+            if self.encoder is None:
+                raise ValueError(
+                    "this model was trained with an encoder object, which is not saved with it;"
+                    " open it with load_model(path, encoder=...)."
+                )
+            found = _load_encoder(self.encoder) if isinstance(self.encoder, str) else self.encoder
+            if not hasattr(found, "encode"):
+                raise TypeError(f"encoder must have a method encode(texts); got {type(found).__name__}.")
+            self._encoder = found
+        return self._encoder
+
+    def predict(self, texts: Sequence[str]) -> NDArray[Any]:
+        """The most probable label of each text."""
+        return self._of(texts).predict(self.transform(texts))
+
+    def predict_topk(
+        self, texts: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int = 64
+    ) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The k most probable labels of each text, best first, and their log-probabilities; see `ExtremeClassifier`."""
+        return self._of(texts).predict_topk(self.transform(texts), k, search=search, beam_width=beam_width)
+
+    def decision_function(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Debiased scores, (n_texts, n_classes)."""
+        return self._of(texts).decision_function(self.transform(texts))
+
+    def predict_log_proba(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """log p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
+        return self._of(texts).predict_log_proba(self.transform(texts))
+
+    def predict_proba(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
+        return self._of(texts).predict_proba(self.transform(texts))
+
+    def log_likelihood(self, texts: Sequence[str], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Mean log p(y|text), normalised over all classes."""
+        return self._of(texts).log_likelihood(self.transform(texts), y, sample_weight)
+
+    def score(self, texts: Sequence[str], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Accuracy: the share of texts whose label is predicted."""
+        return self._of(texts).score(self.transform(texts), y, sample_weight)
+
+    def _of(self, texts: Any) -> ExtremeClassifier:
+        if not hasattr(self, "classifier_"):
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
+        return self.classifier_
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Labels as given."""
+        return self.classifier_.classes_
+
+    @property
+    def history_(self) -> list[dict[str, Any]]:
+        """Records of the epochs; see `ExtremeClassifier`."""
+        return self.classifier_.history_
+
+    @property
+    def choices_(self) -> dict[str, Any]:
+        """What was chosen from the data; see `ExtremeClassifier`."""
+        return self.classifier_.choices_
+
+    @property
+    def model_(self) -> ExtremeModel:
+        """Weights, noise and projection."""
+        return self.classifier_.model_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        return tags
+
+    # -- files ---------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write text features and classifier to one folder, all at once or not at all; `load_model` opens it."""
+        if not hasattr(self, "classifier_"):
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) before save.")
+        if self.features_ is None:
+            about: dict[str, Any] = {"kind": "encoder", "name": self.encoder if isinstance(self.encoder, str) else None}
+            arrays: dict[str, NDArray[Any]] = {}
+        else:
+            about, arrays = self.features_.to_arrays()
+        fitted = self.classifier_
+        fitted.model_.save(
+            path,
+            labels=fitted.classes_,
+            header={**fitted._header(), TEXT_HEADER: about},
+            arrays={TEXT_ARRAYS + name: array for name, array in arrays.items()},
+        )
+
+
+def _load_encoder(name: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            f"encoder={name!r} is a sentence-transformers model, and that package is not installed:"
+            " pip install extremax[embeddings]."
+        ) from error
+    return SentenceTransformer(name)
+
+
+def _encode(encoder: Any, texts: list[str]) -> NDArray[np.float32]:
+    X = np.ascontiguousarray(encoder.encode(texts), dtype=np.float32)
+    if X.ndim != 2 or len(X) != len(texts):
+        raise ValueError(
+            f"encoder.encode gave an array of shape {X.shape} for {len(texts)} texts; it must give one row of features a text."
+        )
+    return X

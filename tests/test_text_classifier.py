@@ -1,0 +1,177 @@
+"""TextClassifier: one estimator and one folder from raw text to labels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.data import TextFeatures
+
+THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train", "window", "bridge"]
+TEXTS = [f"{verb} {place} a {thing}" for thing in THINGS for verb in ("fell", "falling", "jumped") for place in ("off", "from")]
+LABELS = np.repeat(THINGS, 6)
+
+
+def make(**options: Any) -> TextClassifier:
+    return TextClassifier(ExtremeClassifier(random_state=0, n_epochs=10), features=TextFeatures(n_components=32), **options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> TextClassifier:
+    return make().fit(TEXTS, LABELS)
+
+
+class LengthEncoder:
+    """Stands for a sentence encoder: counts of a few letters."""
+
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        return [[float(text.count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+
+
+def test_learns_words_recovers(fitted: TextClassifier) -> None:
+    assert fitted.score(TEXTS, LABELS) == 1.0
+    assert fitted.predict(["the ladder broke"]).tolist() == ["ladder"]
+    labels, log_prob = fitted.predict_topk(["a horse near a window"], k=2)
+    assert set(labels[0]) == {"horse", "window"}
+    assert np.exp(log_prob).sum() <= 1.0
+
+
+def test_is_features_then_classifier_identity(fitted: TextClassifier) -> None:
+    features = TextFeatures(n_components=32).fit(TEXTS)
+    apart = ExtremeClassifier(random_state=0, n_epochs=10).fit(features.transform(TEXTS), LABELS)
+    some = ["jumped from a boat", "a tree"]
+    np.testing.assert_array_equal(fitted.predict_log_proba(some), apart.predict_log_proba(features.transform(some)))
+    assert fitted.log_likelihood(TEXTS, LABELS) == apart.log_likelihood(features.transform(TEXTS), LABELS)
+
+
+def test_reloaded_model_same_everywhere(fitted: TextClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "model")
+    again = load_model(tmp_path / "model", verify=True)
+    assert isinstance(again, TextClassifier)
+    some = ["jumped from a boat", "", "xyzzy"]
+    np.testing.assert_array_equal(again.predict_log_proba(some), fitted.predict_log_proba(some))
+    assert again.get_params(deep=False)["features"].to_options() == fitted.features.to_options()
+    assert again.classifier_.get_params() == fitted.classifier_.get_params()
+    assert [record["loss"] for record in again.history_[1:]] == [record["loss"] for record in fitted.history_[1:]]
+    again.partial_fit(TEXTS, LABELS)  # a loaded model trains on
+    assert len(again.history_) == len(fitted.history_) + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " \n\t ", "qwxzj vvkkqq", "\N{DOG FACE}\N{HOT BEVERAGE}", "\ud800 lone surrogate", "\x00",
+        "ladder " * 150_000, "a" * 1_000_000,
+    ],
+    ids=["empty", "blank", "unseen", "emoji", "surrogate", "null", "1MB", "1MB-word"],
+)  # fmt: skip
+def test_odd_text_is_answered(fitted: TextClassifier, text: str) -> None:
+    labels, log_prob = fitted.predict_topk([text], k=3)
+    assert np.isfinite(log_prob).all()
+    assert set(labels[0]) <= set(THINGS)
+    if text.startswith("ladder"):
+        assert labels[0, 0] == "ladder"
+    p = fitted.predict_proba([text])
+    assert p.sum() == pytest.approx(1.0, abs=1e-5)  # float32 log-probabilities
+
+
+def test_odd_texts_train() -> None:
+    texts = ["", "\N{DOG FACE}", "word", "ladder " * 150_000] * 3
+    clf = make().fit(texts, ["empty", "dog", "word", "long"] * 3)
+    assert clf.predict(texts[:4]).tolist() == ["empty", "dog", "word", "long"]
+
+
+def test_batch_or_single_invariant(fitted: TextClassifier) -> None:
+    together = fitted.predict_log_proba(TEXTS[:7])
+    apart = np.vstack([fitted.predict_log_proba([text]) for text in TEXTS[:7]])
+    np.testing.assert_allclose(together, apart, atol=1e-5)  # matrix products of other shapes round otherwise
+
+
+def test_arrays_of_strings_are_texts(fitted: TextClassifier) -> None:
+    assert fitted.predict(np.array(TEXTS[:3])).tolist() == fitted.predict(TEXTS[:3]).tolist()
+
+
+def test_validation_texts_are_scored() -> None:
+    clf = make().fit(TEXTS[::2], LABELS[::2], eval_set=(TEXTS[1::2], LABELS[1::2]))
+    assert clf.history_[-1]["valid_accuracy"] == clf.score(TEXTS[1::2], LABELS[1::2])
+
+
+def test_parameters_reach_the_classifier() -> None:
+    clf = clone(make()).set_params(classifier__n_epochs=1).fit(TEXTS, LABELS)
+    assert len(clf.history_) == 2
+    assert clf.classifier.n_epochs == 1
+    assert not hasattr(clf.classifier, "model_")  # the given one is a template
+
+
+def test_encoder_object_is_used_and_given_again(tmp_path: Path) -> None:
+    clf = TextClassifier(ExtremeClassifier(random_state=0), encoder=LengthEncoder()).fit(TEXTS, LABELS)
+    clf.save(tmp_path / "model")
+    again = load_model(tmp_path / "model", encoder=LengthEncoder())
+    np.testing.assert_array_equal(again.predict_log_proba(TEXTS), clf.predict_log_proba(TEXTS))
+    with pytest.raises(ValueError, match=r"open it with load_model\(path, encoder=...\)"):
+        load_model(tmp_path / "model").predict(TEXTS)
+
+
+def test_encoder_by_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Module:
+        @staticmethod
+        def SentenceTransformer(name: str) -> LengthEncoder:
+            asked.append(name)
+            return LengthEncoder()
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", Module)  # type: ignore[arg-type]
+    clf = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=1), encoder="all-letters").fit(TEXTS, LABELS)
+    clf.predict(TEXTS)
+    assert asked == ["all-letters"]
+    clf.save(tmp_path / "model")
+    np.testing.assert_array_equal(load_model(tmp_path / "model").predict(TEXTS), clf.predict(TEXTS))
+    assert asked == ["all-letters"] * 2
+
+
+def test_missing_sentence_transformers_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match=r"pip install extremax\[embeddings\]"):
+        TextClassifier(encoder="some-model").fit(TEXTS, LABELS)
+
+
+def test_wrong_input_rejects(fitted: TextClassifier, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="texts is one string; pass a list"):
+        fitted.predict("fell off a ladder")
+    with pytest.raises(TypeError, match=r"texts\[1\] is None"):
+        fitted.predict(["a", None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="60 texts and 3 labels"):
+        make().fit(TEXTS, ["a", "b", "c"])
+    with pytest.raises(ValueError, match="features and encoder are both given"):
+        make(encoder=LengthEncoder()).fit(TEXTS, LABELS)
+    with pytest.raises(TypeError, match="classifier must be an ExtremeClassifier; got str"):
+        TextClassifier("softmax").fit(TEXTS, LABELS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must have a method encode"):
+        TextClassifier(encoder=3).fit(TEXTS, LABELS)
+    with pytest.raises(TypeError, match="eval_set must be a pair"):
+        make().fit(TEXTS, LABELS, eval_set=TEXTS)  # type: ignore[arg-type]
+    with pytest.raises(NotFittedError, match="call fit"):
+        make().predict(TEXTS)
+    with pytest.raises(NotFittedError, match="before save"):
+        make().save(tmp_path / "model")
+    fitted.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="was not trained with an encoder"):
+        load_model(tmp_path / "model", encoder=LengthEncoder())
+
+
+class OneRow:
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        return [[1.0, 2.0]]
+
+
+def test_encoder_of_wrong_shape_rejects() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) for 60 texts"):
+        TextClassifier(encoder=OneRow()).fit(TEXTS, LABELS)
