@@ -11,6 +11,7 @@ up, which counts 1,640 categories twice, make 12,456.)  The training rows of the
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -67,7 +68,9 @@ def load_icd10cm() -> ICD10CM:
     (48265, 6033, 6034)
     """
     try:
-        import simple_icd_10_cm as icd
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it reads its tables by an old function of the library
+            import simple_icd_10_cm as icd
     except ImportError as error:
         raise ImportError(
             "ICD-10-CM comes from the package simple-icd-10-cm, which is not installed: pip install 'extremax[demo]'."
