@@ -18,7 +18,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_jit", "config", "parallel", "progress", "validation"}),
     frozenset({"objectives", "metrics", "data", "kernels"}),
     frozenset({"strength", "tree", "noise", "linear", "predict", "theory", "persist"}),
-    frozenset({"model", "fitting", "training"}),
+    frozenset({"model", "fitting", "settings", "training"}),
     frozenset({"estimator", "loading", "text_classifier", "nn", "experiments", "cli"}),
     frozenset({"__init__", "__main__"}),
 )

@@ -347,14 +347,16 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
     for X in views.values():
         sizes.clear()
         source = linear._DenseWindows(X)
-        for rows, features, local in source.windows(shuffled_windows(50, source.row_bytes(), 0, 0)):
+        order = (linear.Window(rows, rows) for rows in shuffled_windows(50, source.row_bytes(), 0, 0))
+        for (_, rows), features, local in source.windows(order):
             assert type(features) is np.ndarray
             assert len(features) == len(rows) <= 16
             np.testing.assert_array_equal(features[local], data.X[rows])
         assert sum(sizes) == 50
     sizes.clear()
     source = linear._DenseWindows(np.array(data.X))
-    assert all(features is source.X for _, features, _ in source.windows(shuffled_windows(50, 1, 0, 0)))
+    order = (linear.Window(rows, rows) for rows in shuffled_windows(50, 1, 0, 0))
+    assert all(features is source.X for _, features, _ in source.windows(order))
     assert sizes == []
 
 
@@ -503,3 +505,44 @@ def test_interruption_leaves_the_model_of_the_last_minibatch(storage, several_wi
     np.testing.assert_allclose(model.biases, expected[1], atol=1e-5)
     train_epoch(model, data, opts, learning_rate=0.2)  # and goes on
     assert model.n_epochs == 1
+
+
+@pytest.mark.parametrize("storage", ["dense", "csr", "disk"])
+def test_pairs_that_share_rows_match_repeated_rows_identity(storage, tmp_path, monkeypatch):
+    rng = np.random.default_rng(11)
+    counts = rng.integers(0, 4, size=700)  # also rows without a pair
+    rows = np.repeat(np.arange(700), counts)
+    X, Z = rng.normal(size=(700, 12)).astype(np.float32), rng.normal(size=(700, 3)).astype(np.float32)
+    y, weight = rng.integers(30, size=len(rows)).astype(np.int32), rng.random(len(rows)).astype(np.float32)
+    noise = FrequencyNoise(np.bincount(y, minlength=30))
+    monkeypatch.setattr(linear, "_CHUNK_ROWS", 16)  # several windows, so that rows meet their pairs in different ones
+    monkeypatch.setattr(linear, "_WINDOW_BYTES", 16 * 4 * 12 * 20)
+
+    def stored(array, name):
+        if storage == "csr":
+            return sparse.csr_array(array)
+        if storage == "disk":
+            array.tofile(tmp_path / name)
+            return np.memmap(tmp_path / name, np.float32, "r", shape=array.shape)
+        return array
+
+    log_noise = noise.log_prob(Z[rows], y)
+    shared = TrainingSet(stored(X, "shared"), y, Z, weight, log_noise, rows)
+    repeated = TrainingSet(stored(X[rows], "repeated"), y, Z[rows], weight, log_noise)
+    models = [LinearModel.zeros(30, 12) for _ in range(3)]
+    for model, data, threads in zip(models, (shared, repeated, shared), (1, 1, 2), strict=True):
+        for _ in range(2):
+            loss = train_epoch(model, data, options(noise, n_threads=threads), learning_rate=0.2)
+            assert np.isfinite(loss)
+    assert models[0].weights.any()
+    for other in models[1:]:
+        np.testing.assert_array_equal(models[0].weights, other.weights)
+        np.testing.assert_array_equal(models[0].biases, other.biases)
+
+
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array])
+def test_feature_scale_of_some_rows_identity(store):
+    X = np.random.default_rng(3).normal(size=(5000, 4)).astype(np.float32)
+    used = np.arange(5000) % 3 > 0
+    assert linear.feature_scale(store(X), used) == pytest.approx(linear.feature_scale(store(X[used])), rel=1e-12)
+    assert linear.feature_scale(store(X), np.ones(5000, bool)) == linear.feature_scale(store(X))

@@ -16,20 +16,17 @@ from sklearn.utils.validation import validate_data
 
 from extremax.data.splits import split_rows
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set, ways_out
-from extremax.linear import OPTIMIZERS, Features
+from extremax.linear import Features
 from extremax.metrics import accuracy
 from extremax.model import ExtremeModel, find_tree
 from extremax.noise import Noise
-from extremax.objectives import OBJECTIVES
 from extremax.parallel import resolve_threads
 from extremax.progress import ProgressLine
+from extremax.settings import CONSTRAINTS
 from extremax.training import Callback, Plan, train
 from extremax.validation import (
-    BOOLEAN,
-    RANDOM_STATE,
     Choice,
     ConstraintTable,
-    Instance,
     Interval,
     LabelIndex,
     check_classes,
@@ -42,27 +39,6 @@ from extremax.validation import (
     encode_labels,
     lookup_labels,
 )
-
-_CONSTRAINTS: ConstraintTable = {
-    "objective": [Choice(tuple(OBJECTIVES))],
-    "noise": [Choice(("adversarial", "uniform", "frequency", "mixture")), Instance("a Noise", (Noise,))],
-    "n_negatives": [Interval(int, 1)],
-    "n_epochs": [Interval(int, 0)],
-    "learning_rate": [Interval(float, 0.0, closed="neither")],
-    "optimizer": [Choice(OPTIMIZERS)],
-    "score_penalty": [Interval(float, 0.0)],
-    "batch_size": [Interval(int, 1), None],
-    "n_components": [Interval(int, 1)],
-    "regularization": [Interval(float, 0.0, closed="neither"), Choice(("auto",))],
-    "noise_exponent": [Interval(float, 0.0)],
-    "tree_share": [Interval(float, 0.0, 1.0, closed="neither")],
-    "validation_fraction": [Interval(float, 0.0, 1.0, closed="left")],
-    "patience": [Interval(int, 1), None],
-    "memory_limit": [Interval(int, 1), None],
-    "n_jobs": [Interval(int), None],
-    "random_state": [Interval(int, 0), RANDOM_STATE, None],
-    "verbose": [Interval(int, 0), BOOLEAN],
-}  # fmt: skip
 
 
 class ExtremeClassifier(ClassifierMixin, BaseEstimator):
@@ -278,7 +254,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _check_parameters(self) -> None:
-        check_parameters("ExtremeClassifier", self.get_params(deep=False), _CONSTRAINTS)
+        check_parameters("ExtremeClassifier", self.get_params(deep=False), CONSTRAINTS)
         if not isinstance(self.noise, str) and find_tree(self.noise) is not None:
             raise ValueError(
                 "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know"

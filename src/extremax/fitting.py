@@ -51,17 +51,23 @@ class Preparation:
     choices: dict[str, Any] = field(default_factory=dict)
 
 
-def fit_memory(shape: tuple[int, int], n_classes: int, options: Options, *, keeps_best: bool) -> dict[str, int]:
-    """Bytes that `prepare` and training allocate, by part; X itself is the caller's."""
+def fit_memory(
+    shape: tuple[int, int], n_classes: int, options: Options, *, keeps_best: bool, n_pairs: int | None = None
+) -> dict[str, int]:
+    """Bytes that `prepare` and training allocate, by part; X itself is the caller's.
+
+    `n_pairs` counts the pairs of a row and a label, where rows have several.
+    """
     n_rows, n_features = shape
+    n_pairs = n_rows if n_pairs is None else n_pairs
     weights = 4 * n_classes * (n_features + 1)
     tables = LinearModel.bytes_needed(n_classes, n_features, optimizer=options.optimizer)
     k = min(options.n_components, n_features)
     leaves = 1 << max(n_classes - 1, 0).bit_length()
-    need = {"weights": weights, "accumulators": tables - weights, "rows": 4 * n_rows * (3 + 4 * options.n_negatives)}
+    need = {"weights": weights, "accumulators": tables - weights, "rows": 4 * n_pairs * (3 + 4 * options.n_negatives)}
     if options.uses_tree:
         # Fitting keeps the projected rows, a copy sorted by class, and one sum per class beside the nodes.
-        need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * n_rows * k * 2 + 8 * n_classes * (k + 2)}
+        need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * (n_rows + n_pairs) * k + 8 * n_classes * (k + 2)}
     if keeps_best:
         need["best epoch"] = weights
     return need
@@ -81,24 +87,32 @@ def prepare(
     options: Options,
     seed: int,
     report: ProgressLine,
+    *,
+    rows: NDArray[np.int64] | None = None,
 ) -> Preparation:
-    """Scale, projection, noise and zero weights, from the training rows."""
-    scale = feature_scale(X)
+    """Scale, projection, noise and zero weights, from the training pairs.
+
+    `ids` and `weight` are those of the pairs; `rows` is the row of X of each, None where pair i is row i.
+    """
+    # Rows without a pair are left out.  A row with several labels counts once for each, but not for the scale.
+    scale = feature_scale(X, None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0)
+    row_weight = weight if rows is None else np.bincount(rows, weights=weight, minlength=X.shape[0])
     jobs = options.n_threads
     if options.uses_tree:
         report.say("projecting the features")
-        found = PCA.fit(X, min(options.n_components, int(X.shape[1])), sample_weight=weight, n_jobs=jobs)
+        found = PCA.fit(X, min(options.n_components, int(X.shape[1])), sample_weight=row_weight, n_jobs=jobs)
         # The tree sees scaled features too: its regularization then means the same for features of any magnitude.
         projection = PCA(found.components * np.float32(scale), found.mean, found.explained_variance * scale**2)
     else:
         empty = np.empty((0, int(X.shape[1])), np.float32)
         projection = PCA(empty, np.zeros(int(X.shape[1]), np.float32), np.empty(0, np.float64))
     choices: dict[str, Any] = {}
-    noise = _make_noise(X, ids, weight, n_classes, options, projection, seed, report, choices)
+    noise = _make_noise(X, ids, weight, rows, n_classes, options, projection, seed, report, choices)
     linear = LinearModel.zeros(n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale)
     model = ExtremeModel(linear, noise, projection, options.objective)
     if OBJECTIVES[options.objective].starts_at_noise:
-        some = np.linspace(0, X.shape[0] - 1, min(X.shape[0], max(16, _START_PAIRS // n_classes))).astype(np.int64)
+        some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(np.int64)
+        some = some if rows is None else np.unique(rows[some])
         linear.biases[:] = mean_log_prob(noise, model.project(X[some], n_jobs=jobs), n_jobs=jobs)
     return Preparation(model, choices)
 
@@ -107,6 +121,7 @@ def _make_noise(
     X: Features,
     ids: NDArray[np.int32],
     weight: NDArray[np.float32] | None,
+    rows: NDArray[np.int64] | None,
     n_classes: int,
     options: Options,
     projection: PCA,
@@ -128,8 +143,10 @@ def _make_noise(
         return FrequencyNoise(counts, options.noise_exponent)
     report.say(f"fitting the label tree over {n_classes:,} classes")
     Z = projection.transform(X, n_jobs=options.n_threads)
+    if rows is not None:
+        Z = Z[rows]
     if options.regularization == "auto":
-        tuned = fit_tuned(Z, ids, n_classes=n_classes, sample_weight=weight, n_jobs=options.n_threads, seed=seed)
+        tuned = fit_tuned(Z, ids, n_classes=n_classes, sample_weight=weight, rows=rows, n_jobs=options.n_threads, seed=seed)
         tree = tuned.tree
         choices["regularization"] = tuned.strengths.tolist()
         choices["tree_held_out_log_likelihood"] = tuned.held_out_log_likelihood
@@ -151,12 +168,20 @@ def _make_noise(
 
 
 def training_set(
-    model: ExtremeModel, X: Features, ids: NDArray[np.int32], weight: NDArray[np.float32] | None, options: Options, seed: int
+    model: ExtremeModel,
+    X: Features,
+    ids: NDArray[np.int32],
+    weight: NDArray[np.float32] | None,
+    options: Options,
+    seed: int,
+    *,
+    rows: NDArray[np.int64] | None = None,
 ) -> tuple[TrainingSet, EpochOptions]:
-    """The rows in the form that epochs take, with what can be computed once."""
+    """The pairs in the form that epochs take, with what can be computed once; arguments as in `prepare`."""
     Z = model.project(X, n_jobs=options.n_threads)
-    log_noise = model.noise.log_prob(Z, ids, n_jobs=options.n_threads)
-    data = TrainingSet(X, ids, Z, np.ones(len(ids), np.float32) if weight is None else weight, log_noise)
+    log_noise = model.noise.log_prob(Z if rows is None else Z[rows], ids, n_jobs=options.n_threads)
+    weights = np.ones(len(ids), np.float32) if weight is None else weight
+    data = TrainingSet(X, ids, Z, weights, log_noise, rows)
     batch = options.batch_size or default_batch_size(len(ids), model.linear.n_classes)
     return data, EpochOptions(
         objective=OBJECTIVES[model.objective],  # prediction undoes the bias of this one, whatever the settings say by now

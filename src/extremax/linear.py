@@ -1,7 +1,10 @@
 """The linear main model, scores xi_y(x) = x . w_y + b_y (paper, section 5), and one epoch of its training.
 
-Rows come in shuffled *windows*: chunks of consecutive rows in random order, gathered until a window is full, then shuffled
-row by row.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long
+A training example is a pair: a row of X and one of its labels.  Where rows have several labels, pairs index their rows, and X
+is never copied per pair.
+
+Pairs come in shuffled *windows*: chunks of consecutive ones in random order, gathered until a window is full, then shuffled
+one by one.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long
 runs.  The same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
 
 Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then each thread
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +49,20 @@ def aligned(shape: tuple[int, ...], fill: float) -> NDArray[np.float32]:
     return out
 
 
-def feature_scale(X: Features) -> float:
-    """One over the root mean square length of the rows: one learning rate then serves features of any magnitude."""
+def feature_scale(X: Features, used: NDArray[np.bool_] | None = None) -> float:
+    """One over the root mean square length of the rows: one learning rate then serves features of any magnitude.
+
+    `used` marks the rows that count; None counts all.
+    """
     if sparse.issparse(X):
-        total = float(np.square(X.data, dtype=np.float64).sum())
+        data = X.data if used is None else X.data[np.repeat(used, np.diff(X.indptr))]
+        total = float(np.square(data, dtype=np.float64).sum())
     else:
-        blocks = range(0, len(X), 4096)  # float64 sums in a fixed order, without a copy of X
-        total = sum(float(np.square(X[i : i + 4096], dtype=np.float64).sum()) for i in blocks)
-    mean = total / X.shape[0]
+        total = 0.0
+        for i in range(0, len(X), 4096):  # float64 sums in a fixed order, without a copy of X
+            block = X[i : i + 4096] if used is None else X[i : i + 4096][used[i : i + 4096]]
+            total += float(np.square(block, dtype=np.float64).sum())
+    mean = total / (X.shape[0] if used is None else int(used.sum()))
     largest = float(np.finfo(np.float32).max)  # the scale is a float32 in the kernels
     return min(float(mean**-0.5), largest) if mean > 0.0 else 1.0
 
@@ -124,9 +133,18 @@ class EpochOptions:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Rows with their labels, the tree's features, and what of the noise never changes.
+    """Pairs of a row and one of its labels, the tree's features, and what of the noise never changes.
 
-    ``positive_log_noise`` is log p_n(y_i|x_i): fixed, so it is computed once and not in every epoch.
+    Attributes
+    ----------
+    X, Z
+        Features of the rows and their projection for the tree: one line per row, however many labels it has.
+    y, weight
+        Class and weight of each pair.
+    positive_log_noise
+        log p_n(y_i|x_i) of each pair: fixed, so it is computed once and not in every epoch.
+    rows
+        Row of X and Z that each pair stands on, ascending; None where every row has one label, and pair i is row i.
     """
 
     X: Features
@@ -134,6 +152,11 @@ class TrainingSet:
     Z: NDArray[np.float32]
     weight: NDArray[np.float32]
     positive_log_noise: NDArray[np.float32]
+    rows: NDArray[np.int64] | None = None
+
+    def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of X and Z that these pairs stand on."""
+        return pairs if self.rows is None else self.rows[pairs]
 
 
 def epoch_seed(seed: int, epoch: int, window: int) -> int:
@@ -143,7 +166,7 @@ def epoch_seed(seed: int, epoch: int, window: int) -> int:
 
 
 def shuffled_windows(n_rows: int, row_bytes: int, seed: int, epoch: int) -> Iterator[NDArray[np.int64]]:
-    """Row numbers of one epoch, window by window, each row exactly once."""
+    """Numbers of the rows (or pairs) of one epoch, window by window, each exactly once."""
     rng = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(epoch,)))
     window_rows = max(_CHUNK_ROWS, _WINDOW_BYTES // max(row_bytes, 1) // _CHUNK_ROWS * _CHUNK_ROWS)
     if n_rows <= window_rows:
@@ -164,6 +187,13 @@ def _is_on_disk(X: Any) -> bool:
     return False
 
 
+class Window(NamedTuple):
+    """Numbers of some pairs, in the order in which they are trained on, and the row of each."""
+
+    pairs: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
 class _DenseWindows:
     """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained
     on).
@@ -179,25 +209,23 @@ class _DenseWindows:
         return 4 * int(self.X.shape[1])
 
     def _read(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        order = np.argsort(rows)
-        local = np.empty_like(rows)
-        local[order] = np.arange(len(rows))
-        return np.ascontiguousarray(self.X[rows[order]]), local
+        distinct, local = np.unique(rows, return_inverse=True)  # in the order of the file, and no row twice
+        return np.ascontiguousarray(self.X[distinct]), local.astype(np.int64, copy=False)
 
-    def windows(self, order: Iterator[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.int64], object, NDArray[np.int64]]]:
+    def windows(self, order: Iterator[Window]) -> Iterator[tuple[Window, object, NDArray[np.int64]]]:
         if not self.on_disk:
-            for rows in order:
-                yield rows, self.X, rows
+            for window in order:
+                yield window, self.X, window.rows
             return
         with ThreadPoolExecutor(1, thread_name_prefix="extremax-read") as reader:
-            pending = [(rows, reader.submit(self._read, rows)) for rows in [next(order)]]
+            pending = [(window, reader.submit(self._read, window.rows)) for window in [next(order)]]
             while pending:
-                rows, reading = pending.pop()
+                window, reading = pending.pop()
                 features, local = reading.result()
                 following = next(order, None)
                 if following is not None:
-                    pending.append((following, reader.submit(self._read, following)))
-                yield rows, features, local
+                    pending.append((following, reader.submit(self._read, following.rows)))
+                yield window, features, local
 
 
 class _SparseWindows:
@@ -213,9 +241,9 @@ class _SparseWindows:
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])  # as if dense: sparse and dense rows then come in the same order
 
-    def windows(self, order: Iterator[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.int64], object, NDArray[np.int64]]]:
-        for rows in order:
-            yield rows, self.arrays, rows
+    def windows(self, order: Iterator[Window]) -> Iterator[tuple[Window, object, NDArray[np.int64]]]:
+        for window in order:
+            yield window, self.arrays, window.rows
 
 
 def _gather(table: NDArray[np.float32], rows: NDArray[np.int64], threads: int) -> NDArray[np.float32]:
@@ -234,10 +262,10 @@ def _gather(table: NDArray[np.float32], rows: NDArray[np.int64], threads: int) -
 def train_epoch(
     model: LinearModel, data: TrainingSet, options: EpochOptions, *, learning_rate: float, progress: Progress | None = None
 ) -> float:
-    """One pass over the rows of `data`, changing `model` in place.
+    """One pass over the pairs of `data`, changing `model` in place.
 
-    Returns the mean loss per unit of weight.  `progress` is called now and then with the rows done and the mean loss so far; an
-    exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
+    Returns the mean loss per unit of weight.  `progress` is called now and then with the pairs done and the mean loss so far;
+    an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
     """
     objective, noise = options.objective, options.noise
     threads = 1 if JIT_DISABLED else options.n_threads
@@ -254,18 +282,19 @@ def train_epoch(
     width = 1 + options.n_negatives
     stretch = max(1, _STRETCH_PAIRS // width // options.batch_size) * options.batch_size
     barrier = np.zeros(64, np.int64)
-    total, weight_done, rows_done = 0.0, 0.0, 0
+    total, weight_done, pairs_done = 0.0, 0.0, 0
 
-    order = shuffled_windows(len(data.y), source.row_bytes(), options.seed, model.n_epochs)
-    for number, (rows, X, local) in enumerate(source.windows(order)):
+    shuffled = shuffled_windows(len(data.y), source.row_bytes(), options.seed, model.n_epochs)
+    order = (Window(chosen, data.rows_of(chosen)) for chosen in shuffled)
+    for number, ((chosen, rows), X, local) in enumerate(source.windows(order)):
         seed = epoch_seed(options.seed, model.n_epochs, number)
         labels, log_noise = np.empty((len(rows), width), np.int32), np.empty((len(rows), width), np.float32)
-        labels[:, 0], log_noise[:, 0] = data.y[rows], data.positive_log_noise[rows]
+        labels[:, 0], log_noise[:, 0] = data.y[chosen], data.positive_log_noise[chosen]
         labels[:, 1:], log_noise[:, 1:] = noise.sample(
             _gather(data.Z, rows, threads), options.n_negatives, seed, n_jobs=threads
         )
         log_base = log_noise if objective.removes_bias else np.zeros_like(log_noise)
-        weight = data.weight[rows]
+        weight = data.weight[chosen]
         scores, coefficients = np.empty_like(log_noise), np.empty_like(log_noise)
         losses = np.empty(len(rows), np.float64)
         for start in range(0, len(rows), stretch):
@@ -275,8 +304,8 @@ def train_epoch(
             run_together(lambda part: source.train(X, pairs, arrays, step, barrier, part, threads), threads)
             total += float(losses[cut].sum())
             weight_done += float(weight[cut].sum())
-            rows_done += len(pairs.rows)
+            pairs_done += len(pairs.rows)
             if progress is not None:
-                progress(rows_done, total / max(weight_done, 1e-300))
+                progress(pairs_done, total / max(weight_done, 1e-300))
     model.n_epochs += 1
     return total / max(weight_done, 1e-300)

@@ -40,11 +40,15 @@ def fit_tuned(
     *,
     n_classes: int,
     sample_weight: NDArray[np.float32] | None = None,
+    rows: NDArray[np.int64] | None = None,
     grid: tuple[float, ...] = GRID,
     n_jobs: int | None = None,
     seed: int = 0,
 ) -> TunedTree:
     """Fit a `LabelTree` whose regularization is chosen per level on a tenth of the rows.
+
+    `rows` tells which lines of `Z` and `y` belong to one row with several labels: they are held out together, or the judged
+    lines would not be new to the tree.
 
     Examples
     --------
@@ -57,9 +61,10 @@ def fit_tuned(
     True
     """
     rng = np.random.default_rng((seed, 2))
-    held_out = rng.random(len(y)) < _HELD_OUT
+    row = np.arange(len(y)) if rows is None else rows
+    held_out = (rng.random(int(row.max()) + 1) < _HELD_OUT)[row]
     if not held_out.any() or held_out.all():
-        held_out[:] = np.arange(len(y)) % 10 == 9
+        held_out = row % 10 == 9
     train = ~held_out
     weight = np.ones(len(y), np.float32) if sample_weight is None else sample_weight
     structure = LabelTree.fit(
@@ -75,8 +80,8 @@ def fit_tuned(
     if structure.depth == 0 or not held_out.any():  # one class, or too few rows to keep any back
         return TunedTree(structure, np.full(structure.depth, _STRUCTURE_STRENGTH), None)
     figures = np.empty((len(grid), structure.depth))
-    for rows, levels in _groups(structure, y, rng):
-        fitted, judged = rows & train, rows & held_out
+    for chosen, levels in _groups(structure, y, rng):
+        fitted, judged = chosen & train, chosen & held_out
         for i, strength in enumerate(grid):
             tree = structure.refit(
                 Z[fitted],
