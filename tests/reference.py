@@ -171,3 +171,24 @@ def node_objective(theta, X, zeta, weight, penalty, bias_penalty):
     slope = weight * zeta / (1.0 + np.exp(zeta * a))
     value = -(weight * np.logaddexp(0.0, -zeta * a)).sum() - penalty * theta[:-1] @ theta[:-1] - bias_penalty * theta[-1] ** 2
     return value, np.append(X.T @ slope - 2 * penalty * theta[:-1], slope.sum() - 2 * bias_penalty * theta[-1])
+
+
+def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> dict[str, float]:
+    """Mean log-likelihood over (row, class) pairs, and by loops the figures at k over the rows that have a pair."""
+    truth: dict[int, set[int]] = {}
+    for row, label in pairs:
+        truth.setdefault(row, set()).add(label)
+    any_hit, precision, ndcg = [], [], []
+    for row, labels in truth.items():
+        hits = [int(label in labels) for label in np.argsort(-log_prob[row], kind="stable")[:k]]
+        gain = sum(hit / np.log2(place + 2) for place, hit in enumerate(hits))
+        best = sum(1 / np.log2(place + 2) for place in range(min(k, len(labels))))
+        any_hit.append(max(hits))
+        precision.append(sum(hits) / k)
+        ndcg.append(gain / best)
+    return {
+        "log_likelihood": float(np.mean([log_prob[row, label] for row, label in pairs])),
+        "accuracy": float(np.mean(any_hit)),
+        "precision": float(np.mean(precision)),
+        "ndcg": float(np.mean(ndcg)),
+    }

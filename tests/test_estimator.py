@@ -439,7 +439,6 @@ BAD_CALLS = [
     (lambda c, X, y: c.fit(X[0], y), "Reshape your data"),
     (lambda c, X, y: c.fit(X, y[:-1]), r"y has 1,799 labels, but there are 1,800 rows"),
     (lambda c, X, y: c.fit(X, np.zeros(len(y))), r"y has one class, .*0\.0.*; ExtremeClassifier needs rows of at least two"),
-    (lambda c, X, y: c.fit(X, [[1, 2, 3]] * len(y)), r"y\[0\] has 3 labels; ExtremeClassifier takes one per row\. Reduce"),
     (lambda c, X, y: c.fit(X, y, eval_set=X), r"eval_set must be a pair"),
     (lambda c, X, y: c.fit(X, y).predict(X[:, :3]), r"X has 3 features, but ExtremeClassifier is expecting 10 features"),
     (lambda c, X, y: c.fit(X, y).predict_topk(X, k=61), r"The 'k' parameter of predict_topk must be an integer >= 1 and <= 60"),

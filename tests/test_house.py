@@ -18,8 +18,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_jit", "config", "parallel", "progress", "validation"}),
     frozenset({"objectives", "metrics", "data", "kernels"}),
     frozenset({"strength", "tree", "noise", "linear", "predict", "theory", "persist"}),
-    frozenset({"model", "fitting", "settings", "training"}),
-    frozenset({"estimator", "loading", "text_classifier", "nn", "experiments", "cli"}),
+    frozenset({"model", "fitting", "labelled_rows", "settings", "training"}),
+    frozenset({"estimator", "evaluation", "loading", "text_classifier", "nn", "experiments", "cli"}),
     frozenset({"__init__", "__main__"}),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -267,7 +267,7 @@ def test_column_of_labels_warns_and_passes() -> None:
         assert ids.tolist() == [0, 1, 0]
 
 
-MANY = "; ExtremeClassifier takes one per row. Reduce them with extremax.data.first_label(y)."
+MANY = " where one per row is needed. Reduce them with extremax.data.first_label(y)."
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from extremax.estimator import ExtremeClassifier as ExtremeClassifier
+    from extremax.evaluation import evaluate as evaluate
     from extremax.loading import load_model as load_model
     from extremax.noise import FrequencyNoise as FrequencyNoise
     from extremax.noise import MixtureNoise as MixtureNoise
@@ -26,6 +27,7 @@ _HOMES = {
     "TextClassifier": "text_classifier",
     "TreeNoise": "noise",
     "UniformNoise": "noise",
+    "evaluate": "evaluation",
     "load_model": "loading",
 }
 _ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")  # `extremax.data` works without an import of its own
@@ -39,6 +41,7 @@ __all__ = [
     "TextClassifier",
     "TreeNoise",
     "UniformNoise",
+    "evaluate",
     "load_model",
 ]
 

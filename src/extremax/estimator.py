@@ -14,10 +14,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax.data.splits import split_rows
 from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set, ways_out
+from extremax.labelled_rows import LabelledRows, warn_unlabelled
 from extremax.linear import Features
-from extremax.metrics import accuracy
 from extremax.model import ExtremeModel, find_tree
 from extremax.noise import Noise
 from extremax.parallel import resolve_threads
@@ -29,6 +28,7 @@ from extremax.validation import (
     ConstraintTable,
     Interval,
     LabelIndex,
+    Targets,
     check_classes,
     check_features,
     check_memory,
@@ -36,8 +36,8 @@ from extremax.validation import (
     check_random_state,
     check_sample_weight,
     describe_memory,
-    encode_labels,
-    lookup_labels,
+    encode_targets,
+    lookup_targets,
 )
 
 
@@ -161,10 +161,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def fit(
         self,
         X: Any,
-        y: ArrayLike,
+        y: Any,
         sample_weight: ArrayLike | None = None,
         *,
-        eval_set: tuple[Any, ArrayLike] | None = None,
+        eval_set: tuple[Any, Any] | None = None,
+        classes: ArrayLike | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
         """Train from the beginning.
@@ -174,12 +175,17 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
             Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger than memory: it is
             read in blocks.  Other types are converted in memory, and rows that are left out or kept back mean a copy of X.
-        y : sequence of n_samples labels
-            Of any hashable type.
+        y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
+            Labels of any hashable type.  A row with several (a list, set or array; a tuple is one label) makes one positive
+            pair with each, repeated ones counted once.  An indicator matrix, sparse or dense, is 1 where a row has the label of
+            a column.  Rows without a label are left out, with a warning that counts them; X is not copied for any of this.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
         eval_set : (X_valid, y_valid), optional
-            Rows to validate on after each epoch; rows of classes that `y` lacks are left out, with a warning that counts them.
+            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that counts them.
+        classes : sequence, optional
+            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2, ...; for labels,
+            all that there are, also those without a row.
         callbacks : sequence of callables
             Each gets the record of every epoch; one that returns True ends training.
 
@@ -190,37 +196,27 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         self._check_parameters()
         features = check_features(X)
-        classes, ids = encode_labels(y, n_samples=features.shape[0])
-        weight = check_sample_weight(sample_weight, len(ids))
-        kept = np.arange(len(ids)) if weight is None else np.flatnonzero(weight)
-        if len(np.unique(ids[kept])) < 2:
-            raise ValueError(f"y has one class, {classes[ids[kept[0]]]!r}; ExtremeClassifier needs rows of at least two.")
-        self._remember(X, features, classes)
+        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        data = LabelledRows.of(features, targets, check_sample_weight(sample_weight, targets.n_rows))
+        warn_unlabelled(targets, "y")
+        if len(np.unique(data.ids)) < 2:
+            raise ValueError(f"y has one class, {known[data.ids[0]]!r}; ExtremeClassifier needs rows of at least two.")
+        self._remember(X, features, known)
         seed = check_random_state(self.random_state)
         validation = self._check_eval_set(eval_set)
         if validation is None and self.validation_fraction > 0.0:
-            rows, held_out = (kept[part] for part in split_rows(ids[kept], fractions=(self.validation_fraction,), seed=seed))
-            if len(held_out) == 0:
-                raise ValueError(
-                    f"validation_fraction is {self.validation_fraction}, but no row can be kept back: each class needs one to"
-                    " train on. Give an eval_set or more rows."
-                )
-            kept, validation = rows, (features[held_out], ids[held_out])
+            data, validation = data.hold_out(self.validation_fraction, seed)
         if validation is None and self.patience is not None:
             raise ValueError(
                 f"patience is {self.patience}, but there are no rows to validate on; give fit an eval_set, or set"
                 " validation_fraction."
             )
-        if len(kept) < len(ids):
-            features, ids, weight = features[kept], ids[kept], None if weight is None else weight[kept]
         report = ProgressLine(int(self.verbose))
-        self._start(features, ids, weight, seed, report)
-        self._train(features, ids, weight, validation, self.n_epochs, callbacks, report)
+        self._start(data, seed, report)
+        self._train(data, validation, self.n_epochs, callbacks, report)
         return self
 
-    def partial_fit(
-        self, X: Any, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
-    ) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train one more epoch, on these rows.
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and the noise; give
@@ -230,27 +226,35 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         first_call = not hasattr(self, "model_")
         self._check_parameters()
         features = check_features(X) if first_call else self._same_features(X)
-        if first_call and classes is None:
-            known, ids = encode_labels(y, n_samples=features.shape[0])
+        if first_call:
+            known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         else:
-            known = check_classes(classes) if first_call else self.classes_
-            if not first_call and classes is not None and not np.array_equal(check_classes(classes), self.classes_):
+            known = self.classes_
+            # Sorted or, for the columns of a matrix, in their order: both are the classes of the first call.
+            if classes is not None and not (
+                np.array_equal(check_classes(classes), known) or np.array_equal(np.asarray(classes), known)
+            ):
                 raise ValueError(
-                    f"classes differs from the {len(self.classes_):,} classes of the first call to partial_fit."
+                    f"classes differs from the {len(known):,} classes of the first call to partial_fit."
                     " Leave it out, or call fit to start again."
                 )
-            ids = lookup_labels(y, known, n_samples=features.shape[0])
+            targets = self._targets(
+                y, features, way_out="Declare every class at the first call: partial_fit(X, y, classes=all_labels)."
+            )
         if len(known) < 2:
             raise ValueError(
                 f"y has one class, {known[0]!r}; ExtremeClassifier needs at least two."
                 " Declare them: partial_fit(X, y, classes=...)."
             )
-        weight = check_sample_weight(sample_weight, len(ids))
+        weight = check_sample_weight(sample_weight, targets.n_rows)
+        weight = weight if weight is None or targets.rows is None else weight[targets.rows]
+        data = LabelledRows(features, targets.ids, targets.rows, weight)
+        warn_unlabelled(targets, "y")
         report = ProgressLine(int(self.verbose))
         if first_call:
             self._remember(X, features, known)
-            self._start(features, ids, weight, check_random_state(self.random_state), report)
-        self._train(features, ids, weight, None, 1, (), report)
+            self._start(data, check_random_state(self.random_state), report)
+        self._train(data, None, 1, (), report)
         return self
 
     def _check_parameters(self) -> None:
@@ -272,15 +276,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         shared = {name: value for name, value in self.get_params(deep=False).items() if name in Options.__dataclass_fields__}
         return Options(**shared, n_threads=resolve_threads(self.n_jobs))
 
-    def _start(
-        self, X: Features, ids: NDArray[np.int32], weight: NDArray[np.float32] | None, seed: int, report: ProgressLine
-    ) -> None:
+    def _start(self, data: LabelledRows, seed: int, report: ProgressLine) -> None:
         options = self._options()
-        need = fit_memory(X.shape, len(self.classes_), options, keeps_best=self.patience is not None)
+        X, n_classes = data.X, len(self.classes_)
+        need = fit_memory(X.shape, n_classes, options, keeps_best=self.patience is not None, n_pairs=len(data.ids))
         report.say(f"fit needs {describe_memory(need)}")
         check_memory(need, available=self.memory_limit, ways_out=ways_out(options))
         started = time.perf_counter()
-        prepared: Preparation = prepare(X, ids, weight, len(self.classes_), options, seed, report)
+        prepared: Preparation = prepare(X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows)
         self.seed_ = seed
         self.model_: ExtremeModel = prepared.model
         self.choices_ = prepared.choices
@@ -290,27 +293,27 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _train(
         self,
-        X: Features,
-        ids: NDArray[np.int32],
-        weight: NDArray[np.float32] | None,
-        validation: tuple[Features, NDArray[np.int32]] | None,
+        data: LabelledRows,
+        validation: LabelledRows | None,
         n_epochs: int,
         callbacks: Sequence[Callback],
         report: ProgressLine,
     ) -> None:
         started = time.perf_counter()
-        data, epoch_options = training_set(self.model_, X, ids, weight, self._options(), self.seed_)
+        pairs, epoch_options = training_set(
+            self.model_, data.X, data.ids, data.weight, self._options(), self.seed_, rows=data.rows
+        )
         self.history_[-1]["seconds"] += time.perf_counter() - started
 
         def evaluate() -> dict[str, float]:
             assert validation is not None
-            return self.model_.evaluate(*validation, n_jobs=self.n_jobs)._asdict()
+            return self.model_.evaluate(validation.X, validation.ids, rows=validation.rows, n_jobs=self.n_jobs)._asdict()
 
         if validation is not None and len(self.history_) == 1:
             self.history_[0] |= {f"valid_{name}": value for name, value in evaluate().items()}
         finished = train(
             self.model_.linear,
-            data,
+            pairs,
             epoch_options,
             Plan(n_epochs, self.learning_rate, self.patience),
             history=self.history_,
@@ -322,23 +325,24 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             epochs = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {epochs} epochs; the model is kept as it is.", stacklevel=3)
 
-    def _check_eval_set(self, eval_set: tuple[Any, ArrayLike] | None) -> tuple[Features, NDArray[np.int32]] | None:
+    def _check_eval_set(self, eval_set: tuple[Any, Any] | None) -> LabelledRows | None:
         if eval_set is None:
             return None
         if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
             raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
         X = self._same_features(eval_set[0], name="eval_set[0]")
-        ids = self._label_index.lookup(eval_set[1], n_samples=X.shape[0], name="eval_set[1]", allow_unseen=True)
-        seen = ids >= 0
-        if not seen.any():
+        targets = self._targets(eval_set[1], X, name="eval_set[1]", allow_unseen=True)
+        unseen = int((targets.ids < 0).sum())
+        if unseen == len(targets.ids):
             raise ValueError("eval_set has no row of a class that occurs in y; validate on rows of the same classes.")
-        if not seen.all():
-            missing = int((~seen).sum())
-            warnings.warn(
-                f"{missing} of {len(ids)} rows of eval_set are of classes that y lacks; they are left out.", stacklevel=3
-            )
-            X, ids = X[seen], ids[seen]
-        return X, ids
+        warn_unlabelled(targets, "eval_set[1]")
+        if unseen:
+            what = "rows of eval_set are of" if targets.rows is None else "labels of eval_set are"
+            warnings.warn(f"{unseen} of {len(targets.ids)} {what} classes that y lacks; they are left out.", stacklevel=3)
+        return LabelledRows.of(X, targets).labelled()
+
+    def _targets(self, y: Any, features: Features, **options: Any) -> Targets:
+        return lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
 
     # -- prediction ----------------------------------------------------------------------------------------------------------
 
@@ -414,21 +418,33 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         features = self._fitted(X)
         return np.exp(self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_proba"), dtype=np.float64)
 
-    def log_likelihood(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Mean log p(y|x) of the rows, bias removed, normalised over all classes."""
-        features = self._fitted(X)
-        way_out = "Leave out rows of classes that were not in the training data."
-        ids = self._label_index.lookup(y, n_samples=features.shape[0], way_out=way_out)
-        weight = check_sample_weight(sample_weight, len(ids))
-        return self.model_.log_likelihood(features, ids, sample_weight=weight, n_jobs=self.n_jobs)
+    def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+        """Mean log p(y|x) of the rows, bias removed, normalised over all classes; with several labels a row, of the pairs."""
+        data = self._labelled(X, y, sample_weight, way_out="Leave out rows of classes that were not in the training data.")
+        return self.model_.log_likelihood(data.X, data.ids, rows=data.rows, sample_weight=data.weight, n_jobs=self.n_jobs)
 
-    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Accuracy: the share of rows whose label is predicted.  A label that was not in the training data counts as missed."""
+    def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+        """Accuracy: the share of rows whose label is predicted.  A label that was not in the training data counts as missed.
+
+        With several labels a row it is precision@1: the share of rows with the predicted label among theirs.
+        """
         features = self._fitted(X)
-        ids = self._label_index.lookup(y, n_samples=features.shape[0], allow_unseen=True)
-        weight = check_sample_weight(sample_weight, len(ids))
+        targets = self._targets(y, features, allow_unseen=True)
+        weight = check_sample_weight(sample_weight, targets.n_rows)
+        warn_unlabelled(targets, "y")
         best, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
-        return accuracy(ids, best[:, 0], sample_weight=weight)
+        rows = targets.row_index
+        hit = np.bincount(rows, weights=targets.ids == best[rows, 0], minlength=targets.n_rows)
+        labelled = targets.labels_per_row > 0
+        return float(np.average(hit[labelled], weights=None if weight is None else weight[labelled].astype(np.float64)))
+
+    def _labelled(self, X: Any, y: Any, sample_weight: ArrayLike | None, *, way_out: str) -> LabelledRows:
+        features = self._fitted(X)
+        targets = self._targets(y, features, way_out=way_out)
+        warn_unlabelled(targets, "y")
+        weight = check_sample_weight(sample_weight, targets.n_rows)
+        weight = weight if weight is None or targets.rows is None else weight[targets.rows]
+        return LabelledRows(features, targets.ids, targets.rows, weight).labelled()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -95,7 +95,8 @@ def prepare(
     `ids` and `weight` are those of the pairs; `rows` is the row of X of each, None where pair i is row i.
     """
     # Rows without a pair are left out.  A row with several labels counts once for each, but not for the scale.
-    scale = feature_scale(X, None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0)
+    labelled = None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0
+    scale = feature_scale(X, labelled)
     row_weight = weight if rows is None else np.bincount(rows, weights=weight, minlength=X.shape[0])
     jobs = options.n_threads
     if options.uses_tree:
@@ -110,6 +111,8 @@ def prepare(
     noise = _make_noise(X, ids, weight, rows, n_classes, options, projection, seed, report, choices)
     linear = LinearModel.zeros(n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale)
     model = ExtremeModel(linear, noise, projection, options.objective)
+    model.class_counts = np.bincount(ids, minlength=n_classes)
+    model.n_samples = int(X.shape[0] if labelled is None else labelled.sum())
     if OBJECTIVES[options.objective].starts_at_noise:
         some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(np.int64)
         some = some if rows is None else np.unique(rows[some])

@@ -48,14 +48,22 @@ def accuracy(y: ArrayLike, predicted: ArrayLike, *, sample_weight: ArrayLike | N
     return _mean(truth == guess, sample_weight)
 
 
-def accuracy_at_k(y: ArrayLike, labels: ArrayLike, *, k: int, sample_weight: ArrayLike | None = None) -> float:
-    """Share of rows whose true label is among the first k of ``labels``.
+def accuracy_at_k(
+    y: ArrayLike | sparse.csr_array, labels: ArrayLike, *, k: int, sample_weight: ArrayLike | None = None
+) -> float:
+    """Share of rows whose true label, or with an indicator ``Y`` any of them, is among the first k of ``labels``.
 
     Examples
     --------
     >>> accuracy_at_k([0, 1], [[2, 0], [0, 2]], k=2)
     0.5
+    >>> accuracy_at_k(sparse.csr_array([[1, 0, 1], [0, 1, 0]]), [[2, 1], [0, 2]], k=2)
+    0.5
     """
+    if sparse.issparse(y):
+        indicator = _indicator(y)
+        found: NDArray[np.bool_] = np.asarray(_hits(indicator, _first_k(labels, indicator.shape[0], k)).any(axis=1))
+        return _mean(found, sample_weight)
     truth = np.asarray(y)
     ranked = _first_k(labels, len(truth), k)
     return _mean((ranked == truth[:, None]).any(axis=1), sample_weight)

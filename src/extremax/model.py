@@ -41,6 +41,10 @@ class ExtremeModel:
         Name of the objective: it decides whether log p_n is added to the scores.
     temperature
         Divides the debiased scores.
+    class_counts
+        Training rows with each label, (n_classes,); None where they are not known.
+    n_samples
+        Training rows with a label.
     """
 
     linear: LinearModel
@@ -48,6 +52,8 @@ class ExtremeModel:
     projection: PCA
     objective: str
     temperature: float = 1.0
+    class_counts: NDArray[np.int64] | None = None
+    n_samples: int = 0
 
     @property
     def base(self) -> Noise | None:
@@ -92,23 +98,46 @@ class ExtremeModel:
             X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs, caller=caller
         )
 
-    def evaluate(
-        self, X: Features, y: NDArray[np.int32], *, sample_weight: NDArray[np.float32] | None = None, n_jobs: int | None = None
-    ) -> predict.Evaluation:
-        """Mean log-likelihood, accuracy and top-5 accuracy."""
+    def judge(
+        self,
+        X: Features,
+        y: NDArray[np.int32],
+        *,
+        rows: NDArray[np.int64] | None = None,
+        k: int = 5,
+        n_jobs: int | None = None,
+    ) -> predict.Judged:
+        """The k best classes of each row with their log-probabilities, and log p(y|x) of each pair of a row and a class."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.evaluate(
-            X, y, self.linear, self.base, Z, sample_weight=sample_weight, temperature=self.temperature, n_jobs=n_jobs
-        )
+        return predict.judge_pairs(X, y, rows, self.linear, self.base, Z, k=k, temperature=self.temperature, n_jobs=n_jobs)
+
+    def evaluate(
+        self,
+        X: Features,
+        y: NDArray[np.int32],
+        *,
+        rows: NDArray[np.int64] | None = None,
+        sample_weight: NDArray[np.float32] | None = None,
+        n_jobs: int | None = None,
+    ) -> predict.Evaluation:
+        """Mean log-likelihood, accuracy and top-5 accuracy; `rows` is the row of each class in `y`, where they have several."""
+        Z = self.project(X, n_jobs=n_jobs)
+        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, "temperature": self.temperature}
+        return predict.evaluate(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
 
     def log_likelihood(
-        self, X: Features, y: NDArray[np.int32], *, sample_weight: NDArray[np.float32] | None = None, n_jobs: int | None = None
+        self,
+        X: Features,
+        y: NDArray[np.int32],
+        *,
+        rows: NDArray[np.int64] | None = None,
+        sample_weight: NDArray[np.float32] | None = None,
+        n_jobs: int | None = None,
     ) -> float:
-        """Mean log p(y|x), bias removed."""
+        """Mean log p(y|x), bias removed; `rows` is the row of each class in `y`, where they have several."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.log_likelihood(
-            X, y, self.linear, self.base, Z, sample_weight=sample_weight, temperature=self.temperature, n_jobs=n_jobs
-        )
+        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, "temperature": self.temperature}
+        return predict.log_likelihood(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
 
     # -- files ---------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +156,10 @@ class ExtremeModel:
         own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
         own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
         own["projection.explained_variance"] = self.projection.explained_variance
-        content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature, **header}
+        if self.class_counts is not None:
+            own["class_counts"] = self.class_counts
+        content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
+        content |= {"n_samples": self.n_samples, **header}
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
 
     @classmethod
@@ -144,6 +176,7 @@ class ExtremeModel:
         parts = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{part}"] for part in parts))
         model = cls(linear, noise, projection, header["objective"], header["temperature"])
+        model.class_counts, model.n_samples = arrays.get("class_counts"), header.get("n_samples", 0)
         return SavedModel(model, folder.labels, header, arrays)
 
 

@@ -64,10 +64,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     def fit(
         self,
         texts: Sequence[str],
-        y: ArrayLike,
+        y: Any,
         sample_weight: ArrayLike | None = None,
         *,
-        eval_set: tuple[Sequence[str], ArrayLike] | None = None,
+        eval_set: tuple[Sequence[str], Any] | None = None,
+        classes: ArrayLike | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
         """Fit the text features, then train the classifier on them.
@@ -78,13 +79,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise TypeError(f"eval_set must be a pair (texts_valid, y_valid); got {type(eval_set).__name__}.")
         X = self._fit_features(self._start(texts, y))
         validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
-        self.classifier_.fit(X, y, sample_weight, eval_set=validation, callbacks=callbacks)
+        self.classifier_.fit(X, y, sample_weight, eval_set=validation, classes=classes, callbacks=callbacks)
         return self
 
     def partial_fit(
         self,
         texts: Sequence[str],
-        y: ArrayLike,
+        y: Any,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
@@ -172,11 +173,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
         return self._of(texts).predict_proba(self.transform(texts))
 
-    def log_likelihood(self, texts: Sequence[str], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+    def log_likelihood(self, texts: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Mean log p(y|text), normalised over all classes."""
         return self._of(texts).log_likelihood(self.transform(texts), y, sample_weight)
 
-    def score(self, texts: Sequence[str], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+    def score(self, texts: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Accuracy: the share of texts whose label is predicted."""
         return self._of(texts).score(self.transform(texts), y, sample_weight)
 

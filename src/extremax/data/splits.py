@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 
 def split_rows(
@@ -15,7 +16,7 @@ def split_rows(
 
     Parameters
     ----------
-    y : (n_samples,) array, or int
+    y : (n_samples,) array, CSR indicator matrix (n_samples, n_labels), or int
         Labels, or the number of rows if `keep_classes` is False.
     fractions : tuple of float
         Share of each held-out part, for example ``(0.1, 0.1)`` for validation and test.
@@ -40,9 +41,18 @@ def split_rows(
     """
     if any(fraction < 0 for fraction in fractions) or sum(fractions) >= 1:
         raise ValueError(f"fractions are {fractions}; they must be >= 0 and leave something for training.")
-    n_samples = int(y) if np.ndim(y) == 0 else len(y)
+    several = sparse.issparse(y)
+    n_samples = int(y.shape[0]) if several else int(y) if np.ndim(y) == 0 else len(y)
     order = np.random.default_rng(seed).permutation(n_samples)
-    if keep_classes:
+    if keep_classes and several:
+        # In random order, the first row with each label stays; of the others those with any label are free.
+        shuffled = sparse.csr_array(y)[order]
+        shuffled.eliminate_zeros()
+        free = np.diff(shuffled.indptr) > 0
+        _, first = np.unique(shuffled.indices, return_index=True)
+        free[np.searchsorted(shuffled.indptr, first, side="right") - 1] = False
+        order = order[free]
+    elif keep_classes:
         if np.ndim(y) != 1:
             raise ValueError("keep_classes needs one label per row; pass keep_classes=False for a number of rows.")
         # In random order, the first row of each class stays; the others keep their random order.

@@ -11,6 +11,7 @@ Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_s
 for the tree.  ``temperature`` divides debiased scores before they are normalised; it never changes an order.
 """
 
+from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import RESULT_BYTES, debiased_scores, log_softmax, predict_log_proba, remove_bias
 from extremax.predict.search import Evaluation, beam_topk, evaluate, exact_topk, log_likelihood
@@ -20,11 +21,13 @@ __all__ = [
     "SCRATCH_BYTES",
     "Evaluation",
     "Features",
+    "Judged",
     "Scorer",
     "beam_topk",
     "debiased_scores",
     "evaluate",
     "exact_topk",
+    "judge_pairs",
     "log_likelihood",
     "log_softmax",
     "predict_log_proba",

@@ -12,8 +12,9 @@ from extremax.kernels import topk, updates
 from extremax.metrics import accuracy_at_k
 from extremax.noise import Noise, TreeNoise
 from extremax.parallel import resolve_threads, run, split
+from extremax.predict.pairs import judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
-from extremax.predict.scores import check_arguments, check_targets, remove_bias
+from extremax.predict.scores import check_arguments, remove_bias
 from extremax.tree import LabelTree
 
 _BEAM_BLOCK = 16384  # rows at a time
@@ -186,8 +187,13 @@ def evaluate(
     temperature: float = 1.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
+    rows: NDArray[np.int64] | None = None,
 ) -> Evaluation:
     """Mean log p(y|x), accuracy and top-k accuracy in one pass; parameters as in `exact_topk`.
+
+    Where `rows` gives the row of each entry of `y`, a row has several true labels: the likelihood is a mean over these pairs,
+    and a row counts as right when one of its labels is among the first predicted.  Weights are then those of the pairs, and a
+    row's is that of its first.
 
     Examples
     --------
@@ -196,15 +202,24 @@ def evaluate(
     >>> evaluate(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), model, None, np.zeros((2, 0), np.float32)).accuracy
     0.5
     """
-    check_arguments(X, Z, model, k, temperature)
-    targets = check_targets(y, X.shape[0], len(model.weights))
-    labels, _, log_prob = scan(
-        X, model, noise, Z, k, targets=targets, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
+    labels, _, log_prob = judge_pairs(
+        X, y, rows, model, noise, Z, k=k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
     )
+    likelihood = float(np.average(log_prob.astype(np.float64), weights=sample_weight))
+    if rows is None:
+        return Evaluation(
+            log_likelihood=likelihood,
+            accuracy=accuracy_at_k(y, labels, k=1, sample_weight=sample_weight),
+            top_k_accuracy=accuracy_at_k(y, labels, k=k, sample_weight=sample_weight),
+        )
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    weight = None if sample_weight is None else sample_weight[first]
+    place = np.where(labels[rows] == np.asarray(y)[:, None], np.arange(k), k).min(axis=1)  # of each pair in its ranking
+    best = np.minimum.reduceat(place, first)
     return Evaluation(
-        log_likelihood=float(np.average(log_prob.astype(np.float64), weights=sample_weight)),
-        accuracy=accuracy_at_k(targets, labels, k=1, sample_weight=sample_weight),
-        top_k_accuracy=accuracy_at_k(targets, labels, k=k, sample_weight=sample_weight),
+        log_likelihood=likelihood,
+        accuracy=float(np.average(best == 0, weights=weight)),
+        top_k_accuracy=float(np.average(best < k, weights=weight)),
     )
 
 
@@ -219,8 +234,9 @@ def log_likelihood(
     temperature: float = 1.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
+    rows: NDArray[np.int64] | None = None,
 ) -> float:
-    """Weighted mean of log p(y|x) over the rows, normalised over all classes, bias removed; parameters as in `exact_topk`.
+    """Weighted mean of log p(y|x), normalised over all classes, bias removed; parameters as in `exact_topk` and `evaluate`.
 
     Examples
     --------
@@ -228,9 +244,7 @@ def log_likelihood(
     >>> round(log_likelihood(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), LinearModel.zeros(4, 1), None, None), 4)
     -1.3863
     """
-    check_arguments(X, Z, model, 1, temperature)
-    targets = check_targets(y, X.shape[0], len(model.weights))
-    _, _, log_prob = scan(
-        X, model, noise, Z, 1, targets=targets, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
+    _, _, log_prob = judge_pairs(
+        X, y, rows, model, noise, Z, k=1, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
     )
     return float(np.average(log_prob.astype(np.float64), weights=sample_weight))

@@ -20,6 +20,7 @@ from extremax.validation.parameters import (
     check_random_state,
     check_sample_weight,
 )
+from extremax.validation.targets import Targets, encode_targets, lookup_targets
 
 __all__ = [
     "BOOLEAN",
@@ -32,6 +33,7 @@ __all__ = [
     "Interval",
     "LabelIndex",
     "NotEnoughMemoryError",
+    "Targets",
     "available_memory",
     "check_classes",
     "check_features",
@@ -41,6 +43,8 @@ __all__ = [
     "check_sample_weight",
     "describe_memory",
     "encode_labels",
+    "encode_targets",
     "format_bytes",
     "lookup_labels",
+    "lookup_targets",
 ]

@@ -1,10 +1,10 @@
-"""Labels: of any hashable type outside, int32 ids inside, one per row."""
+"""Labels: of any hashable type outside, int32 ids inside, one per row; `targets` has rows of several."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import repeat
 from typing import Any, NoReturn
 
@@ -31,10 +31,10 @@ def encode_labels(
     >>> encode_labels([[3], [1, 2, 7]])
     Traceback (most recent call last):
     ...
-    ValueError: y[1] has 3 labels; ExtremeClassifier takes one per row. Reduce them with extremax.data.first_label(y).
+    ValueError: y[1] has 3 labels where one per row is needed. Reduce them with extremax.data.first_label(y).
     """
-    values = _flat_labels(y, n_samples, name, estimator_name)
-    classes, ids = _unique_labels(values, name)
+    values = flat_labels(y, n_samples, name, estimator_name)
+    classes, ids = unique_labels(values, name)
     if classes.dtype.kind == "f" and 2 * classes.size > ids.size and bool((classes != np.floor(classes)).any()):
         raise ValueError(
             f"Unknown label type: continuous. {name} has {classes.size} distinct fractional numbers in {ids.size} rows, which "
@@ -45,7 +45,7 @@ def encode_labels(
 
 def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
     """Return the distinct labels of a declared list of classes, in the order :func:`encode_labels` would give them."""
-    return _unique_labels(_flat_labels(classes, None, name, estimator_name), name)[0]
+    return unique_labels(flat_labels(classes, None, name, estimator_name), name)[0]
 
 
 class LabelIndex:
@@ -74,7 +74,13 @@ class LabelIndex:
         allow_unseen: bool = False,
     ) -> NDArray[np.int32]:
         """Return ids of the labels; one not among the classes raises, or becomes -1 with `allow_unseen`."""
-        values = _flat_labels(y, n_samples, name, estimator_name)
+        values = flat_labels(y, n_samples, name, estimator_name)
+        return self.find(values, where=lambda i: f"{name}[{i}]", way_out=way_out, allow_unseen=allow_unseen)
+
+    def find(
+        self, values: NDArray[Any] | list[Any], *, where: Callable[[int], str], way_out: str, allow_unseen: bool
+    ) -> NDArray[np.int32]:
+        """Ids of labels that are one array or list; `where` words the position of one that is unknown."""
         if isinstance(values, np.ndarray) and self._sorted and self._comparable(values.dtype):
             place = np.searchsorted(self.classes, values)
             place[place == self.classes.size] = 0
@@ -84,12 +90,15 @@ class LabelIndex:
                 self._table = dict(zip(self.classes.tolist(), range(self.classes.size), strict=True))
             known = values.tolist() if isinstance(values, np.ndarray) else values
             find = self._table.get
-            ids = np.fromiter(map(find, known, repeat(-1)), dtype=np.int32, count=len(known))
+            try:
+                ids = np.fromiter(map(find, known, repeat(-1)), dtype=np.int32, count=len(known))
+            except TypeError:
+                _reject_unhashable(known, where)
         if not allow_unseen and ids.size and ids.min() < 0:
             row = int(np.argmin(ids))
             label = values[row].item() if isinstance(values[row], np.generic) else values[row]
             raise ValueError(
-                f"{name}[{row}] is {label!r}, which is not one of the {self.classes.size:,} known classes. {way_out}"
+                f"{where(row)} is {label!r}, which is not one of the {self.classes.size:,} known classes. {way_out}"
             )
         return ids
 
@@ -106,26 +115,26 @@ def lookup_labels(y: Any, classes: NDArray[Any], **options: Any) -> NDArray[np.i
     return LabelIndex(classes).lookup(y, **options)
 
 
-def _flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str) -> NDArray[Any] | list[Any]:
+def flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR) -> NDArray[Any] | list[Any]:
     """One label per row, as a 1-D array of a plain dtype, an object array, or a list; missing labels are rejected."""
     if y is None:
         raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
     if sparse.issparse(y):
-        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name, estimator_name)
+        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name)
     if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
         raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
     values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
     if isinstance(values, list) or (values.dtype == object and values.ndim == 1):
         if not {list, set, np.ndarray}.isdisjoint(map(type, values)):
-            values = _rows_to_labels(values, name, estimator_name)
+            values = _rows_to_labels(values, name)
     elif values.ndim == 2 and values.shape[1] == 1:
         _warn_column()
         values = values[:, 0]
     if isinstance(values, np.ndarray):
         if values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.isin(values[:1000], (0, 1)).all()):
-            _reject_many_labels((values != 0).sum(axis=1), name, estimator_name)
+            _reject_many_labels((values != 0).sum(axis=1), name)
         if values.ndim == 2:
-            _reject_many_labels(np.full(values.shape[0], values.shape[1]), name, estimator_name)
+            _reject_many_labels(np.full(values.shape[0], values.shape[1]), name)
         if values.ndim != 1:
             raise ValueError(f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row.")
         if values.dtype.kind == "c":
@@ -139,7 +148,7 @@ def _flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str) 
     if isinstance(values, np.ndarray) and values.dtype.kind in "fmM":
         bad = ~np.isfinite(values)
         if bad.any():
-            _reject_missing(values[int(np.argmax(bad))], int(np.argmax(bad)), name)
+            _reject_missing(values[int(np.argmax(bad))], f"{name}[{int(np.argmax(bad))}]")
     return values
 
 
@@ -148,43 +157,51 @@ def _warn_column() -> None:
     warnings.warn(sentence, DataConversionWarning, stacklevel=5)
 
 
-def _rows_to_labels(rows: Iterable[Any], name: str, estimator_name: str) -> list[Any]:
+def _rows_to_labels(rows: Iterable[Any], name: str) -> list[Any]:
     """Rows that are lists, sets or arrays: fine if each holds one label, a column vector in disguise."""
     many = (list, set, np.ndarray)
     counts = np.array([np.size(list(row)) if isinstance(row, many) else 1 for row in rows])
     if (counts != 1).any():
-        _reject_many_labels(counts, name, estimator_name)
+        _reject_many_labels(counts, name)
     _warn_column()
     return [next(iter(row)) if isinstance(row, many) else row for row in rows]
 
 
-def _reject_many_labels(counts: NDArray[Any], name: str, estimator_name: str) -> NoReturn:
+def _reject_many_labels(counts: NDArray[Any], name: str) -> NoReturn:
     """Rows hold any number of labels: name the first that does not hold one (or the first, in an indicator matrix)."""
     row = int(np.argmax(counts != 1)) if len(counts) else 0
     count = int(counts[row]) if len(counts) else 0
     what = "1 label in an indicator matrix" if count == 1 else f"{count} labels"
     raise ValueError(
-        f"{name}[{row}] has {what}; {estimator_name} takes one per row. Reduce them with extremax.data.first_label({name})."
+        f"{name}[{row}] has {what} where one per row is needed. Reduce them with extremax.data.first_label({name})."
     )
 
 
-def _reject_missing(value: Any, row: int, name: str) -> NoReturn:
-    raise ValueError(f"{name}[{row}] is {value}: a missing or infinite value is not a label. Drop such rows first.")
+def _reject_unhashable(values: NDArray[Any] | list[Any], where: Callable[[int], str]) -> NoReturn:
+    row = next(i for i, value in enumerate(values) if not isinstance(value, Hashable))
+    kind = type(values[row]).__name__
+    raise TypeError(f"{where(row)} is of type {kind}, which is not hashable, so it cannot be a label.") from None
 
 
-def _unique_labels(values: NDArray[Any] | list[Any], name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
+def _reject_missing(value: Any, where: str) -> NoReturn:
+    raise ValueError(f"{where} is {value}: a missing or infinite value is not a label. Drop such rows first.")
+
+
+def unique_labels(
+    values: NDArray[Any] | list[Any], name: str, where: Callable[[int], str] | None = None
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The distinct values, sorted if they can be, and the place of each value among them; `where` words a position."""
+    where = where or (lambda i: f"{name}[{i}]")
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         classes, ids = np.unique(values, return_inverse=True)
         return classes, np.asarray(ids, dtype=np.int32)
     try:
         distinct: list[Any] = list(dict.fromkeys(values))
     except TypeError:
-        row = next(i for i, value in enumerate(values) if not isinstance(value, Hashable))
-        kind = type(values[row]).__name__
-        raise TypeError(f"{name}[{row}] is of type {kind}, which is not hashable, so it cannot be a label.") from None
+        _reject_unhashable(values, where)
     for value in distinct:
         if _is_missing(value):
-            _reject_missing(value, next(i for i, v in enumerate(values) if v is value), name)
+            _reject_missing(value, where(next(i for i, v in enumerate(values) if v is value)))
     try:
         distinct.sort()
     except TypeError:  # labels of different kinds have no order: keep that of their first appearance

@@ -1,0 +1,185 @@
+"""``evaluate``: every figure about a fitted model on labelled rows, from one pass over them.
+
+With one label a row, accuracy@1 and log-likelihood are what to look at.  With several, the ranking figures of the Extreme
+Classification Repository: precision, nDCG and propensity-scored precision at k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.exceptions import NotFittedError
+
+from extremax import metrics
+from extremax.estimator import ExtremeClassifier
+from extremax.labelled_rows import LabelledRows
+from extremax.model import ExtremeModel
+from extremax.text_classifier import TextClassifier
+from extremax.validation import LabelIndex, Targets, check_features, lookup_targets
+
+KS = (1, 3, 5)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of a model on labelled rows, as fractions of one; those at k are dictionaries from k.
+
+    Attributes
+    ----------
+    n_samples : int
+        Rows judged.
+    n_pairs : int
+        Their labels: pairs of a row and a label.
+    n_left_out : int
+        Rows left out because they have no label, or none of a known class.
+    n_unknown : int
+        Labels left out because their class is not among those of the model.
+    log_likelihood : float
+        Mean of log p(y|x) over the pairs.
+    calibration_error : float
+        Expected calibration error of the best class: the mean distance between its probability and the share of pairs whose
+        label it is.
+    accuracy : dict
+        Share of rows with a true label among the first k predictions.
+    precision, ndcg : dict
+        Of the first k predictions the share that is true; discounted gain over that of a perfect ranking.
+    propensity_scored_precision : dict
+        Precision in which a rare label counts more, over the best that is possible; empty where the training counts of the
+        classes are not known.
+    """
+
+    n_samples: int
+    n_pairs: int
+    n_left_out: int
+    n_unknown: int
+    log_likelihood: float
+    calibration_error: float
+    accuracy: dict[int, float] = field(default_factory=dict)
+    precision: dict[int, float] = field(default_factory=dict)
+    ndcg: dict[int, float] = field(default_factory=dict)
+    propensity_scored_precision: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether any row has more than one label."""
+        return self.n_pairs > self.n_samples
+
+    def as_dict(self) -> dict[str, float]:
+        """All figures by name, those at k as ``precision@1`` and so on: for tables and JSON."""
+        flat: dict[str, float] = {}
+        for name, value in self.__dict__.items():
+            flat |= {f"{name}@{k}": figure for k, figure in value.items()} if isinstance(value, dict) else {name: value}
+        return flat
+
+
+def evaluate(
+    model: ExtremeClassifier | TextClassifier | ExtremeModel,
+    X: Any,
+    y: Any,
+    *,
+    ks: Sequence[int] = KS,
+    propensity: ArrayLike | None = None,
+    n_bins: int = 15,
+    n_jobs: int | None = None,
+) -> Report:
+    """Judge a fitted model by labelled rows, scoring every class of each row once.
+
+    Parameters
+    ----------
+    model : ExtremeClassifier, TextClassifier or ExtremeModel
+        Fitted, or loaded from a folder.
+    X : features (n_samples, n_features), or for a `TextClassifier` texts
+    y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
+        As in `ExtremeClassifier.fit`; for an `ExtremeModel`, which has no label names, class numbers.  Labels of unknown
+        classes are left out, and so are rows without any other; both are counted.
+    ks : sequence of int
+        How many predictions the figures at k look at.
+    propensity : (n_classes,) array, optional
+        For propensity-scored precision; by default `extremax.metrics.label_propensities` of the training counts that the model
+        has stored, with the parameters that the Extreme Classification Repository uses for most sets.
+    n_bins : int
+        Bins of the calibration error.
+    n_jobs : int, optional
+        Threads; by default those of the classifier.
+
+    Returns
+    -------
+    Report
+        Its ``as_dict()`` is flat: ``log_likelihood``, ``accuracy@1``, ``precision@5``, ...
+
+    Examples
+    --------
+    >>> from extremax import ExtremeClassifier
+    >>> from extremax.evaluation import evaluate
+    >>> rng = np.random.default_rng(0)
+    >>> y = [sorted({int(a), int(b)}) for a, b in rng.integers(20, size=(900, 2))]
+    >>> means = rng.normal(size=(20, 32))
+    >>> X = np.array([means[labels].sum(axis=0) for labels in y]) + 0.1 * rng.normal(size=(900, 32))
+    >>> report = evaluate(ExtremeClassifier(random_state=0).fit(X[:600], y[:600]), X[600:], y[600:], ks=(1, 2))
+    >>> report.precision[1] > 0.9, sorted(report.as_dict())[:3]
+    (True, ['accuracy@1', 'accuracy@2', 'calibration_error'])
+    """
+    if not ks or min(ks) < 1:
+        raise ValueError(f"ks is {tuple(ks)}; give one or more numbers of predictions, each at least 1.")
+    core, data, targets, threads = _prepare(model, X, y)
+    n_classes, n_samples = core.linear.n_classes, int(data.X.shape[0])
+    rows = np.arange(n_samples) if data.rows is None else data.rows
+    judged = core.judge(data.X, data.ids, rows=data.rows, k=max(ks), n_jobs=threads if n_jobs is None else n_jobs)
+    finite = np.isfinite(judged.log_prob[:, 0])
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise ValueError(f"The scores of row {row} overflow float32; scale the rows down to the size of the training rows.")
+    offsets = np.searchsorted(rows, np.arange(n_samples + 1))
+    truth = sparse.csr_array((np.ones(len(rows), np.int8), data.ids, offsets), shape=(n_samples, n_classes))
+    chances = _propensity(core, propensity)
+    # Over pairs: a class of probability p is right for a share p of them, also where each row has several.
+    best_is_label = judged.labels[rows, 0] == data.ids
+    confidence = np.minimum(np.exp(judged.log_prob[:, 0].astype(np.float64)), 1.0)[rows]
+    return Report(
+        n_samples=n_samples,
+        n_pairs=len(rows),
+        n_left_out=targets.n_rows - n_samples,
+        n_unknown=int((targets.ids < 0).sum()),
+        log_likelihood=float(judged.pair_log_prob.astype(np.float64).mean()),
+        calibration_error=metrics.expected_calibration_error(best_is_label, confidence, n_bins=n_bins),
+        accuracy={k: metrics.accuracy_at_k(truth, judged.labels, k=k) for k in ks},
+        precision={k: metrics.precision_at_k(truth, judged.labels, k=k) for k in ks},
+        ndcg={k: metrics.ndcg_at_k(truth, judged.labels, k=k) for k in ks},
+        propensity_scored_precision={}
+        if chances is None
+        else {k: metrics.propensity_scored_precision_at_k(truth, judged.labels, chances, k=k) for k in ks},
+    )
+
+
+def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:
+    """The model, the rows that can be judged, all labels that were given, and the threads of the classifier."""
+    if isinstance(model, TextClassifier):
+        X = model.transform(X)
+        model = model.classifier_
+    if isinstance(model, ExtremeClassifier):
+        if not hasattr(model, "model_"):
+            raise NotFittedError(f"This {type(model).__name__} is not fitted yet; call fit(X, y) before evaluate.")
+        features = model._same_features(X)
+        core, index, n_jobs = model.model_, model._label_index, model.n_jobs
+    elif isinstance(model, ExtremeModel):
+        features = check_features(X, n_features=model.linear.n_features)
+        core, index, n_jobs = model, LabelIndex(np.arange(model.linear.n_classes)), None
+    else:
+        raise TypeError(f"model must be an ExtremeClassifier, a TextClassifier or an ExtremeModel; got {type(model).__name__}.")
+    targets = lookup_targets(y, index, n_samples=features.shape[0], allow_unseen=True)
+    if (targets.ids < 0).all():
+        raise ValueError("y has no label of a class of the model, so there is nothing to judge; pass labels as in training.")
+    return core, LabelledRows.of(features, targets).labelled(), targets, n_jobs
+
+
+def _propensity(model: ExtremeModel, given: ArrayLike | None) -> NDArray[np.float64] | None:
+    if given is not None:
+        return np.asarray(given, np.float64)
+    if model.class_counts is None:
+        return None
+    return metrics.label_propensities(model.class_counts, model.n_samples)

@@ -1,0 +1,80 @@
+"""Rows with their labels, as training and validation take them: pairs of a row and a class, each with a weight.
+
+Rows of one label each are pairs by themselves.  Rows of several are indexed by their pairs, and X is not copied for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.data.splits import split_rows
+from extremax.linear import Features
+from extremax.validation import Targets
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Class and weight of each pair, and the row of X it stands on; `rows` None means one pair a row, in order."""
+
+    X: Features
+    ids: NDArray[np.int32]
+    rows: NDArray[np.int64] | None = None
+    weight: NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, X: Features, targets: Targets, row_weight: NDArray[np.float32] | None = None) -> LabelledRows:
+        """Pairs of known classes; those of a row have the row's weight, and at weight zero they are left out."""
+        weight = row_weight if row_weight is None or targets.rows is None else row_weight[targets.rows]
+        pairs = cls(X, targets.ids, targets.rows, weight)
+        kept = targets.ids >= 0
+        return pairs.take(kept if weight is None else kept & (weight > 0.0))
+
+    def take(self, kept: NDArray[np.bool_]) -> LabelledRows:
+        """The marked pairs.  Where each row is a pair, the others go with their features; else X stays as it is."""
+        if kept.all():
+            return self
+        weight = None if self.weight is None else self.weight[kept]
+        if self.rows is None:
+            return LabelledRows(self.X[kept], self.ids[kept], None, weight)
+        return LabelledRows(self.X, self.ids[kept], self.rows[kept], weight)
+
+    def labelled(self) -> LabelledRows:
+        """The same pairs without the features of rows that have none: for prediction, which goes through all rows of X."""
+        if self.rows is None:
+            return self
+        used, rows = np.unique(self.rows, return_inverse=True)
+        if len(used) == self.X.shape[0]:
+            return self
+        return LabelledRows(self.X[used], self.ids, rows.astype(np.int64), self.weight)
+
+    def hold_out(self, fraction: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
+        """Rows to train on, and a share of them to validate on: whole rows, and never the last row of a class."""
+        if self.rows is None:
+            _, held_out = split_rows(self.ids, fractions=(fraction,), seed=seed)
+            kept = np.ones(len(self.ids), bool)
+            kept[held_out] = False
+        else:
+            offsets = np.searchsorted(self.rows, np.arange(self.X.shape[0] + 1))
+            matrix = sparse.csr_array((np.ones(len(self.ids), np.int8), self.ids, offsets))
+            _, held_out = split_rows(matrix, fractions=(fraction,), seed=seed)
+            kept = ~np.isin(self.rows, held_out)
+        if len(held_out) == 0:
+            raise ValueError(
+                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one to train on. Give an"
+                " eval_set or more rows."
+            )
+        valid = self.take(~kept).labelled()
+        return self.take(kept), LabelledRows(valid.X, valid.ids, valid.rows)
+
+
+def warn_unlabelled(targets: Targets, name: str) -> None:
+    """Warn of rows without any label, which are left out, in the name of the method that an estimator's user called."""
+    if targets.n_unlabelled:
+        warnings.warn(
+            f"{targets.n_unlabelled:,} of {targets.n_rows:,} rows of {name} have no label; they are left out.", stacklevel=3
+        )

@@ -1,0 +1,229 @@
+"""Labels of rows, one or several each: a label per row, a list of labels per row, or an indicator matrix, as pairs of a row and
+a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.validation.labels import LabelIndex, check_classes, encode_labels, flat_labels, unique_labels
+from extremax.validation.wording import short
+
+_MANY = (list, set, np.ndarray)  # a tuple or a frozenset is hashable, and so one label
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Pair i says that row ``rows[i]`` has class ``ids[i]``.
+
+    Attributes
+    ----------
+    ids : int32 (n_pairs,)
+        Classes; -1 for a label that is not among the known ones, where that is allowed.
+    n_rows : int
+        Rows, with those that have no label.
+    rows : int64 (n_pairs,) or None
+        Row of each pair, ascending, and within a row by class; None where every row has one label, and pair i is row i.
+    """
+
+    ids: NDArray[np.int32]
+    n_rows: int
+    rows: NDArray[np.int64] | None = None
+
+    @property
+    def row_index(self) -> NDArray[np.int64]:
+        """Row of each pair, whatever their form."""
+        return np.arange(self.n_rows) if self.rows is None else self.rows
+
+    @property
+    def labels_per_row(self) -> NDArray[np.int64]:
+        """Number of pairs of each row."""
+        return np.bincount(self.row_index, minlength=self.n_rows).astype(np.int64)
+
+    @property
+    def n_unlabelled(self) -> int:
+        """Rows without any label."""
+        return 0 if self.rows is None else int((self.labels_per_row == 0).sum())
+
+
+class _Pairs(NamedTuple):
+    """Rows and column numbers of the true entries of an indicator matrix, and what names its columns, if anything does."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    shape: tuple[int, int]
+    names: list[Any] | None
+
+
+def encode_targets(
+    y: Any, *, n_samples: int | None = None, classes: Any = None, name: str = "y"
+) -> tuple[NDArray[Any], Targets]:
+    """Return the classes and the pairs of a row and a class.
+
+    Parameters
+    ----------
+    y
+        One label per row; or rows that are lists, sets or arrays of labels (a tuple is one label); or an indicator matrix
+        (n_samples, n_classes), sparse or dense, 1 where a row has the label of the column.  A label that a row repeats counts
+        once.
+    n_samples
+        Rows that are needed.
+    classes
+        For an indicator matrix the names of its columns, else all labels there are.  Without them, columns are named by a
+        DataFrame or numbered, and the classes are the labels that occur.
+    name
+        What error messages call `y`.
+
+    Examples
+    --------
+    >>> classes, targets = encode_targets([["pear", "apple"], [], ["fig"]])
+    >>> classes.tolist(), targets.rows.tolist(), targets.ids.tolist()
+    (['apple', 'fig', 'pear'], [0, 0, 2], [0, 2, 1])
+    >>> classes, targets = encode_targets(np.array([[1, 0, 1], [0, 1, 0]]))
+    >>> classes.tolist(), targets.rows.tolist(), targets.ids.tolist()
+    ([0, 1, 2], [0, 0, 1], [0, 2, 1])
+    """
+    kind = _kind(y)
+    if kind == "indicator":
+        found = _indicator_pairs(y, n_samples, name)
+        names = _column_names(found, classes, name)
+        return names, _targets(found.rows, found.columns, found.shape[0], name)
+    if classes is not None:
+        known = check_classes(classes)
+        return known, lookup_targets(y, LabelIndex(known), n_samples=n_samples, name=name)
+    if kind == "single":
+        known, ids = encode_labels(y, n_samples=n_samples, name=name)
+        return known, Targets(ids, len(ids))
+    rows, flat, n_rows, where = _list_pairs(y, n_samples, name)
+    known, ids = unique_labels(flat, name, where)
+    return known, _targets(rows, ids, n_rows, name)
+
+
+def lookup_targets(
+    y: Any,
+    index: LabelIndex,
+    *,
+    n_samples: int | None = None,
+    name: str = "y",
+    way_out: str = "Declare every class beforehand: fit(X, y, classes=all_labels).",
+    allow_unseen: bool = False,
+) -> Targets:
+    """Return the pairs of a row and a known class; an unknown label raises, or gets the class -1 with `allow_unseen`.
+
+    Columns of an indicator matrix are the classes in their order, or those that the columns of a DataFrame name.
+
+    Examples
+    --------
+    >>> lookup_targets([["pear"], ["fig", "pear"]], LabelIndex(np.array(["fig", "pear"]))).ids.tolist()
+    [1, 0, 1]
+    """
+    kind = _kind(y)
+    if kind == "single":
+        ids = index.lookup(y, n_samples=n_samples, name=name, way_out=way_out, allow_unseen=allow_unseen)
+        return Targets(ids, len(ids))
+    if kind == "lists":
+        rows, flat, n_rows, where = _list_pairs(y, n_samples, name)
+        ids = index.find(flat, where=where, way_out=way_out, allow_unseen=allow_unseen)
+        return _targets(rows, ids, n_rows, name)
+    found = _indicator_pairs(y, n_samples, name)
+    if found.names is not None:
+        of_column = index.lookup(found.names, name=f"{name}.columns", way_out=way_out, allow_unseen=allow_unseen)
+        return _targets(found.rows, of_column[found.columns], found.shape[0], name)
+    if found.shape[1] != len(index.classes):
+        raise ValueError(
+            f"{name} has {found.shape[1]:,} columns, but there are {len(index.classes):,} classes; pass an indicator matrix"
+            " with one column per class, in the order of classes_, or lists of labels."
+        )
+    return _targets(found.rows, found.columns, found.shape[0], name)
+
+
+def _kind(y: Any) -> str:
+    if sparse.issparse(y):
+        return "indicator"
+    if hasattr(y, "__array__"):
+        values = np.asarray(y)
+        if values.ndim == 2 and values.shape[1] != 1:  # one column is a vector in disguise, as everywhere in scikit-learn
+            return "indicator"
+        rows: Any = values if values.ndim == 1 and values.dtype == np.dtype(object) else ()
+    else:
+        rows = y if isinstance(y, list | tuple) else ()
+    return "single" if {*_MANY}.isdisjoint(map(type, rows)) else "lists"
+
+
+def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _Pairs:
+    names = list(y.columns) if hasattr(y, "columns") else None
+    if sparse.issparse(y):
+        matrix = sparse.csr_array(y)
+        n_rows, columns, values = matrix.shape[0], matrix.indices.astype(np.int64), matrix.data
+        rows = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(matrix.indptr))
+        shape = matrix.shape
+    else:
+        table = np.asarray(y)
+        if table.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{name} has shape {table.shape} and dtype {table.dtype}; pass an indicator matrix of 0 and 1, or a list of"
+                f" labels per row: {name}.tolist()."
+            )
+        rows, columns = np.nonzero(table)
+        shape, values = table.shape, table[rows, columns]
+    if n_samples is not None and shape[0] != n_samples:
+        raise ValueError(f"{name} has {shape[0]:,} rows of labels, but there are {n_samples:,} rows of features.")
+    wrong = ~((values == 0) | (values == 1))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(
+            f"{name}[{rows[i]}, {columns[i]}] is {short(values[i].item())}; an indicator matrix holds 1 where a row has the"
+            f" label of the column, else 0. Pass {name} != 0 if each number other than 0 means a label, or"
+            f" {name}.tolist() if the numbers are labels."
+        )
+    true = values != 0
+    return _Pairs(rows[true], columns[true], (int(shape[0]), int(shape[1])), names)
+
+
+def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
+    n_columns = found.shape[1]
+    given = found.names if classes is None else classes
+    if given is None:
+        return np.arange(n_columns)
+    values = flat_labels(given, None, "classes")
+    if len(values) != n_columns:
+        raise ValueError(f"classes has {len(values):,} names, but {name} has {n_columns:,} columns; give one name per column.")
+    distinct, places = unique_labels(values, "classes")
+    if len(distinct) < len(places):
+        twice = distinct[int(np.argmax(np.bincount(places)))]
+        raise ValueError(f"classes names two columns {twice!r}; each column needs a name of its own.")
+    return distinct[places]
+
+
+def _list_pairs(y: Any, n_samples: int | None, name: str) -> tuple[NDArray[np.int64], list[Any], int, Callable[[int], str]]:
+    """Row of each label, the labels one after the other, the number of rows, and words for where a label stands."""
+    lists = [(row.ravel().tolist() if isinstance(row, np.ndarray) else row) if isinstance(row, _MANY) else (row,) for row in y]
+    if n_samples is not None and len(lists) != n_samples:
+        raise ValueError(f"{name} has {len(lists):,} lists of labels, but there are {n_samples:,} rows of features.")
+    lengths = np.fromiter(map(len, lists), np.int64, count=len(lists))
+    rows = np.repeat(np.arange(len(lists), dtype=np.int64), lengths)
+
+    def where(i: int) -> str:
+        return f"a label of {name}[{rows[i]}]"
+
+    return rows, list(chain.from_iterable(lists)), len(lists), where
+
+
+def _targets(rows: NDArray[np.int64], ids: NDArray[Any], n_rows: int, name: str) -> Targets:
+    """Pairs by row and class, each once; sets come in no order and matrices in any."""
+    if len(ids) == 0:
+        raise ValueError(f"{name} has no label in any of its {n_rows:,} rows; at least one row needs one.")
+    order = np.lexsort((ids, rows))
+    rows, classes = rows[order], ids[order].astype(np.int32, copy=False)
+    first = np.ones(len(rows), bool)
+    first[1:] = (rows[1:] != rows[:-1]) | (classes[1:] != classes[:-1]) | (classes[1:] < 0)  # unknown ones may well differ
+    rows, classes = rows[first], classes[first]
+    one_each = len(rows) == n_rows and bool((rows == np.arange(n_rows)).all())
+    return Targets(classes, n_rows, None if one_each else rows)

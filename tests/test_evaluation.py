@@ -1,0 +1,163 @@
+"""evaluate: the same figures as loops over the table of all probabilities, for every form of labels and kind of model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.exceptions import NotFittedError
+
+import extremax
+import reference
+from extremax import ExtremeClassifier, TextClassifier, load_model, metrics
+from extremax.evaluation import Report, evaluate
+
+N_CLASSES, N_FEATURES = 30, 12
+
+
+def make_rows(n, seed=0):
+    rng = np.random.default_rng(seed)
+    means = np.random.default_rng(99).normal(size=(N_CLASSES, N_FEATURES))
+    y = [sorted(rng.choice(N_CLASSES, size=rng.integers(1, 4), replace=False).tolist()) for _ in range(n)]
+    X = np.stack([means[labels].sum(axis=0) for labels in y]) + 0.4 * rng.normal(size=(n, N_FEATURES))
+    return X.astype(np.float32), y
+
+
+def pairs_of(y):
+    return [(row, label) for row, labels in enumerate(y) for label in labels]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return ExtremeClassifier(n_epochs=4, random_state=0).fit(*make_rows(900))
+
+
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
+def test_figures_match_reference(fitted, store):
+    X, y = make_rows(200, seed=1)
+    fitted.model_.temperature = 1.7  # so that a forgotten temperature shows
+    try:
+        report = evaluate(fitted, store(X), y)
+        log_prob = fitted.predict_log_proba(store(X))
+    finally:
+        fitted.model_.temperature = 1.0
+    assert (report.n_samples, report.n_pairs) == (200, len(pairs_of(y)))
+    assert (report.n_left_out, report.n_unknown) == (0, 0)
+    assert report.multilabel
+    for k in (1, 3, 5):
+        expected = reference.pair_figures(log_prob, pairs_of(y), k)
+        # log-probabilities are float32 sums in another order
+        assert report.log_likelihood == pytest.approx(expected["log_likelihood"], abs=1e-5)
+        for name in ("accuracy", "precision", "ndcg"):
+            assert getattr(report, name)[k] == pytest.approx(expected[name], abs=1e-12)
+    assert report.precision[1] == report.accuracy[1] > 0.5
+    rows, labels = np.array(pairs_of(y)).T
+    best = log_prob.argmax(axis=1)
+    error = metrics.expected_calibration_error(best[rows] == labels, np.exp(log_prob[rows, best[rows]].astype(np.float64)))
+    assert report.calibration_error == pytest.approx(error, abs=1e-5)
+
+
+def test_propensities_come_from_training_counts_matches_reference(fitted, tmp_path):
+    X, y = make_rows(200, seed=1)
+    train = make_rows(900)[1]
+    counts = np.bincount([label for labels in train for label in labels], minlength=N_CLASSES)
+    assert np.array_equal(fitted.model_.class_counts, counts)
+    truth = sparse.csr_array((np.ones(len(pairs_of(y))), np.array(pairs_of(y)).T), shape=(200, N_CLASSES))
+    ranked = np.argsort(-fitted.predict_log_proba(X), axis=1, kind="stable")
+    chances = metrics.label_propensities(counts, 900)
+    expected = metrics.propensity_scored_precision_at_k(truth, ranked, chances, k=3)
+    fitted.save(tmp_path / "model")
+    for model in (fitted, load_model(tmp_path / "model"), fitted.model_):
+        assert evaluate(model, X, y).propensity_scored_precision[3] == expected
+    flat = evaluate(fitted, X, y, propensity=np.ones(N_CLASSES)).propensity_scored_precision
+    assert flat[1] == pytest.approx(evaluate(fitted, X, y).precision[1])  # every row has a label: the best possible is 1
+    fitted.model_.class_counts, kept = None, fitted.model_.class_counts
+    assert evaluate(fitted, X, y).propensity_scored_precision == {}
+    fitted.model_.class_counts = kept
+
+
+def test_forms_of_labels_same_everywhere(fitted):
+    X, y = make_rows(150, seed=2)
+    indicator = sparse.lil_matrix((150, N_CLASSES), dtype=np.int8)
+    for row, label in pairs_of(y):
+        indicator[row, label] = 1
+    expected = evaluate(fitted, X, y).as_dict()
+    for form in (indicator, indicator.tocsc(), indicator.toarray(), [set(labels) for labels in y]):
+        assert evaluate(fitted, X, form).as_dict() == expected
+    for n_jobs in (1, 2):
+        assert evaluate(fitted, X, y, n_jobs=n_jobs).as_dict() == expected
+    assert json.loads(json.dumps(expected)) == expected
+    assert expected["precision@1"] == fitted.score(X, indicator.tocsr()) == fitted.score(X, y)
+    assert expected["log_likelihood"] == pytest.approx(fitted.log_likelihood(X, y), abs=1e-9)
+
+
+def test_one_label_a_row_identity(fitted):
+    X, y = make_rows(150, seed=3)
+    one = np.array([labels[0] for labels in y])
+    report = evaluate(fitted, X, one)
+    assert not report.multilabel
+    assert report.accuracy[1] == report.precision[1] == report.ndcg[1] == fitted.score(X, one)
+    assert report.log_likelihood == pytest.approx(fitted.log_likelihood(X, one), abs=1e-12)
+    assert report.accuracy[5] == pytest.approx(5 * report.precision[5])
+    assert evaluate(fitted, X, [[label] for label in one]).as_dict() == report.as_dict()
+
+
+def test_unknown_labels_are_left_out_and_counted(fitted):
+    X, y = make_rows(100, seed=4)
+    more = [[*labels, 1000, 2000] for labels in y[:10]] + y[10:] + [[1000], []]
+    X_more = np.concatenate([X, X[:2]])
+    report = evaluate(fitted, X_more, more)
+    assert (report.n_samples, report.n_left_out, report.n_unknown) == (100, 2, 21)
+    plain = evaluate(fitted, X, y).as_dict()
+    assert report.as_dict() | {"n_left_out": 0, "n_unknown": 0} == plain
+
+
+def test_more_predictions_than_classes():
+    X, y = make_rows(60)
+    few = [[label % 3] for labels in y for label in labels[:1]]
+    report = evaluate(ExtremeClassifier(n_epochs=1, random_state=0).fit(X, few), X, few, ks=[5])
+    assert report.accuracy == {5: 1.0}
+    assert report.precision[5] == pytest.approx(0.2)
+
+
+def test_text_classifier_same_everywhere():
+    texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "a dog bit me on a ladder"] * 6
+    y = [["fall"], ["fall"], ["bite"], ["bite", "fall"]] * 6
+    clf = TextClassifier(ExtremeClassifier(n_epochs=5, random_state=0)).fit(texts, y)
+    report = extremax.evaluate(clf, texts, y, ks=(1, 2))
+    assert isinstance(report, Report)
+    assert report == evaluate(clf.classifier_, clf.transform(texts), y, ks=(1, 2))
+    assert report.accuracy[2] == 1.0
+
+
+BAD_CALLS = [
+    (lambda c, X, y: evaluate(c, X, y, ks=()), r"ks is \(\); give one or more numbers of predictions"),
+    (lambda c, X, y: evaluate(c, X, y, ks=(0,)), r"ks is \(0,\); give one or more"),
+    (lambda c, X, y: evaluate(object(), X, y), r"model must be an ExtremeClassifier, .* got object\."),
+    (lambda c, X, y: evaluate(c, X, [[99]] * len(X)), r"y has no label of a class of the model"),
+    (lambda c, X, y: evaluate(c, X, y[:-1]), r"y has 19 lists of labels, but there are 20 rows of features\."),
+    (lambda c, X, y: evaluate(c, X, y, propensity=np.ones(3)), r"propensity has shape \(3,\); the truth has 30 classes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "sentence"), BAD_CALLS)
+def test_bad_input_rejects(fitted, call, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        call(fitted, *make_rows(20))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_overflow_rejects(fitted):
+    X, y = make_rows(20)
+    X[7] = 3e38
+    with pytest.raises(ValueError, match=r"The scores of row 7 overflow float32; scale"):
+        evaluate(fitted, X, y)
+
+
+def test_unfitted_rejects():
+    with pytest.raises(NotFittedError, match="call fit"):
+        evaluate(ExtremeClassifier(), *make_rows(20))
+    with pytest.raises(NotFittedError, match="call fit"):
+        evaluate(TextClassifier(), ["a"], ["b"])
