@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from extremax.cli import terminal
 
-COMMANDS: tuple[str, ...] = ("theory",)  # modules of extremax.cli in the order of --help
+COMMANDS: tuple[str, ...] = ("experiments", "theory")  # modules of extremax.cli in the order of --help
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
 

@@ -1,0 +1,60 @@
+"""Checkpoints of a run: a folder that appears whole, with the model, its optimiser and where the curve was.
+
+``checkpoint-000012`` holds the model after twelve epochs.  It is written under another name and then renamed, and the one
+before it is deleted only afterwards, so that at any moment there is a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from extremax.estimator import ExtremeClassifier
+from extremax.loading import load_model
+
+_PREFIX = "checkpoint-"
+_STATE = "state.json"
+
+
+def save_checkpoint(folder: Path, clf: ExtremeClassifier, state: dict[str, Any]) -> Path:
+    """Write the model and `state` as the newest checkpoint of a run."""
+    target = folder / f"{_PREFIX}{clf.model_.linear.n_epochs:06d}"
+    if (target / _STATE).exists():  # the same model: a run is the same whenever it gets to an epoch
+        return target
+    stage = folder / f".{target.name}.{secrets.token_hex(6)}"
+    stage.mkdir()
+    try:
+        clf.save(stage / "model")
+        (stage / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        os.rename(stage, target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    for older in folder.glob(f"{_PREFIX}*"):
+        if older != target:
+            shutil.rmtree(older, ignore_errors=True)
+    return target
+
+
+def load_checkpoint(folder: Path) -> tuple[ExtremeClassifier, dict[str, Any]] | None:
+    """The newest checkpoint of a run; None where there is none."""
+    found = _complete(folder)
+    if not found:
+        return None
+    state = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
+    clf = load_model(found[-1] / "model")
+    assert isinstance(clf, ExtremeClassifier)
+    return clf, state
+
+
+def clear_checkpoints(folder: Path) -> None:
+    """Delete all checkpoints, and what a killed process left of one."""
+    for path in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*"), *folder.glob("best-*")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if (path / _STATE).exists())

@@ -1,0 +1,318 @@
+"""One recipe makes one folder.
+
+=================  ============================================================================================================
+``config.json``    the recipe with every default filled in
+``machine.json``   machine, versions and date, at the start and at every time the run went on
+``curve.jsonl``    the learning curve, a line per point, written as they come
+``checkpoint-*``   where the run can go on; gone when it is finished
+``model``          the trained model, for `extremax.load_model`
+``summary.json``   what came out; there only when the run is finished
+=================  ============================================================================================================
+
+A run that was killed at any moment goes on from its last checkpoint when it is called again, and ends with the same model, bit
+by bit.  Kernels are compiled before the clock starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import clone
+
+from extremax.config import Recipe, resolve
+from extremax.data.text import TextFeatures
+from extremax.estimator import ExtremeClassifier
+from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
+from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
+from extremax.experiments.machine import environment
+from extremax.experiments.methods import method_of
+from extremax.experiments.recipes import KNOWN
+from extremax.experiments.rows import Rows, Say, load_rows
+from extremax.loading import load_model
+from extremax.progress import ProgressLine
+from extremax.text_classifier import TextClassifier
+from extremax.training import Record, Watcher
+from extremax.validation import check_features
+
+OnPoint = Callable[[Point], None]
+
+
+def run(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    rows: Rows | None = None,
+    n_jobs: int | None = None,
+    checkpoint_seconds: float = 10.0,
+    say: Say = lambda text: None,
+    on_point: OnPoint = lambda point: None,
+) -> dict[str, Any]:
+    """Run a recipe into the folder `out`, or go on with it, and return its summary.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        From `load_recipe`.
+    out : path
+        New, or the folder of the same recipe: a finished run is not repeated, an unfinished one goes on.
+    rows : Rows, optional
+        Rows of the recipe's data, if they are loaded already.
+    n_jobs : int, optional
+        Threads; the model does not depend on it.
+    checkpoint_seconds : float
+        Least time between two checkpoints, which are written after whole epochs.
+    say, on_point : callable
+        Told what goes on, and each point of the curve.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After Ctrl-C; the last checkpoint is kept.
+    """
+    folder = Path(out)
+    settings = json.loads(json.dumps(resolve(recipe, KNOWN)))
+    settings["method"] = recipe.method or method_of(settings["model"])
+    _open_folder(folder, settings)
+    if (folder / "summary.json").exists():
+        say(f"{folder} is finished already")
+        return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+    started = time.perf_counter()
+    rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
+    load_seconds = time.perf_counter() - started
+    parameters = {**settings["model"], "patience": None}
+    compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
+    limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
+    samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
+    curve = CurveFile(folder / "curve.jsonl")
+    restored = load_checkpoint(folder)
+    clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
+    y = rows.classes[rows.y["train"]]
+    watcher = RunWatcher(clf, recipe, settings, folder, curve, Evaluator(samples, n_jobs), checkpoint_seconds, on_point, len(y))
+    _note_machine(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Training was interrupted")  # becomes an exception below
+        if restored is None:
+            curve.cut(0)
+            clf.fit(rows.X["train"], y, callbacks=[watcher])
+        else:
+            state = restored[1]
+            say(f"{folder} goes on from epoch {clf.model_.linear.n_epochs}")
+            clf.set_params(n_jobs=n_jobs)
+            watcher.restore(state)
+            _go_on(clf, rows, watcher)
+    if not watcher.finished:
+        raise KeyboardInterrupt(f"{folder} can go on from its last checkpoint")
+    if watcher.best is not None:
+        clf = _reopen(folder / watcher.best["folder"])
+    clf.set_params(patience=settings["model"].get("patience"))
+    _save_model(folder / "model", clf, rows)
+    points = curve.points
+    summary = {
+        "name": recipe.name,
+        "method": settings["method"],
+        "data": rows.name,
+        **rows.sizes(),
+        "n_epochs": int(clf.model_.linear.n_epochs),
+        "choices": clf.choices_,
+        "training_seconds": points[-1]["seconds"],
+        "training_cpu_seconds": points[-1]["cpu_seconds"],
+        "evaluation_seconds": watcher.evaluation_seconds,
+        "compilation_seconds": compile_seconds,
+        "loading_seconds": load_seconds,
+        "evaluated_rows": {split: len(sample[1]) for split, sample in samples.items()},
+        "last": points[-1],
+        "best_accuracy": best_point(points, "accuracy"),
+        "best_log_likelihood": best_point(points, "log_likelihood"),
+        **{key: value for key, value in environment().items() if key != "versions"},
+    }
+    _write_json(folder / "summary.json", summary)
+    clear_checkpoints(folder)
+    return summary
+
+
+class RunWatcher(Watcher):
+    """Adds points to the curve, writes checkpoints, and ends training by patience or time."""
+
+    def __init__(
+        self,
+        clf: ExtremeClassifier,
+        recipe: Recipe,
+        settings: dict[str, Any],
+        folder: Path,
+        curve: CurveFile,
+        evaluate: Evaluator,
+        checkpoint_seconds: float,
+        on_point: OnPoint,
+        n_rows: int,
+    ) -> None:
+        self.n_rows = n_rows
+        self.clf, self.folder, self.curve, self.evaluate, self.on_point = clf, folder, curve, evaluate, on_point
+        self.schedule, self.max_seconds = Schedule.of(recipe.evaluation), recipe.evaluation.max_seconds
+        self.n_epochs, self.patience = settings["model"]["n_epochs"], settings["model"].get("patience")
+        self.checkpoint_seconds, self.saved_at = checkpoint_seconds, time.perf_counter()
+        self.evaluated_before = 0.0
+        self.processor_at = -time.process_time()  # the processor's clock at which training would have begun
+        self.best: dict[str, Any] | None = None  # epoch, log_likelihood and folder; only where there is patience
+        self.finished = False
+        self.due = 0.0
+
+    @property
+    def evaluation_seconds(self) -> float:
+        return self.evaluated_before + self.evaluate.seconds
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of training, all threads together: on a busy machine a better clock than that on the wall."""
+        return self.processor_at + time.process_time()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what a checkpoint says."""
+        self.curve.cut(state["n_points"])
+        self.evaluated_before, self.best, self.finished = state["evaluation_seconds"], state["best"], state["finished"]
+        self.processor_at = state["cpu_seconds"] - time.process_time()
+        self.due = self.schedule.next_after(self.curve.points[-1]["seconds"])
+
+    def at_start(self, record: Record) -> None:
+        if not self.curve.points:
+            self._add_point(record, float(record["epoch"]))
+            self.finished = self.n_epochs == 0
+
+    def during_epoch(self, record: Record) -> None:
+        if record["seconds"] >= self.due and record["rows"] < self.n_rows:  # the end of an epoch has a call of its own
+            self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows)
+
+    def __call__(self, record: Record) -> bool:
+        last = record["epoch"] >= self.n_epochs or (self.max_seconds is not None and record["seconds"] >= self.max_seconds)
+        point = None
+        if last or self.patience is not None or record["seconds"] >= self.due:
+            point = self._add_point(record, float(record["epoch"]))
+        if self.patience is not None and point is not None:
+            last |= self._weigh(point, record["epoch"])
+        self.finished = last
+        if last or time.perf_counter() - self.saved_at >= self.checkpoint_seconds:
+            self._save()
+        return last
+
+    def _add_point(self, record: Record, epoch: float) -> Point:
+        point = {"epoch": epoch, "seconds": record["seconds"], "cpu_seconds": self.cpu_seconds, "loss": record.get("loss")}
+        looked = time.process_time()
+        point |= self.evaluate(self.clf.model_)
+        self.curve.add(point)
+        self.due = self.schedule.next_after(record["seconds"])
+        self.on_point(point)
+        self.processor_at -= time.process_time() - looked
+        return point
+
+    def _weigh(self, point: Point, epoch: int) -> bool:
+        """Keep the model if it is the best so far; whether patience is at its end."""
+        value = point["valid_log_likelihood"]
+        if self.best is None or value > self.best["log_likelihood"]:
+            name = f"best-{epoch:06d}"
+            self.clf.save(self.folder / name)
+            self.best = {"epoch": epoch, "log_likelihood": value, "folder": name}
+        return bool(epoch - self.best["epoch"] >= self.patience)
+
+    def _save(self) -> None:
+        state = {
+            "n_points": len(self.curve.points),
+            "evaluation_seconds": self.evaluation_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "best": self.best,
+            "finished": self.finished,
+        }
+        looked = time.process_time()
+        save_checkpoint(self.folder, self.clf, state)
+        for path in self.folder.glob("best-*"):  # no checkpoint speaks of the older ones any more
+            if self.best is None or path.name != self.best["folder"]:
+                shutil.rmtree(path, ignore_errors=True)
+        self.saved_at = time.perf_counter()
+        self.processor_at -= time.process_time() - looked
+
+
+def _go_on(clf: ExtremeClassifier, rows: Rows, watcher: RunWatcher) -> None:
+    """The rest of a fit, with the rows of its beginning."""
+    left = 0 if watcher.finished else clf.n_epochs - clf.model_.linear.n_epochs
+    X = check_features(rows.X["train"])
+    clf._train(X, rows.y["train"], None, None, left, [watcher], ProgressLine(0))
+
+
+def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
+    """Compile what training and evaluation with these parameters will call; the seconds it took."""
+    started = time.perf_counter()
+    rng = np.random.default_rng(0)
+    y = np.arange(300) % 40
+    X = rng.standard_normal((300, 8)).astype(np.float32)
+    features = sp.csr_matrix(X) if sparse else X
+    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "n_components": 4}, n_jobs=n_jobs).fit(features, y)
+    clf.model_.evaluate(features, y.astype(np.int32), n_jobs=n_jobs)
+    return time.perf_counter() - started
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------------------
+
+
+def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """Make the folder of a run, or make sure that it is of this one."""
+    path = folder / "config.json"
+    if path.exists():
+        difference = _difference(json.loads(path.read_text()), settings)
+        if difference:
+            raise ValueError(f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it.")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} exists and is not a run, so it is left alone. Choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(path, settings)
+
+
+def _difference(there: Any, here: Any, name: str = "") -> str:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in {**there, **here}:
+            if key in ("search", "name"):  # neither changes a run
+                continue
+            found = _difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
+            if found:
+                return found
+        return ""
+    return "" if there == here else f"{name} is {there!r} there and {here!r} here"
+
+
+def _note_machine(folder: Path) -> None:
+    path = folder / "machine.json"
+    sessions = json.loads(path.read_text()) if path.exists() else []
+    _write_json(path, [*sessions, environment()])
+
+
+def _write_json(path: Path, content: Any) -> None:
+    stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        stage.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        os.replace(stage, path)
+    finally:
+        stage.unlink(missing_ok=True)
+
+
+def _reopen(folder: Path) -> ExtremeClassifier:
+    clf = load_model(folder)
+    assert isinstance(clf, ExtremeClassifier)
+    return clf
+
+
+def _save_model(path: Path, clf: ExtremeClassifier, rows: Rows) -> None:
+    if rows.text_features is None:
+        clf.save(path)
+        return
+    made = rows.text_features
+    texts = TextClassifier(clone(clf), features=TextFeatures(**made.to_options()))
+    texts.features_, texts.classifier_ = made, clf
+    texts.save(path)
