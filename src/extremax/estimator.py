@@ -216,6 +216,17 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._train(data, validation, self.n_epochs, callbacks, report)
         return self
 
+    def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
+        """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
+
+        With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
+        """
+        features = self._fitted(X)
+        data = LabelledRows.of(features, self._targets(y, features))
+        left = max(0, self.n_epochs - self.model_.linear.n_epochs)
+        self._train(data, None, left, callbacks, ProgressLine(int(self.verbose)))
+        return self
+
     def partial_fit(self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train one more epoch, on these rows.
 

@@ -39,10 +39,8 @@ from extremax.experiments.methods import method_of
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.loading import load_model
-from extremax.progress import ProgressLine
 from extremax.text_classifier import TextClassifier
 from extremax.training import Record, Watcher
-from extremax.validation import check_features
 
 OnPoint = Callable[[Point], None]
 
@@ -109,7 +107,8 @@ def run(
             say(f"{folder} goes on from epoch {clf.model_.linear.n_epochs}")
             clf.set_params(n_jobs=n_jobs)
             watcher.restore(state)
-            _go_on(clf, rows, watcher)
+            if not watcher.finished:
+                clf.resume_fit(rows.X["train"], y, callbacks=[watcher])
     if not watcher.finished:
         raise KeyboardInterrupt(f"{folder} can go on from its last checkpoint")
     if watcher.best is not None:
@@ -237,13 +236,6 @@ class RunWatcher(Watcher):
                 shutil.rmtree(path, ignore_errors=True)
         self.saved_at = time.perf_counter()
         self.processor_at -= time.process_time() - looked
-
-
-def _go_on(clf: ExtremeClassifier, rows: Rows, watcher: RunWatcher) -> None:
-    """The rest of a fit, with the rows of its beginning."""
-    left = 0 if watcher.finished else clf.n_epochs - clf.model_.linear.n_epochs
-    X = check_features(rows.X["train"])
-    clf._train(X, rows.y["train"], None, None, left, [watcher], ProgressLine(0))
 
 
 def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
