@@ -198,6 +198,7 @@ def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
     distinct, places = unique_labels(values, "classes")
     if len(distinct) < len(places):
         twice = distinct[int(np.argmax(np.bincount(places)))]
+        twice = twice.item() if isinstance(twice, np.generic) else twice
         raise ValueError(f"classes names two columns {twice!r}; each column needs a name of its own.")
     return distinct[places]
 

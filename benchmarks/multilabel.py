@@ -1,0 +1,150 @@
+"""Multi-label classification of EU laws (eurlex57k) beside PECOS and omikuji, on the same rows and features.
+
+    python benchmarks/multilabel.py                                  # extremax alone
+    python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others, in their own interpreter
+    python benchmarks/multilabel.py --peers ... --tfidf              # ... also on the sparse TF-IDF features
+
+The peers need an environment of their own, for PECOS wants numpy 1: ``python -m venv peers && peers/bin/pip install libpecos
+omikuji``.  Rows, features and scoring are the same for all: dense features are TF-IDF reduced to 512 by SVD, test rows with a
+label that no training row has are left out (see datasets.py), figures come from `extremax.metrics`.  All run on one thread.
+Seconds are those of the processor and, behind them, of the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import datasets
+import timing
+from extremax import ExtremeClassifier, metrics
+from extremax.data import load_dataset, rarest_label
+from peers import Clock
+
+KS = (1, 3, 5)
+# Chosen on the validation rows among the values in docs/results/multilabel.md.
+TUNED: dict[str, Any] = {"noise": "frequency", "n_negatives": 16, "n_epochs": 20, "learning_rate": 0.3}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one kind of features."""
+
+    X_train: Any
+    Y_train: sp.csr_matrix
+    X_test: Any
+    Y_test: sp.csr_matrix
+
+
+def dense_rows() -> Rows:
+    data = datasets.load("eurlex57k")
+    return Rows(data.X_train, _binary(data.labels_train), data.X_test, _binary(data.labels_test))
+
+
+def tfidf_rows() -> Rows:
+    """The same rows before the SVD."""
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    folder = datasets.data_folder() / "eurlex57k"
+    train, test = (load_dataset(folder / f"{split}.txt.xz") for split in ("train", "test"))
+    counts = np.asarray(train.y.sum(axis=0)).ravel()
+    labelled = np.diff(train.y.indptr) > 0
+    seen = np.isin(rarest_label(test.y, counts), rarest_label(train.y[labelled], counts))
+    tfidf = TfidfTransformer(sublinear_tf=True).fit(train.X[labelled])
+    X_train, X_test = (tfidf.transform(X).astype(np.float32) for X in (train.X[labelled], test.X[seen]))
+    return Rows(X_train, _binary(train.y[labelled]), X_test, _binary(test.y[seen]))
+
+
+def _binary(Y: Any) -> sp.csr_matrix:
+    matrix = sp.csr_matrix(Y, dtype=np.float32)
+    matrix.sort_indices()
+    return matrix
+
+
+def unit_rows(X: Any) -> Any:
+    norm = np.sqrt(X.multiply(X).sum(axis=1)) if sp.issparse(X) else np.linalg.norm(X, axis=1, keepdims=True)
+    return sp.csr_matrix(X.multiply(1 / np.maximum(norm, 1e-12)), dtype=np.float32) if sp.issparse(X) else X / norm.clip(1e-12)
+
+
+def run_ours(rows: Rows, settings: dict[str, Any], *, unit: bool) -> dict[str, Any]:
+    X_train, X_test = (unit_rows(X) if unit else X for X in (rows.X_train, rows.X_test))
+    # Compiling is not training: once, on a few rows.
+    few = np.arange(0, X_train.shape[0], 100)
+    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(X_train[few], rows.Y_train[few])
+    clock = Clock()
+    clf = ExtremeClassifier(n_jobs=1, random_state=0, **settings).fit(X_train, rows.Y_train)
+    train, clock = clock.read(), Clock()
+    labels, _ = clf.predict_topk(X_test, k=max(KS))
+    return {"labels": labels, "train": train, "predict": clock.read()}
+
+
+def run_peer(name: str, python: str, rows: Rows) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        for key in ("X_train", "X_test"):
+            X = getattr(rows, key)
+            if sp.issparse(X):
+                sp.save_npz(folder / f"{key}.npz", X)
+            else:
+                np.save(folder / f"{key}.npy", X)
+        sp.save_npz(folder / "Y_train.npz", rows.Y_train)
+        script = Path(__file__).with_name("peers.py")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""}
+        subprocess.run([python, str(script), name, work], check=True, env=environment, stdout=subprocess.DEVNULL)
+        return json.loads((folder / f"{name}.json").read_text()) | {"labels": np.load(folder / f"{name}.npz")["labels"]}
+
+
+def figures(rows: Rows, labels: np.ndarray) -> list[float]:
+    counts = np.asarray(rows.Y_train.sum(axis=0)).ravel()
+    chances = metrics.label_propensities(counts, rows.Y_train.shape[0])
+    found = [metrics.precision_at_k(rows.Y_test, labels, k=k) for k in KS]
+    found += [metrics.ndcg_at_k(rows.Y_test, labels, k=k) for k in KS[1:]]
+    return found + [metrics.propensity_scored_precision_at_k(rows.Y_test, labels, chances, k=k) for k in KS]
+
+
+def print_row(name: str, rows: Rows, result: dict[str, Any], first: list[float] | None) -> list[float]:
+    found = figures(rows, result["labels"])
+    (cpu, wall), (ask_cpu, _) = result["train"][::-1], result["predict"][::-1]
+    cells = " | ".join(f"{100 * value:.2f}" for value in found)
+    ratio = "" if first is None else f"{found[0] / first[0]:.3f}, {found[2] / first[2]:.3f}"
+    print(f"| {name} | {cells} | {cpu:.1f} ({wall:.0f}) | {ask_cpu:.1f} | {ratio} |", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has libpecos and omikuji")
+    parser.add_argument("--tfidf", action="store_true", help="also on the sparse features before the SVD")
+    arguments = parser.parse_args()
+    missing = datasets.available("eurlex57k")
+    if missing:
+        sys.exit(missing)
+    print(timing.machine())
+    heads = [f"P@{k}" for k in KS] + [f"nDCG@{k}" for k in KS[1:]] + [f"PSP@{k}" for k in KS]
+    kinds = [("SVD to 512", dense_rows)] + ([("TF-IDF", tfidf_rows)] if arguments.tfidf else [])
+    for kind, make in kinds:
+        rows = make()
+        sizes = f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
+        print(f"\n{kind}: {sizes}, {rows.Y_train.nnz / rows.X_train.shape[0]:.2f} labels a row\n")
+        print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
+        print("|---|" + "---|" * (len(heads) + 3))
+        first = None
+        if arguments.peers:
+            first = print_row("PECOS XR-Linear, defaults", rows, run_peer("pecos", arguments.peers, rows), None)
+            print_row("omikuji (Parabel), defaults", rows, run_peer("omikuji", arguments.peers, rows), first)
+        print_row("extremax, defaults", rows, run_ours(rows, {}, unit=False), first)
+        print_row("extremax, tuned", rows, run_ours(rows, TUNED, unit=True), first)
+
+
+if __name__ == "__main__":
+    main()
