@@ -74,7 +74,7 @@ def test_ngrams_match_reference(sizes):
 
 def test_weights_match_reference():
     texts = sentences(60)
-    features = TextFeatures(n_components=5, hash_bits=14).fit(texts)
+    features = TextFeatures(n_components=5, n_random=0, hash_bits=14).fit(texts)
     columns, counts, ends = _hash(texts, features.options)
     raw = sp.csr_matrix((counts, columns, np.concatenate([[0], ends])), shape=(60, 2 << 14))
     have = np.bincount(columns, minlength=2 << 14)
@@ -94,8 +94,8 @@ def test_weights_match_reference():
 
 def test_most_frequent_columns_are_kept():
     texts = sentences(200)
-    everything = TextFeatures(n_components=4, min_texts=1).fit(texts)
-    some = TextFeatures(n_components=4, min_texts=1, max_columns=50).fit(texts)
+    everything = TextFeatures(n_components=4, n_random=0, min_texts=1).fit(texts)
+    some = TextFeatures(n_components=4, n_random=0, min_texts=1, max_columns=50).fit(texts)
     assert len(some.columns_) == 50
     assert some.idf_.max() <= np.sort(everything.idf_)[50]
     assert (np.diff(some.columns_) > 0).all()
@@ -115,8 +115,8 @@ def test_truncated_svd_matches_reference():
 
 def test_same_text_same_features_invariant():
     texts = sentences(9000)
-    a = TextFeatures(n_components=8).fit(texts, n_jobs=1)
-    b = TextFeatures(n_components=8).fit(texts, n_jobs=3)
+    a = TextFeatures(n_components=8, n_random=0).fit(texts, n_jobs=1)
+    b = TextFeatures(n_components=8, n_random=0).fit(texts, n_jobs=3)
     np.testing.assert_array_equal(a.basis_, b.basis_)
     Z = a.transform(texts, n_jobs=1)
     np.testing.assert_array_equal(Z, b.transform(texts, n_jobs=3))
@@ -125,7 +125,7 @@ def test_same_text_same_features_invariant():
 
 
 def test_save_and_load_invariant():
-    features = TextFeatures(n_components=4, char_ngrams=(3, 4)).fit(sentences(50))
+    features = TextFeatures(n_components=4, n_random=0, char_ngrams=(3, 4)).fit(sentences(50))
     header, arrays = features.to_arrays()
     again = TextFeatures.from_arrays(json.loads(json.dumps(header)), {name: array.copy() for name, array in arrays.items()})
     assert again.options == features.options
@@ -134,13 +134,13 @@ def test_save_and_load_invariant():
 
 def test_topics_are_told_apart():
     texts = [f"{'cat dog bird' if i % 2 else 'iron steel tin'} {i % 7}" for i in range(100)]
-    Z = TextFeatures(n_components=3).fit_transform(texts)
+    Z = TextFeatures(n_components=3, n_random=0).fit_transform(texts)
     inside, across = Z[0::2] @ Z[0::2].T, Z[0::2] @ Z[1::2].T
     assert inside.mean() > across.mean() + 0.5
 
 
 def test_odd_texts():
-    features = TextFeatures(n_components=4).fit(sentences(50) + TEXTS)
+    features = TextFeatures(n_components=4, n_random=0).fit(sentences(50) + TEXTS)
     Z = features.transform([*TEXTS, "completely novel qqq", "w1b " * 300_000])
     assert np.isfinite(Z).all()
     np.testing.assert_array_equal(Z[3], 0.0)  # the empty text
@@ -152,8 +152,8 @@ def test_odd_texts():
 
 def test_subsample_of_texts_for_the_svd():
     texts = sentences(3000)
-    some = TextFeatures(n_components=4, max_svd_texts=500).fit(texts)
-    full = TextFeatures(n_components=4).fit(texts)
+    some = TextFeatures(n_components=4, n_random=0, max_svd_texts=500).fit(texts)
+    full = TextFeatures(n_components=4, n_random=0).fit(texts)
     np.testing.assert_array_equal(some.idf_, full.idf_)
     assert not np.array_equal(some.basis_, full.basis_)
 
@@ -164,7 +164,7 @@ def test_progress_and_blocks():
     assert [start for start, _ in blocks[1:]] == [stop for _, stop in blocks[:-1]]
     assert blocks[-1][1] == len(texts)
     seen = []
-    TextFeatures(n_components=2).fit(texts[5:], n_jobs=1, progress=lambda done, total: seen.append((done, total)))
+    TextFeatures(n_components=2, n_random=0).fit(texts[5:], n_jobs=1, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (10_000, 10_000)
 
 
@@ -178,15 +178,32 @@ def test_bad_arguments_rejects():
     with pytest.raises(ValueError, match="not fitted"):
         TextFeatures().transform(["a"])
     with pytest.raises(ValueError, match="n_components is 0"):
-        TextFeatures(n_components=0)
+        TextFeatures(n_components=0, n_random=0)
     with pytest.raises(ValueError, match="both off"):
         TextFeatures(char_ngrams=(0, 0), word_ngrams=0)
     with pytest.raises(ValueError, match="char_ngrams is"):
         TextFeatures(char_ngrams=(5, 2))
-    header, arrays = TextFeatures(n_components=2).fit(sentences(20)).to_arrays()
+    header, arrays = TextFeatures(n_components=2, n_random=0).fit(sentences(20)).to_arrays()
     with pytest.raises(ValueError, match="version 9"):
         TextFeatures.from_arrays({**header, "format_version": 9}, arrays)
     with pytest.raises(ValueError, match="do not fit together"):
         TextFeatures.from_arrays(header, {**arrays, "idf": arrays["idf"][1:]})
     with pytest.raises(ValueError, match="columns go from"):
         TextFeatures.from_arrays(header, {**arrays, "columns": arrays["columns"] + (1 << 19)})
+
+
+def test_random_directions_tell_rare_words_apart() -> None:
+    common = [f"{a} {b}" for a in ("red", "green", "blue", "grey") for b in ("house", "horse", "ship", "tree", "road")] * 20
+    texts = [*common, "quokka", "quokka", "narwhal", "narwhal"]
+    rare = ["quokka", "narwhal"]
+    options = {"n_components": 4, "char_ngrams": (0, 0)}
+    lost = TextFeatures(**options, n_random=0).fit(texts).transform(rare)
+    kept = TextFeatures(**options, n_random=64).fit(texts)
+    assert kept.n_features == 68
+    told = kept.transform(rare)
+    np.testing.assert_allclose(np.linalg.norm(told, axis=1), 1.0, atol=1e-5)  # float32
+    assert abs(told[0] @ told[1]) < 0.5  # orthogonal texts stay nearly so: the deviation is about 1 / sqrt(64)
+    assert abs(told[0] @ told[1]) < abs(lost[0] @ lost[1]) or np.abs(lost).max() < 1e-3
+    # Orthogonal to the singular vectors: the first features are those without random ones, up to length.
+    basis = kept.basis_
+    np.testing.assert_allclose(basis[:, :4].T @ basis[:, 4:], 0.0, atol=1e-5)  # float32

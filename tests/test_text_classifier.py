@@ -20,7 +20,9 @@ LABELS = np.repeat(THINGS, 6)
 
 
 def make(**options: Any) -> TextClassifier:
-    return TextClassifier(ExtremeClassifier(random_state=0, n_epochs=10), features=TextFeatures(n_components=32), **options)
+    return TextClassifier(
+        ExtremeClassifier(random_state=0, n_epochs=10), features=TextFeatures(n_components=32, n_random=16), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_learns_words_recovers(fitted: TextClassifier) -> None:
 
 
 def test_is_features_then_classifier_identity(fitted: TextClassifier) -> None:
-    features = TextFeatures(n_components=32).fit(TEXTS)
+    features = TextFeatures(n_components=32, n_random=16).fit(TEXTS)
     apart = ExtremeClassifier(random_state=0, n_epochs=10).fit(features.transform(TEXTS), LABELS)
     some = ["jumped from a boat", "a tree"]
     np.testing.assert_array_equal(fitted.predict_log_proba(some), apart.predict_log_proba(features.transform(some)))

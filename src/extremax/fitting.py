@@ -183,6 +183,8 @@ def training_set(
     """The pairs in the form that epochs take, with what can be computed once; arguments as in `prepare`."""
     Z = model.project(X, n_jobs=options.n_threads)
     log_noise = model.noise.log_prob(Z if rows is None else Z[rows], ids, n_jobs=options.n_threads)
+    if model.tree is not None and model.class_means is None:
+        model.class_means = _class_means(Z, ids, rows, model.linear.n_classes)
     weights = np.ones(len(ids), np.float32) if weight is None else weight
     data = TrainingSet(X, ids, Z, weights, log_noise, rows)
     batch = options.batch_size or default_batch_size(len(ids), model.linear.n_classes)
@@ -195,6 +197,17 @@ def training_set(
         seed=seed,
         n_threads=options.n_threads,
     )
+
+
+def _class_means(
+    Z: NDArray[np.float32], ids: NDArray[np.int32], rows: NDArray[np.int64] | None, n_classes: int
+) -> NDArray[np.float16]:
+    counts = np.maximum(np.bincount(ids, minlength=n_classes), 1)
+    means = np.empty((n_classes, Z.shape[1]), np.float16)  # to be looked at, not calculated with: half the bytes will do
+    for j in range(Z.shape[1]):
+        column = Z[:, j] if rows is None else Z[rows, j]
+        means[:, j] = np.bincount(ids, weights=column, minlength=n_classes) / counts
+    return means
 
 
 def default_batch_size(n_rows: int, n_classes: int) -> int:

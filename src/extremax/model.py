@@ -23,6 +23,7 @@ from extremax.tree import LabelTree
 
 KIND = "classifier"
 _LINEAR_ARRAYS = ("weights", "biases", "squares", "bias_squares")
+_CLASS_ARRAYS = ("class_counts", "class_means")
 
 
 @dataclass
@@ -45,6 +46,8 @@ class ExtremeModel:
         Training rows with each label, (n_classes,); None where they are not known.
     n_samples
         Training rows with a label.
+    class_means
+        Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the class.
     """
 
     linear: LinearModel
@@ -54,6 +57,7 @@ class ExtremeModel:
     temperature: float = 1.0
     class_counts: NDArray[np.int64] | None = None
     n_samples: int = 0
+    class_means: NDArray[np.float16] | None = None
 
     @property
     def base(self) -> Noise | None:
@@ -139,6 +143,21 @@ class ExtremeModel:
         options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, "temperature": self.temperature}
         return predict.log_likelihood(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
 
+    def confusable(self, label: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k classes that are hardest to tell from a class, hardest first, and how hard.
+
+        By the tree, if there is one: p_n(y'|z) at the mean features z of the class.  Else by the cosine between the weights.
+        """
+        if self.tree is not None and self.class_means is not None:
+            hardness = np.exp(self.tree.log_prob_all(self.class_means[label : label + 1].astype(np.float32))[0])
+        else:
+            weights = self.linear.weights
+            norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
+            hardness = (weights @ weights[label]) / np.maximum(norms * norms[label], np.finfo(np.float32).tiny)
+        order = np.argsort(-hardness, kind="stable")
+        order = order[order != label][:k].astype(np.int32)
+        return order, hardness[order].astype(np.float32)
+
     # -- files ---------------------------------------------------------------------------------------------------------------
 
     def save(
@@ -156,8 +175,7 @@ class ExtremeModel:
         own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
         own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
         own["projection.explained_variance"] = self.projection.explained_variance
-        if self.class_counts is not None:
-            own["class_counts"] = self.class_counts
+        own |= {name: value for name in _CLASS_ARRAYS if (value := getattr(self, name)) is not None}
         content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
         content |= {"n_samples": self.n_samples, **header}
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
@@ -176,7 +194,8 @@ class ExtremeModel:
         parts = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{part}"] for part in parts))
         model = cls(linear, noise, projection, header["objective"], header["temperature"])
-        model.class_counts, model.n_samples = arrays.get("class_counts"), header.get("n_samples", 0)
+        model.n_samples = header.get("n_samples", 0)
+        model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
         return SavedModel(model, folder.labels, header, arrays)
 
 

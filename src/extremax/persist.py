@@ -123,6 +123,17 @@ def save_folder(
         shutil.rmtree(stage, ignore_errors=True)  # what failed, or the model that was replaced
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise if `save_folder` could not write to `path`: to be known before long work, not after."""
+    target = Path(os.path.realpath(path))
+    _refuse_foreign(target)
+    above = next(folder for folder in target.parents if folder.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{above} is a file; {target} cannot be a folder in it.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(f"{above} may not be written to; choose another place for the model.")
+
+
 def load_folder(path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False) -> ModelFolder:
     """Open a model folder; its arrays are memory-mapped, so that opening takes no longer for a larger model.
 

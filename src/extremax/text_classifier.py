@@ -123,7 +123,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
             self.features_ = TextFeatures(**options).fit(texts, n_jobs=classifier.n_jobs, progress=show)
             report.close()
-            report.say(f"{len(texts):,} texts became {self.features_.n_components} features each")
+            report.say(f"{len(texts):,} texts became {self.features_.n_features} features each")
         self.classifier_ = classifier
         return self.transform(texts)
 

@@ -14,8 +14,22 @@ from typer.core import TyperGroup
 
 from extremax.cli import terminal
 
-COMMANDS: tuple[str, ...] = ("experiments", "theory")  # modules of extremax.cli in the order of --help
+COMMANDS: tuple[str, ...] = (
+    "train",
+    "predict",
+    "evaluate",
+    "inspect",
+    "ask",
+    "experiments",
+    "theory",
+)  # modules of extremax.cli in the order of --help
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
+# Sentences of the library name its arguments; whoever sits at a terminal has options.
+_AS_OPTIONS = {
+    "skip_bad_lines=True": "--skip-bad-lines",
+    "pass format= one of": "pass --format with one of",
+    "text_column and label_column": "--text-column and --label-column",
+}
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
 
 
@@ -51,7 +65,10 @@ def _sentence(error: BaseException) -> str:
         return f"not enough memory. {error}".strip()
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    for argument, option in _AS_OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
 
 
 def _let_go_of_stdout() -> None:

@@ -1,9 +1,22 @@
-"""Options that several commands share, each with one spelling and one meaning."""
+"""Options that several commands share, each with one spelling and one meaning; and bundles of them.
+
+A command takes a bundle as one argument, ``reading: Reading``, and is registered through `unbundled`, which puts the fields of
+the bundle among its options::
+
+    app.command()(unbundled(train))
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,3 +28,112 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on the w
 ModelArgument = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.", exists=True, file_okay=False, show_default=False)
 ]
+DataArgument = Annotated[
+    Path, typer.Argument(metavar="DATA", help="File of rows; - for standard input.", allow_dash=True, show_default=False)
+]
+
+
+class FileFormat(StrEnum):
+    """Formats of `extremax.data.load_dataset`."""
+
+    auto = "auto"
+    xmc = "xmc"
+    libsvm = "libsvm"
+    npy = "npy"
+    npz = "npz"
+    parquet = "parquet"
+    arrow = "arrow"
+    csv = "csv"
+    tsv = "tsv"
+    fasttext = "fasttext"
+    lines = "lines"
+
+
+class Reduction(StrEnum):
+    """One label a row out of several."""
+
+    first = "first"
+    smallest = "smallest"
+    rarest = "rarest"
+    all = "all"
+
+
+class Search(StrEnum):
+    """How the best classes are found."""
+
+    exact = "exact"
+    beam = "beam"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file of rows is read."""
+
+    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto looks into the file.")] = FileFormat.auto
+    text_column: Annotated[str | None, typer.Option(help="Column of texts: its name, or its position from 0.")] = None
+    label_column: Annotated[str | None, typer.Option(help="Column of labels: its name, or its position from 0.")] = None
+    vector_column: Annotated[str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")] = None
+    label_separator: Annotated[str | None, typer.Option(help="What separates several labels in one field.")] = None
+    delimiter: Annotated[str | None, typer.Option(help="What separates columns.  [default: comma, or tab in TSV]")] = None
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: look]")
+    ] = None
+    labels_path: Annotated[
+        Path | None, typer.Option("--labels", help="File of labels beside .npy features.", show_default=False)
+    ] = None
+    n_features: Annotated[int | None, typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]")] = None
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Count and skip malformed lines.")] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `load_dataset`."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        for column in ("text_column", "label_column"):
+            if named[column] is not None and named[column].isdigit():
+                named[column] = int(named[column])
+        return named | {"format": self.format.value, "delimiter": _escaped(self.delimiter)}
+
+
+def _escaped(delimiter: str | None) -> str | None:
+    return "\t" if delimiter in (r"\t", "tab") else delimiter  # a tab is hard to type
+
+
+@contextmanager
+def source(data: Path) -> Iterator[Path | IO[bytes]]:
+    """What DATA stands for: a path, or standard input for ``-``."""
+    if str(data) != "-":
+        yield data
+        return
+    if sys.stdin.isatty():
+        raise typer.BadParameter("standard input is a terminal; give a file, or pipe rows into this command.")
+    yield sys.stdin.buffer
+
+
+def unbundled(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the fields of its dataclass arguments as arguments of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    bundles = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name not in bundles:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        bundle: Any = bundles[parameter.name]
+        kinds = get_type_hints(bundle, include_extras=True)
+        for field in fields(bundle):
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
+                )
+            )
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        packed = {}
+        for name, kind in bundles.items():
+            bundle: Any = kind
+            packed[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+        command(**values, **packed)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from extremax.data import array_files, labels, sparse_text
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source
-from extremax.data.text_tables import LABEL_PREFIX, Column, FastTextReader, TableReader, TextReader
+from extremax.data.text_tables import LABEL_PREFIX, Column, FastTextReader, LineReader, TableReader, TextReader
 
-Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv", "tsv", "fasttext"]
+Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv", "tsv", "fasttext", "lines"]
 Reduction = Literal["first", "smallest", "rarest", "all"]
 
 _EXTENSIONS = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".svm": "libsvm", ".libsvm": "libsvm", ".svmlight": "libsvm", ".npy": "npy",
     ".npz": "npz", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".ft": "fasttext",
-    ".fasttext": "fasttext", ".xmc": "xmc",
+    ".fasttext": "fasttext", ".xmc": "xmc", ".lines": "lines",
 }  # fmt: skip
 _BINARY = ("npy", "npz", "parquet", "arrow")
 _HEAD = 1 << 16  # bytes looked at
@@ -67,8 +67,8 @@ def load_dataset(
     """Read a file of features or texts with labels.
 
     Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow with a vector or
-    text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines.  Text formats may be compressed
-    with gzip, xz or Zstandard.
+    text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines, and plain lines, each a text (only
+    when asked for by ``format="lines"``).  Text formats may be compressed with gzip, xz or Zstandard.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def load_dataset(
         skip_bad_lines, progress,
     )  # fmt: skip
     data = next(_pieces(path, format, options, None))
-    return data if reduce is None else _reduce(data, reduce, label_counts)
+    return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
 def iter_dataset(
@@ -194,7 +194,7 @@ def detect_format(stream: ByteStream) -> str:
     for kind, agree in signs.items():
         if 2 * sum(agree) > len(agree):
             return kind
-    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, fasttext"
+    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, fasttext, lines"
     raise DataFileError(stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1)
 
 
@@ -253,6 +253,8 @@ def _read_binary(
 def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
     if kind == "fasttext":
         return FastTextReader(stream, options.skip_bad_lines)
+    if kind == "lines":
+        return LineReader(stream, options.skip_bad_lines)
     return TableReader(
         stream,
         options.skip_bad_lines,
@@ -265,7 +267,8 @@ def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader
     )
 
 
-def _reduce(data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None) -> Dataset:
+def reduce_labels(data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None = None) -> Dataset:
+    """One label per row of a dataset with sets of labels; arguments are `reduce` and `label_counts` of `load_dataset`."""
     if reduce not in ("first", "smallest", "rarest", "all"):
         raise ValueError(f"reduce is {reduce!r}; use 'first', 'smallest', 'rarest' or 'all'.")
     if not data.multilabel:

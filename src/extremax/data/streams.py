@@ -20,7 +20,7 @@ _MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 SUFFIXES = (".gz", ".xz", ".zst")
 CHUNK = 8 << 20
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _Counted(io.RawIOBase):
@@ -92,7 +92,7 @@ class ByteStream:
 
     def chunks(self) -> Iterator[bytearray]:
         """Whole lines, some megabytes at a time; the last line gets a newline if it has none."""
-        if self.peek(3) == _BYTE_ORDER_MARK:
+        if self.peek(3) == BYTE_ORDER_MARK:
             self.read(3)
         tail = b""
         while data := self.read(CHUNK):

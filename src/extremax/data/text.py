@@ -1,9 +1,10 @@
-"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD to K dimensions.
+"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD and random directions beside it.
 
 A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each hashed into a table.
 A count c of column j weighs ``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1 + n_j))``; n_j of n texts have it.
-The two parts are scaled to unit length each, projected on the leading right singular vectors of the training texts, and the
-result is scaled to unit length.  N-grams, weights and SVD are those of scikit-learn.
+The two parts are scaled to unit length each, projected on the leading right singular vectors of the training texts and on
+random directions orthogonal to them, and the result is scaled to unit length.  N-grams, weights and SVD are those of
+scikit-learn.
 
 The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle.  Nothing depends on the
 thread count.
@@ -38,6 +39,7 @@ class TextOptions:
     """Options of `TextFeatures`; see there."""
 
     n_components: int = 256
+    n_random: int = 256
     char_ngrams: tuple[int, int] = (2, 5)
     word_ngrams: int = 2
     hash_bits: int = 18
@@ -56,6 +58,8 @@ class TextOptions:
             raise ValueError("char_ngrams and word_ngrams are both off; a text needs one of them.")
         if not 4 <= self.hash_bits <= 28:
             raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 28.")
+        if self.n_random < 0:
+            raise ValueError(f"n_random is {self.n_random}; it must be at least 0.")
         for name in ("n_components", "min_texts", "max_columns", "max_svd_texts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -67,7 +71,10 @@ class TextFeatures:
     Parameters
     ----------
     n_components : int
-        Features per text; fewer if the training texts do not have as many dimensions.
+        Features along singular vectors; fewer if the training texts do not have as many dimensions.
+    n_random : int
+        Features along random directions outside of those: what tells rare words apart, which no leading singular vector does.
+        Only added where the texts have more dimensions than `n_components`.
     char_ngrams : (int, int)
         Shortest and longest character n-gram within word boundaries; (0, 0) for none.
     word_ngrams : int
@@ -77,7 +84,8 @@ class TextFeatures:
     min_texts : int
         Columns that fewer training texts have are left out.
     max_columns : int
-        The columns that most texts have are kept, up to this number; the state holds ``max_columns * n_components`` floats.
+        The columns that most texts have are kept, up to this number; the state holds that many rows of
+        ``n_components + n_random`` floats.
     max_svd_texts : int
         Texts for the SVD, drawn at random from longer data.
     random_state : int
@@ -87,19 +95,19 @@ class TextFeatures:
     --------
     >>> from extremax.data import TextFeatures
     >>> texts = ["fell off a ladder", "fell from a ladder", "bitten by a dog", "bitten by a cat"]
-    >>> features = TextFeatures(n_components=2).fit(texts)
+    >>> features = TextFeatures(n_components=2, n_random=2).fit(texts)
     >>> features.transform(["a dog's bite", "", "\\N{DOG FACE}"]).shape
-    (3, 2)
+    (3, 4)
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = TextOptions(**options)
         self.columns_: Int32  # hashed columns that are kept, rising
         self.idf_: Float32  # their weights
-        self.basis_: Float32  # (n_columns, n_components) right singular vectors
+        self.basis_: Float32  # (n_columns, n_features): right singular vectors, then random directions
 
     @property
-    def n_components(self) -> int:
+    def n_features(self) -> int:
         """Width of the features of a fitted object."""
         return int(self.basis_.shape[1])
 
@@ -140,7 +148,10 @@ class TextFeatures:
         weighted = self.weigh(texts, n_jobs=n_jobs)
         basis, _ = truncated_svd(weighted, options.n_components, seed=options.random_state, n_jobs=n_jobs)
         # Texts without a single shared n-gram still get a feature, which is zero.
-        self.basis_ = basis if basis.shape[1] else np.zeros((len(kept), 1), dtype=np.float32)
+        basis = basis if basis.shape[1] else np.zeros((len(kept), 1), dtype=np.float32)
+        # Texts of fewer dimensions than singular vectors asked for have nothing outside of those.
+        has_more = basis.shape[1] == options.n_components and options.n_random > 0
+        self.basis_ = np.hstack([basis, _random_directions(basis, options)]) if has_more else basis
         return self
 
     def weigh(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
@@ -160,10 +171,10 @@ class TextFeatures:
         return sp.vstack(parts, format="csr")
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
-        """Dense features, float32 (n_texts, n_components), rows of unit length; a text without any known n-gram is all zero."""
+        """Dense features, float32 (n_texts, n_features), rows of unit length; a text without any known n-gram is all zero."""
         self._check_fitted()
         check_texts(texts)
-        Z = np.empty((len(texts), self.n_components), dtype=np.float32)
+        Z = np.empty((len(texts), self.n_features), dtype=np.float32)
         blocks = _blocks(texts)
         place, basis = self._places(), read_only(self.basis_)
 
@@ -237,6 +248,14 @@ class TextFeatures:
         matrix.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ends)))]).astype(np.int32)
         matrix.sort_indices()  # in any order the sums would round differently after another version of the kernel
         return matrix
+
+
+def _random_directions(basis: Float32, options: TextOptions) -> Float32:
+    """Random directions less their part along the basis: they keep, on average, the length of what the basis leaves out."""
+    rng = np.random.default_rng((options.random_state, 1))
+    random = rng.standard_normal((len(basis), options.n_random), dtype=np.float32) / np.float32(np.sqrt(options.n_random))
+    outside: Float32 = random - basis @ (basis.T @ random)
+    return outside
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
-from extremax.data.streams import ByteStream, bad_utf8
+from extremax.data.streams import BYTE_ORDER_MARK, ByteStream, bad_utf8
 
 Column = str | int
 
@@ -89,6 +89,45 @@ class FastTextReader(TextReader):
                     self.bad_line(f"expected a name after {LABEL_PREFIX}", number, line.index(LABEL_PREFIX) + 1)
                     continue
                 yield " ".join(word for word in words if not word.startswith(LABEL_PREFIX)), labels or None
+
+
+@dataclass
+class LineReader(TextReader):
+    """Every line a text, empty lines too; no labels.  In pieces, a pipe's lines come as soon as they are there."""
+
+    format: str = "lines"
+
+    def rows(self) -> Iterator[tuple[str, list[str] | None]]:
+        for texts in self._chunks():
+            yield from ((text, None) for text in texts)
+
+    def pieces(self, batch_rows: int | None) -> Iterator[Dataset]:
+        if batch_rows is None:
+            yield from super().pieces(None)
+            return
+        for texts in self._chunks():
+            for start in range(0, len(texts), batch_rows):
+                yield self._finish(texts[start : start + batch_rows], None)
+
+    def _chunks(self) -> Iterator[list[str]]:
+        """The texts of whole lines, as many as one read gives."""
+        rest, number = b"", 0
+        if self.stream.peek(3) == BYTE_ORDER_MARK:
+            self.stream.read(3)
+        more = True
+        while more:
+            data = self.stream.read(1 << 20)
+            more = bool(data)
+            *lines, rest = (rest + data).split(b"\n") if more or not rest else (rest, b"")
+            texts = []
+            for line in lines:
+                number += 1
+                text = line.removesuffix(b"\r").decode(errors="surrogateescape")
+                if (at := bad_utf8(text)) >= 0:
+                    self.bad_line("expected UTF-8 text", number, at + 1)
+                else:
+                    texts.append(text)
+            yield texts
 
 
 @dataclass

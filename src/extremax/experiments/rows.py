@@ -169,7 +169,7 @@ def _features(
         )
     if kind == "text":
         say(f"text features of {parts['train'].n_samples:,} texts")
-        made = TextFeatures(n_components=features.n_components, **features.options).fit(
+        made = TextFeatures(n_components=features.n_components, **{"n_random": 0, **features.options}).fit(
             parts["train"].texts or [], n_jobs=n_jobs
         )
         return {split: made.transform(part.texts or [], n_jobs=n_jobs) for split, part in parts.items()}, made

@@ -1,0 +1,42 @@
+"""``extremax ask MODEL "text"``: one question, answered as a table."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.models import open_model, takes_texts
+from extremax.cli.options import Json, ModelArgument, Search, Threads
+from extremax.cli.predict import probabilities
+
+
+def ask(
+    model: ModelArgument,
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="What to classify.", show_default=False)],
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
+    search: Annotated[Search, typer.Option(help="Score all classes, or go down the label tree.")] = Search.exact,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Show the most probable labels of a text.
+
+    extremax ask model "fell off a ladder"
+    """
+    clf = open_model(model, threads)
+    if not takes_texts(clf):
+        raise ValueError(f"{model} was trained on features, not on texts; use: extremax predict {model} DATA.")
+    question = " ".join(text)  # quotes are easily forgotten
+    labels, log_prob = clf.predict_topk([question], min(k, len(clf.classes_)), search=search.value)
+    answers = list(zip(labels[0].tolist(), probabilities(log_prob)[0], strict=True))
+    if as_json:
+        terminal.show_json({"text": question, "answers": [{"label": label, "probability": p} for label, p in answers]})
+        return
+    rows = [[str(label), f"{p:.1%}" if p >= 0.001 else f"{p:.1e}"] for label, p in answers]
+    terminal.print_table(["label", "probability"], rows, right=["probability"])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(ask)

@@ -1,0 +1,76 @@
+"""``extremax evaluate MODEL DATA``: how good the predictions for labelled rows are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.models import inputs_of, named_labels, open_model, reading_for, report_skipped
+from extremax.cli.options import DataArgument, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
+
+
+def evaluate(
+    model: ModelArgument,
+    data: DataArgument,
+    k: Annotated[str, typer.Option("--k", "-k", help="Ranks to look at, separated by commas.")] = "1,3,5",
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Measure a model on labelled rows.
+
+    \b
+    log_likelihood     mean log p(y|x)
+    accuracy@k         share of rows with a true label among the first k
+    precision@k        true labels among the first k, divided by k
+    ndcg@k             the same with a discount by rank
+    propensity_scored_precision@k  the same with rare labels counting more
+    calibration_error  mean distance of confidence and accuracy
+
+    Rows whose labels were not in the training data are left out and counted.
+    """
+    terminal.set_quiet(quiet)
+    ranks = _ranks(k)
+    clf = open_model(model, threads)
+    figures = measure(clf, data, reading, ranks)
+    if as_json:
+        terminal.show_json(figures)
+        return
+    rows = [[name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in figures.items()]
+    terminal.print_table(["figure", "value"], rows, right=["value"])
+
+
+def _ranks(k: str) -> list[int]:
+    try:
+        ranks = sorted({int(part) for part in k.split(",")})
+    except ValueError:
+        ranks = [0]
+    if ranks[0] < 1:
+        raise typer.BadParameter(f"--k is {k!r}; give numbers from 1 on, separated by commas, such as 1,3,5.")
+    return ranks
+
+
+def measure(clf: Any, path: Path, reading: Reading, ranks: list[int]) -> dict[str, Any]:
+    """All figures by name; those at ranks beyond the number of classes are left out."""
+    from extremax.data import load_dataset
+    from extremax.evaluation import evaluate as judge
+
+    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
+        data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
+    report_skipped(data)
+    if data.y is None:
+        raise ValueError(f"{path} has no labels to compare with; name their column: --label-column.")
+    report = judge(clf, inputs_of(clf, data, path), named_labels(data), ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
+    if report.n_left_out:
+        terminal.warn(f"{report.n_left_out:,} rows have no label that the model knows; they are left out.")
+    return report.as_dict()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(unbundled(evaluate))

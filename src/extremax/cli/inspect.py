@@ -1,0 +1,167 @@
+"""``extremax inspect MODEL``: what a model is, what it chose, where its bytes are, and which classes it mixes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.models import classifier_of, open_model, takes_texts
+from extremax.cli.options import Json, ModelArgument
+
+# Names of arrays in a model folder, and what they are to a person; the longest beginning that fits counts.
+_PARTS = {
+    "weights": "weights",
+    "biases": "weights",
+    "squares": "accumulators (for further training)",
+    "bias_squares": "accumulators (for further training)",
+    "noise": "noise",
+    "projection": "projection",
+    "text": "text features",
+    "class_means": "class means",
+    "class_counts": "class counts",
+    "labels": "label names",
+}
+
+
+def inspect(
+    model: ModelArgument,
+    label: Annotated[
+        str | None, typer.Option(metavar="X", help="Show the classes that are hardest to tell from X.", show_default=False)
+    ] = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Classes to show with --label.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Show what a model is made of, or which classes are hardest to tell from one of its classes.
+
+    \b
+    --label X lists the classes that the label tree thinks most probable
+    for a typical row of X; a model without a tree compares weights.
+    """
+    clf = open_model(model)
+    if label is not None:
+        _show_label(clf, label, k, as_json)
+        return
+    facts = describe(clf, model)
+    if as_json:
+        terminal.show_json(facts)
+        return
+    memory = facts.pop("memory")
+    rows = [[name.replace("_", " "), _shown(value)] for name, value in facts.items() if value is not None]
+    terminal.print_table([str(model), ""], rows)
+    total = sum(memory.values())
+    table = [[part, _bytes(size), f"{size / total:.0%}"] for part, size in sorted(memory.items(), key=lambda item: -item[1])]
+    terminal.print_table(["memory", "size", "share"], [*table, ["total", _bytes(total), ""]], right=["size", "share"])
+
+
+def describe(clf: Any, folder: Path) -> dict[str, Any]:
+    """Facts about a model by name; None for what it does not have."""
+    import numpy as np
+
+    classifier = classifier_of(clf)
+    fitted, choices, last = classifier.model_, classifier.choices_, classifier.history_[-1]
+    tree, counts = fitted.tree, fitted.class_counts
+    facts: dict[str, Any] = {
+        "input": _input(clf),
+        "n_classes": len(clf.classes_),
+        "n_features": int(fitted.linear.weights.shape[1]),
+        "n_samples": fitted.n_samples or None,
+        "objective": fitted.objective,
+        "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
+        "optimizer": classifier.optimizer,
+        "temperature": fitted.temperature,
+        "epochs": last["epoch"],
+        "training_seconds": last["seconds"],
+        "loss": last["loss"] if last["epoch"] else None,
+        "valid_log_likelihood": last.get("valid_log_likelihood"),
+        "valid_accuracy": last.get("valid_accuracy"),
+        "tree_depth": None if tree is None else tree.depth,
+        "tree_components": None if tree is None else tree.n_components,
+        "tree_held_out_log_likelihood": choices.get("tree_held_out_log_likelihood"),
+    }
+    if counts is not None and counts.sum() > 0:
+        share = counts[counts > 0] / counts.sum()
+        facts["frequencies_log_likelihood"] = float((share * np.log(share)).sum())
+        low, middle, high = np.quantile(counts, [0.0, 0.5, 1.0]).tolist()
+        facts["rows_per_class"] = {"smallest": int(low), "median": middle, "largest": int(high)}
+    facts["choices"] = {name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"} or None
+    facts["memory"] = _memory(folder, fitted.noise)
+    return facts
+
+
+def _input(clf: Any) -> str:
+    if not takes_texts(clf):
+        return "features"
+    return "texts" if clf.features_ is not None else f"texts through the encoder {clf.encoder or '(an object)'}"
+
+
+def _memory(folder: Path, noise: Any) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for file in sorted(folder.iterdir()):
+        stem = file.name.removesuffix(".safetensors")
+        found = [name for name in _PARTS if stem == name or stem.startswith(f"{name}.")]
+        part = _PARTS[max(found, key=len)] if found else "header"
+        part = f"noise ({type(noise).__name__})" if part == "noise" else part
+        sizes[part] = sizes.get(part, 0) + file.stat().st_size
+    return sizes
+
+
+def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
+    classifier = classifier_of(clf)
+    at = _find(clf.classes_, label)
+    fitted = classifier.model_
+    by_tree = fitted.tree is not None and fitted.class_means is not None
+    ids, hardness = fitted.confusable(at, min(k, len(clf.classes_) - 1))
+    counts = fitted.class_counts
+    measure = "tree_probability" if by_tree else "cosine_of_weights"
+    found = [
+        {"label": clf.classes_[i].item() if hasattr(clf.classes_[i], "item") else clf.classes_[i], measure: float(h)}
+        | ({} if counts is None else {"rows": int(counts[i])})
+        for i, h in zip(ids.tolist(), hardness, strict=True)
+    ]
+    if as_json:
+        terminal.show_json({"label": label, "hardest": found})
+        return
+    shown = f"classes hardest to tell from {label}, " + ("by the label tree" if by_tree else "by the cosine of their weights")
+    rows = [[str(entry["label"]), f"{entry[measure]:.4f}", f"{entry.get('rows', '')}"] for entry in found]
+    columns = ["label", measure.replace("_", " "), "rows"]
+    terminal.print_table(columns, rows, title=shown, right=columns[1:])
+
+
+def _find(classes: Any, label: str) -> int:
+    import difflib
+
+    import numpy as np
+
+    names = classes.astype(str)
+    found = np.flatnonzero(names == label)
+    if len(found):
+        return int(found[0])
+    near = difflib.get_close_matches(label, names.tolist(), n=3) if len(names) <= 100_000 else []
+    hint = f" Did you mean {', '.join(near)}?" if near else ""
+    raise ValueError(f"{label!r} is none of the model's {len(names):,} labels.{hint}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return " ".join(_shown(item) for item in value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size = size / 1000  # type: ignore[assignment]
+    return f"{size:,.3g} GB"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(inspect)

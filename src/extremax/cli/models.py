@@ -1,0 +1,83 @@
+"""What commands on a saved model share: opening it, and reading rows that it takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.options import FileFormat, Reading, source
+
+
+def open_model(path: Path, threads: int | None = None) -> Any:
+    """The estimator saved in a folder, with the given number of threads."""
+    from extremax.loading import load_model
+
+    model = load_model(path)
+    classifier_of(model).n_jobs = threads
+    return model
+
+
+def takes_texts(model: Any) -> bool:
+    """Whether the model takes texts, not features."""
+    return hasattr(model, "classifier_")
+
+
+def classifier_of(model: Any) -> Any:
+    """The ExtremeClassifier of a model, be it inside a TextClassifier or alone."""
+    return model.classifier_ if takes_texts(model) else model
+
+
+def inputs_of(model: Any, data: Any, path: Path) -> Any:
+    """Texts or features of a dataset, whichever the model takes."""
+    if takes_texts(model):
+        if data.texts is None:
+            raise ValueError(f"{path} holds features, but the model takes texts.")
+        return data.texts
+    if data.X is None:
+        raise ValueError(f"{path} holds texts, but the model takes {model.n_features_in_:,} features.")
+    return data.X
+
+
+def reading_for(model: Any, reading: Reading, path: Path) -> dict[str, Any]:
+    """Arguments for the readers, with what the model knows."""
+    arguments = reading.arguments()
+    if not takes_texts(model):
+        arguments["n_features"] = arguments["n_features"] or model.n_features_in_
+    elif reading.format is FileFormat.auto and reading.text_column is None and str(path) == "-":
+        arguments["format"] = "lines"  # what people pipe into a model of texts is texts
+    return arguments
+
+
+def pieces(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterator[Any]:
+    """Datasets of some thousand rows, one after the other."""
+    from extremax.data import iter_dataset
+
+    arguments = reading_for(model, reading, path)
+    if arguments.pop("labels_path") is not None:
+        raise typer.BadParameter("--labels is for commands that need labels.")
+    with terminal.Bar(f"{path.name}") as bar, source(path) as opened:
+        # A bar would be drawn over results in the same terminal.
+        shown = None if sys.stdout.isatty() else bar
+        for data in iter_dataset(opened, **arguments, batch_rows=batch_rows, progress=shown):
+            report_skipped(data)
+            yield data
+
+
+def report_skipped(data: Any) -> None:
+    """Say how many bad lines there were, and which were the first."""
+    if data.n_skipped:
+        first = "".join(f"\n  {line}" for line in data.skipped[:3])
+        terminal.warn(f"{data.n_skipped:,} bad lines were skipped:{first}")
+
+
+def named_labels(data: Any) -> Any:
+    """Labels as the estimators take them: one a row, lists of names, or an indicator matrix whose columns have no names."""
+    if not data.multilabel or data.label_names is None:
+        return data.y
+    names, y = data.label_names, data.y
+    return [[names[j] for j in y.indices[y.indptr[i] : y.indptr[i + 1]]] for i in range(data.n_samples)]

@@ -1,0 +1,171 @@
+"""``extremax predict MODEL DATA``: the best labels of every row, as CSV, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Annotated, Any, Protocol
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.models import inputs_of, open_model, pieces, takes_texts
+from extremax.cli.options import DataArgument, ModelArgument, Quiet, Reading, Search, Threads, unbundled
+
+_ROWS = 4096  # rows predicted at a time
+_ROWS_PIPED = 256  # from a pipe: answers should not wait for thousands of further questions
+
+
+class Output(StrEnum):
+    """Formats of predictions."""
+
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+def predict(
+    model: ModelArgument,
+    data: DataArgument = Path("-"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; standard output if not given.")
+    ] = None,
+    to: Annotated[
+        Output | None, typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
+    search: Annotated[Search, typer.Option(help="Score all classes, or go down the label tree.")] = Search.exact,
+    beam_width: Annotated[int, typer.Option(min=1, help="Nodes kept at each level by --search beam.")] = 64,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Predict the k most probable labels of every row.
+
+    \b
+    Rows are read as `extremax train` reads them; labels in DATA are ignored.
+    A model of texts takes plain lines from standard input, one text each.
+
+    \b
+    extremax predict model new.csv --k 5 --out answers.csv
+    echo "fell off a ladder" | extremax predict model --to jsonl
+    """
+    terminal.set_quiet(quiet)
+    kind = to or (Output(out.suffix[1:]) if out is not None and out.suffix[1:] in Output.__members__ else Output.csv)
+    clf = open_model(model, threads)
+    k = min(k, len(clf.classes_))
+    with terminal.whole_file(out) as file:
+        writer = _WRITERS[kind](file, k)
+        n_rows = 0
+        for piece in pieces(clf, data, reading, _ROWS_PIPED if str(data) == "-" else _ROWS):
+            inputs = inputs_of(clf, piece, data)
+            for start in range(0, piece.n_samples, _ROWS):  # sparse text comes in large pieces
+                part = inputs[start : start + _ROWS]
+                labels, log_prob = clf.predict_topk(part, k, search=search.value, beam_width=beam_width)
+                writer.write(labels, log_prob)
+            n_rows += piece.n_samples
+            if out is None:
+                file.flush()
+        writer.close()
+    if out is not None:
+        what = "texts" if takes_texts(clf) else "rows"
+        terminal.say(f"{n_rows:,} {what} answered in {out}")
+
+
+class Writer(Protocol):
+    """Takes labels and their log-probabilities, some rows at a time."""
+
+    def __init__(self, file: IO[bytes], k: int) -> None: ...
+
+    def write(self, labels: Any, log_prob: Any) -> None:
+        """Rows of labels (n, k) and log-probabilities (n, k)."""
+
+    def close(self) -> None:
+        """What comes after the last row."""
+
+
+class _CsvWriter:
+    """``label,probability``, or for k > 1 ``label_1,probability_1,label_2,...``."""
+
+    def __init__(self, file: IO[bytes], k: int) -> None:
+        self._file = file
+        names = [("label", "probability")] if k == 1 else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
+        self._send([[name for pair in names for name in pair]])
+
+    def _send(self, rows: list[list[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._file.write(text.getvalue().encode())
+
+    def write(self, labels: Any, log_prob: Any) -> None:
+        rows = []
+        for names, p in zip(labels.tolist(), probabilities(log_prob), strict=True):
+            rows.append([cell for pair in zip(names, p, strict=True) for cell in pair])
+        self._send(rows)
+
+    def close(self) -> None:
+        pass
+
+
+class _JsonLinesWriter:
+    """``{"labels": [...], "probabilities": [...]}`` a row."""
+
+    def __init__(self, file: IO[bytes], k: int) -> None:
+        self._file = file
+
+    def write(self, labels: Any, log_prob: Any) -> None:
+        for names, p in zip(labels.tolist(), probabilities(log_prob), strict=True):
+            line = json.dumps({"labels": names, "probabilities": p}, ensure_ascii=False, default=str)
+            self._file.write(line.encode() + b"\n")
+
+    def close(self) -> None:
+        pass
+
+
+class _ParquetWriter:
+    """Columns ``labels`` and ``probabilities``, lists of k each."""
+
+    def __init__(self, file: IO[bytes], k: int) -> None:
+        self._file = file
+        self._writer: Any = None
+
+    def write(self, labels: Any, log_prob: Any) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise ImportError("--to parquet needs pyarrow: pip install extremax[parquet].") from error
+        names = labels.tolist()
+        if names and not isinstance(names[0][0], str | int | float):
+            names = [[str(name) for name in row] for row in names]
+        table = pa.table({"labels": names, "probabilities": pa.array(probabilities(log_prob), pa.list_(pa.float64()))})
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+_WRITERS: dict[Output, type[Writer]] = {
+    Output.csv: _CsvWriter,
+    Output.jsonl: _JsonLinesWriter,
+    Output.parquet: _ParquetWriter,
+}
+
+
+def probabilities(log_prob: Any) -> list[list[float]]:
+    """Probabilities with the seven digits that float32 has."""
+    import numpy as np
+
+    return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(unbundled(predict))

@@ -1,0 +1,164 @@
+"""``extremax train DATA --out MODEL``: from a file to a saved model."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.app import EXIT_INTERRUPTED
+from extremax.cli.models import named_labels, report_skipped
+from extremax.cli.options import DataArgument, Json, Quiet, Reading, Reduction, Seed, Threads, source, unbundled
+from extremax.cli.parameters import Parameters, given
+
+
+def train(
+    data: DataArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.", show_default=False)],
+    *,
+    valid: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.", show_default=False)
+    ] = None,
+    reduce: Annotated[
+        Reduction | None,
+        typer.Option(help="For rows with several labels: keep one, or make each label a row. [default: keep all]"),
+    ] = None,
+    text_features: Annotated[
+        int | None, typer.Option(min=2, help="Features per text.  [default: 512]", show_default=False)
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Name of a sentence-transformers model to embed texts with.", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    reading: Reading,
+    parameters: Parameters,
+) -> None:
+    """Train a model on a file of texts or features with labels, and save it.
+
+    \b
+    DATA may be CSV or TSV with a text and a label column, fastText lines,
+    Parquet or Arrow with a text or vector column, .npy or .npz features,
+    XMC repository or libsvm text; .gz, .xz and .zst are read as they are.
+
+    Ctrl-C ends training early and saves the model as far as it got.
+
+    \b
+    extremax train tickets.csv --out model
+    extremax train train.txt.gz --valid test.txt.gz --reduce rarest --out model
+    """
+    terminal.set_quiet(quiet)
+    from extremax.data import load_dataset
+    from extremax.data.text import TextFeatures
+    from extremax.estimator import ExtremeClassifier
+    from extremax.persist import check_target
+    from extremax.text_classifier import TextClassifier
+
+    check_target(out)  # before an hour of training, not after
+    started = time.perf_counter()
+    rows = _load(load_dataset, data, reading, reduce)
+    checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
+    watched = sys.stderr.isatty() and not quiet
+    classifier = ExtremeClassifier(**given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched))
+    model: Any = classifier
+    if rows.inputs is rows.texts:
+        half = (text_features or 0) // 2
+        options = {} if text_features is None else {"n_components": text_features - half, "n_random": half}
+        features = None if encoder is not None else TextFeatures(**options, random_state=seed or 0)
+        model = TextClassifier(classifier, features=features, encoder=encoder)
+    elif encoder is not None or text_features is not None:
+        raise typer.BadParameter(f"{data} holds features, not texts: --encoder and --text-features do not apply.")
+    terminal.say(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
+    with _noticing_interrupts() as interrupts:
+        model.fit(rows.inputs, rows.labels, eval_set=None if checked is None else (checked.inputs, checked.labels))
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is impatient now would lose the model
+    try:
+        model.save(out)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    last = model.history_[-1]
+    summary = {
+        "model": str(out),
+        "n_samples": rows.n_samples,
+        "n_classes": len(model.classes_),
+        "n_features": int(model.model_.linear.weights.shape[1]),
+        "interrupted": bool(interrupts),
+        "seconds": time.perf_counter() - started,
+        **last,
+    }
+    if as_json:
+        terminal.show_json(summary)
+    figures = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
+    if "valid_accuracy" in last:
+        figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}, accuracy {last['valid_accuracy']:.2%}"
+    terminal.say(f"{len(model.classes_):,} classes, {last['epoch']} epochs in {last['seconds']:.1f} s: {figures}")
+    terminal.say(f"saved in {out}" + ("; training was interrupted" if interrupts else ""))
+    if interrupts:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs and labels as the estimators take them."""
+
+    inputs: Any
+    labels: Any
+    texts: Any
+    n_samples: int
+    kind: str
+    counts: Any
+
+
+def _load(load_dataset: Any, path: Path, reading: Reading, reduce: Reduction | None, counts_of: Rows | None = None) -> Rows:
+    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
+        data = load_dataset(opened, **reading.arguments(), progress=bar)
+    report_skipped(data)
+    if data.y is None:
+        raise ValueError(f"{path} has no labels; a model needs a label for each row. Name the column: --label-column.")
+    counts = None
+    if data.multilabel and reduce is not None:
+        from extremax.data.labels import label_counts
+        from extremax.data.readers import reduce_labels
+
+        counts = _by_name(label_counts(data.y), data.label_names) if counts_of is None else counts_of.counts
+        data = reduce_labels(data, reduce.value, counts if reduce is Reduction.rarest else None)
+        if data.n_unlabelled:
+            terminal.warn(f"{data.n_unlabelled:,} rows of {path} have no label; they are left out.")
+    inputs = data.texts if data.texts is not None else data.X
+    kind = "texts" if data.texts is not None else f"{data.X.shape[1]:,} features"
+    return Rows(inputs, named_labels(data), data.texts, data.n_samples, kind, counts)
+
+
+def _by_name(counts: dict[int, int], names: list[str] | None) -> dict[Any, int]:
+    return counts if names is None else {names[label]: count for label, count in counts.items()}
+
+
+@contextmanager
+def _noticing_interrupts() -> Iterator[list[int]]:
+    """The times Ctrl-C was pressed: fit itself turns the first into an early end."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: Any) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(unbundled(train))
