@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +46,29 @@ def helper(func: F) -> F:
 def inline(func: F) -> F:
     """Compile a small helper that is merged into each kernel calling it, so that loops around it vectorise."""
     return numba.njit(forceinline=True, fastmath=_FASTMATH, error_model="numpy")(func)  # type: ignore[no-any-return]
+
+
+def by_class(table: dict[type, Callable[..., Any]]) -> Callable[..., Any]:
+    """A function for kernels that calls ``table[class of its first argument]``, the classes being named tuples.
+
+    Which one is settled when the kernel is compiled: it contains that one alone, and nothing is asked while it runs.
+    """
+
+    def call(first: Any, *others: Any) -> Any:
+        return table[type(first)](first, *others)
+
+    if not JIT_DISABLED:
+
+        @overload(call)
+        def choose(first: Any, *others: Any) -> Any:
+            chosen = table[first.instance_class]
+
+            def implementation(first: Any, *others: Any) -> Any:
+                return chosen(first, *others)
+
+            return implementation
+
+    return call
 
 
 if JIT_DISABLED:  # plain Python stand-ins with the same results

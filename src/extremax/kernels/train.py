@@ -3,16 +3,19 @@
 Every thread runs the same kernel with its own ``part``.  Per minibatch: scores and coefficients of its share of the rows from
 frozen weights; wait; updates of the classes it owns; wait.  Waiting inside the kernel costs about a microsecond, so minibatches
 can be small enough that the rows read for scoring are still in the cache when they are updated.
+
+The classes of ``step.objective`` and ``step.sizes`` choose the objective and the optimiser when a kernel is compiled, so that
+only what is used is compiled.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax._jit import njit, wait_for_all
+from extremax._jit import by_class, helper, njit, wait_for_all
 from extremax.kernels.updates import adagrad_csr, adagrad_dense, along_row_csr, along_row_dense, score_csr, score_dense
 from extremax.objectives import coefficients_of
 
@@ -28,17 +31,53 @@ class Pairs(NamedTuple):
     scores: NDArray[np.float32]
     coefficients: NDArray[np.float32]
     losses: NDArray[np.float64]
+    local: NDArray[np.float32]  # one parameter per row, of objectives that keep one
+
+
+class PerWeight(NamedTuple):
+    """Step sizes, for Adagrad with one accumulator per weight."""
+
+    scale: np.float32
+    learning_rate: np.float32
+
+
+class AlongRow(NamedTuple):
+    """Step sizes, for steps along x: Adagrad with one accumulator per class, or none."""
+
+    scale: np.float32
+    learning_rate: np.float32
 
 
 class Step(NamedTuple):
-    """Number of the objective, rows per minibatch, whether each weight has its own accumulator, and the three step sizes."""
+    """Rows per minibatch, and what chooses the code by its class: an objective's settings and a kind of step."""
 
-    objective: int
     batch_size: int
-    per_weight: bool
-    scale: np.float32
-    learning_rate: np.float32
-    penalty: np.float32
+    objective: Any
+    sizes: Any
+
+
+@helper
+def _per_weight_dense(sizes, X, rows, labels, coefficients, model, part, n_parts):
+    adagrad_dense(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
+
+
+@helper
+def _along_row_dense(sizes, X, rows, labels, coefficients, model, part, n_parts):
+    along_row_dense(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
+
+
+@helper
+def _per_weight_csr(sizes, X, rows, labels, coefficients, model, part, n_parts):
+    adagrad_csr(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
+
+
+@helper
+def _along_row_csr(sizes, X, rows, labels, coefficients, model, part, n_parts):
+    along_row_csr(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
+
+
+_update_dense = by_class({PerWeight: _per_weight_dense, AlongRow: _along_row_dense})
+_update_csr = by_class({PerWeight: _per_weight_csr, AlongRow: _along_row_csr})
 
 
 @njit
@@ -47,14 +86,11 @@ def train_dense(X, pairs, model, step, barrier, part, n_parts):
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_dense(X, pairs.rows, pairs.labels, model.weights, model.biases, step.scale, pairs.scores, first, last)
-        coefficients_of(step.objective, pairs, step.penalty, first, last)
+        score_dense(X, pairs.rows, pairs.labels, model.weights, model.biases, step.sizes.scale, pairs.scores, first, last)
+        coefficients_of(step.objective, pairs, first, last)
         wait_for_all(barrier, n_parts)
         rows, labels, coefficients = pairs.rows[start:stop], pairs.labels[start:stop], pairs.coefficients[start:stop]
-        if step.per_weight:
-            adagrad_dense(X, rows, labels, coefficients, model, step.scale, step.learning_rate, part, n_parts)
-        else:
-            along_row_dense(X, rows, labels, coefficients, model, step.scale, step.learning_rate, part, n_parts)
+        _update_dense(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
         wait_for_all(barrier, n_parts)
 
 
@@ -64,12 +100,9 @@ def train_csr(X, pairs, model, step, barrier, part, n_parts):
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_csr(X, pairs.rows, pairs.labels, model.weights, model.biases, step.scale, pairs.scores, first, last)
-        coefficients_of(step.objective, pairs, step.penalty, first, last)
+        score_csr(X, pairs.rows, pairs.labels, model.weights, model.biases, step.sizes.scale, pairs.scores, first, last)
+        coefficients_of(step.objective, pairs, first, last)
         wait_for_all(barrier, n_parts)
         rows, labels, coefficients = pairs.rows[start:stop], pairs.labels[start:stop], pairs.coefficients[start:stop]
-        if step.per_weight:
-            adagrad_csr(X, rows, labels, coefficients, model, step.scale, step.learning_rate, part, n_parts)
-        else:
-            along_row_csr(X, rows, labels, coefficients, model, step.scale, step.learning_rate, part, n_parts)
+        _update_csr(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
         wait_for_all(barrier, n_parts)
