@@ -48,7 +48,8 @@ def main() -> None:
         for threads in args.threads:
             options = Options(
                 objective="negative_sampling", noise=noise or "adversarial", optimizer=optimizer, n_negatives=args.negatives,
-                score_penalty=1e-3, batch_size=args.batch_size, n_components=16, regularization=0.1, noise_exponent=1.0,
+                score_penalty=1e-3, prior_variance=None, batch_size=args.batch_size, n_components=16, regularization=0.1,
+                noise_exponent=1.0,
                 tree_share=0.9, n_threads=threads,
             )  # fmt: skip
             prepared = prepare(X, y, None, args.classes, options, 0, ProgressLine(0))

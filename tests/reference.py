@@ -84,7 +84,54 @@ def sampled_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
     return weight * np.array(losses)
 
 
-LOSSES = {"negative_sampling": negative_sampling_loss, "nce": nce_loss, "sampled_softmax": sampled_softmax_loss}
+def masked_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """The same without the negatives that hit the positive."""
+    losses = []
+    for i, row in enumerate(scores + log_base):
+        kept = np.r_[True, labels[i, 1:] != labels[i, 0]]
+        losses.append(-log_softmax([(row - log_noise[i])[kept]])[0, 0] + penalty * (row[kept] ** 2).sum())
+    return weight * np.array(losses)
+
+
+def other_weights(log_noise, labels):
+    """Weights of a row's negatives that make sums over them exact for the sum over all classes but the positive."""
+    p, m = np.exp(log_noise), labels.shape[1] - 1
+    other = labels[:, 1:] != labels[:, :1]
+    number = np.maximum(other.sum(axis=1, keepdims=True), 1)
+    return other * (1.0 - p[:, :1]) / (number * p[:, 1:]) / (1.0 - p[:, :1] ** m)
+
+
+def _penalty_of_others(debiased, labels, penalty):
+    other = labels[:, 1:] != labels[:, :1]
+    return penalty * (debiased[:, 0] ** 2 + (other * debiased[:, 1:] ** 2).mean(axis=1))
+
+
+def one_vs_each_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """The positive against each other class, by weighted draws."""
+    debiased = scores + log_base
+    terms = other_weights(log_noise, labels) * negative_log_sigmoid(debiased[:, :1] - debiased[:, 1:])
+    return weight * (terms.sum(axis=1) + _penalty_of_others(debiased, labels, penalty))
+
+
+def estimated_sum(scores, log_base, log_noise, labels):
+    """sum over y' != y of exp(s_y' - s_y), by weighted draws."""
+    debiased = scores + log_base
+    return (other_weights(log_noise, labels) * np.exp(debiased[:, 1:] - debiased[:, :1])).sum(axis=1)
+
+
+def augment_reduce_loss(scores, log_base, log_noise, weight, penalty, labels, eta):
+    """Minus the bound of Augment and Reduce at the given eta."""
+    terms = np.log1p(eta) + (1.0 + estimated_sum(scores, log_base, log_noise, labels)) / (1.0 + eta) - 1.0
+    return weight * (terms + _penalty_of_others(scores + log_base, labels, penalty))
+
+
+LOSSES = {
+    "negative_sampling": negative_sampling_loss,
+    "nce": nce_loss,
+    "sampled_softmax": sampled_softmax_loss,
+    "sampled_softmax_masked": masked_softmax_loss,
+    "one_vs_each": one_vs_each_loss,
+}
 
 
 def central_differences(loss, scores, step=1e-5):

@@ -243,6 +243,31 @@ def test_partial_fit_goes_on_identity(data):
     assert np.array_equal(weights(whole), weights(from_nothing))
 
 
+def test_augment_reduce_goes_on_identity(data, tmp_path):
+    X, y = data[:2]
+    whole = ExtremeClassifier("augment_reduce", "uniform", n_epochs=3, random_state=0).fit(X, y)
+    first = ExtremeClassifier("augment_reduce", "uniform", n_epochs=1, random_state=0).fit(X, y)
+    first.save(tmp_path / "model")
+    again = load_model(tmp_path / "model").partial_fit(X, y).partial_fit(X, y)
+    assert np.array_equal(weights(whole), weights(again))
+    assert np.array_equal(whole.model_.linear.eta, again.model_.linear.eta)
+    again.partial_fit(X[:900], y[:900])  # other rows: parameters of their own
+    assert again.model_.linear.eta.shape == (900,)
+    assert (again.model_.linear.eta >= 0.0).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_prior_draws_weights_to_zero_invariant(data, objective):
+    X, y = data[:2]
+    models = [
+        ExtremeClassifier(objective, "uniform", n_epochs=2, prior_variance=variance, n_jobs=jobs, random_state=0).fit(X, y)
+        for variance, jobs in [(None, 1), (0.01, 1), (0.01, 2)]
+    ]
+    plain, drawn = (np.abs(weights(model)).mean() for model in models[:2])
+    assert drawn < 0.6 * plain
+    assert np.array_equal(weights(models[1]), weights(models[2]))
+
+
 def test_partial_fit_keeps_the_objective_invariant(data):
     X, y = data[:2]
     first, second = (ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y) for _ in range(2))

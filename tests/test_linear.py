@@ -241,7 +241,7 @@ def replay(optimizer, objective, data, opts, epochs, rate, scale=0.4, max_batche
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", reference.LOSSES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_epochs_match_reference(objective, optimizer, several_windows):
     noise = make_noise("frequency")

@@ -13,6 +13,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, LabelTree, load_model
+from extremax.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.small
 
@@ -48,7 +49,7 @@ def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     check_model(clf.fit(features, y), features, y)
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling", "nce", "sampled_softmax"])
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
 @pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
 def test_every_objective_and_noise(objective: str, noise: str) -> None:
     X, y = make_data()

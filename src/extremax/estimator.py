@@ -46,8 +46,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    objective : {"negative_sampling", "nce", "sampled_softmax"}
-        The loss; "negative_sampling" is the paper's Eq. 6.
+    objective : {"negative_sampling", "nce", "sampled_softmax", "sampled_softmax_masked", "one_vs_each", "augment_reduce"}
+        The loss; "negative_sampling" is the paper's Eq. 6, and `extremax.objectives` has all formulas.  "sampled_softmax" is
+        exact; "sampled_softmax_masked" leaves out negatives that hit the positive, which favours frequent classes.
     noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
         Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and
         frequencies.
@@ -61,6 +62,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
     score_penalty : float
         The paper's lambda: strength of the square penalty on debiased scores.
+    prior_variance : float, optional
+        Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
     batch_size : int, optional
         Rows whose coefficients are computed from the same weights; chosen from the size of the problem unless given.
     n_components : int
@@ -125,6 +128,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: float = 0.3,
         optimizer: str = "adagrad",
         score_penalty: float = 1e-4,
+        prior_variance: float | None = None,
         batch_size: int | None = None,
         n_components: int = 32,
         regularization: float | str = "auto",
@@ -144,6 +148,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.optimizer = optimizer
         self.score_penalty = score_penalty
+        self.prior_variance = prior_variance
         self.batch_size = batch_size
         self.n_components = n_components
         self.regularization = regularization

@@ -31,6 +31,7 @@ class Options:
     optimizer: str
     n_negatives: int
     score_penalty: float
+    prior_variance: float | None
     batch_size: int | None
     n_components: int
     regularization: float | str
@@ -193,6 +194,7 @@ def training_set(
         noise=model.noise,
         n_negatives=options.n_negatives,
         score_penalty=options.score_penalty,
+        prior_variance=options.prior_variance,
         batch_size=batch,
         seed=seed,
         n_threads=options.n_threads,

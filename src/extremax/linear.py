@@ -13,6 +13,7 @@ updates the classes it owns.  The thread count changes nothing but the time.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax._jit import JIT_DISABLED
-from extremax.kernels.train import Pairs, Step, train_csr, train_dense
+from extremax.kernels.train import AlongRow, Pairs, PerWeight, Step, train_csr, train_dense
 from extremax.kernels.updates import CSRRows, ModelArrays
 from extremax.noise import Noise
 from extremax.objectives import Objective
 from extremax.parallel import run, run_together, split
+from extremax.prior import shrink
 
 Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
 Progress: TypeAlias = Callable[[int, float], None]
@@ -36,6 +38,7 @@ OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _CHUNK_ROWS = 256  # rows read together from a file
 _WINDOW_BYTES = 256 << 20
 _STRETCH_PAIRS = 1 << 17  # pairs between two looks at the clock and the keyboard
+_PRIOR_PAIRS = 4  # pairs per class between two steps of the prior
 _FIRST_SQUARE = 1e-8  # start of Adagrad's sums: keeps a vanishing first gradient from a full-length step
 
 
@@ -80,6 +83,8 @@ class LinearModel:
         ("sgd").
     n_epochs
         Epochs trained so far; with the seed it determines all random draws of the next one.
+    eta, eta_key
+        The parameter of each training pair that Augment and Reduce keeps, and a checksum of the pairs that it belongs to.
     """
 
     weights: NDArray[np.float32]
@@ -88,6 +93,8 @@ class LinearModel:
     bias_squares: NDArray[np.float32]
     feature_scale: float = 1.0
     n_epochs: int = 0
+    eta: NDArray[np.float32] | None = None
+    eta_key: int = 0
 
     @classmethod
     def zeros(
@@ -126,6 +133,7 @@ class EpochOptions:
     noise: Noise
     n_negatives: int = 1
     score_penalty: float = 0.0
+    prior_variance: float | None = None
     batch_size: int = 1024
     seed: int = 0
     n_threads: int = 1
@@ -259,26 +267,34 @@ def _gather(table: NDArray[np.float32], rows: NDArray[np.int64], threads: int) -
     return out
 
 
+def _eta_of(model: LinearModel, data: TrainingSet) -> NDArray[np.float32]:
+    """The parameter of each pair, kept from the epochs before on the same pairs; below zero for a pair not seen yet."""
+    key = zlib.crc32(data.positive_log_noise.tobytes(), zlib.crc32(data.y.tobytes()))
+    if model.eta is None or len(model.eta) != len(data.y) or model.eta_key != key:
+        model.eta, model.eta_key = np.full(len(data.y), -1.0, np.float32), key
+    return model.eta
+
+
 def train_epoch(
     model: LinearModel, data: TrainingSet, options: EpochOptions, *, learning_rate: float, progress: Progress | None = None
 ) -> float:
     """One pass over the pairs of `data`, changing `model` in place.
 
-    Returns the mean loss per unit of weight.  `progress` is called now and then with the pairs done and the mean loss so far;
-    an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
+    Returns the mean loss per unit of weight, without the prior's part.  `progress` is called now and then with the pairs done
+    and the mean loss so far; an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
     """
     objective, noise = options.objective, options.noise
     threads = 1 if JIT_DISABLED else options.n_threads
     source: Any = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X)
     arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
+    kind = PerWeight if model.squares.shape == model.weights.shape else AlongRow
     step = Step(
-        objective=objective.code,
         batch_size=options.batch_size,
-        per_weight=model.squares.shape == model.weights.shape,
-        scale=np.float32(model.feature_scale),
-        learning_rate=np.float32(learning_rate),
-        penalty=np.float32(options.score_penalty),
+        objective=objective.settings_of(options.score_penalty, model.n_epochs),
+        sizes=kind(np.float32(model.feature_scale), np.float32(learning_rate)),
     )
+    eta_of_pairs = _eta_of(model, data) if objective.keeps_eta else None
+    prior_due, weight_shrunk, whole_weight = 0, 0.0, float(data.weight.sum(dtype=np.float64))
     width = 1 + options.n_negatives
     stretch = max(1, _STRETCH_PAIRS // width // options.batch_size) * options.batch_size
     barrier = np.zeros(64, np.int64)
@@ -297,14 +313,24 @@ def train_epoch(
         weight = data.weight[chosen]
         scores, coefficients = np.empty_like(log_noise), np.empty_like(log_noise)
         losses = np.empty(len(rows), np.float64)
+        eta = np.empty(len(rows), np.float32) if eta_of_pairs is None else eta_of_pairs[chosen]
         for start in range(0, len(rows), stretch):
             cut = slice(start, start + stretch)
-            tables: Any = (local, labels, log_base, log_noise, weight, scores, coefficients, losses)
+            tables: Any = (local, labels, log_base, log_noise, weight, scores, coefficients, losses, eta)
             pairs = Pairs(*(table[cut] for table in tables))
             run_together(lambda part: source.train(X, pairs, arrays, step, barrier, part, threads), threads)
             total += float(losses[cut].sum())
             weight_done += float(weight[cut].sum())
             pairs_done += len(pairs.rows)
+            if eta_of_pairs is not None:
+                eta_of_pairs[chosen[cut]] = pairs.eta
+            if options.prior_variance is not None:
+                # A pass over all classes is worth it when several times as many pairs were trained on, and at the end.
+                prior_due += width * len(pairs.rows)
+                if prior_due >= _PRIOR_PAIRS * model.n_classes or pairs_done == len(data.y):
+                    share = (weight_done - weight_shrunk) / whole_weight
+                    shrink(arrays, share / options.prior_variance, learning_rate, threads)
+                    prior_due, weight_shrunk = 0, weight_done
             if progress is not None:
                 progress(pairs_done, total / max(weight_done, 1e-300))
     model.n_epochs += 1

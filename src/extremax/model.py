@@ -171,7 +171,9 @@ class ExtremeModel:
         """Write the model, its label names and what the caller keeps beside them to a folder."""
         noise, noise_arrays = _describe_noise(self.noise)
         own: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
-        linear = {"feature_scale": self.linear.feature_scale, "n_epochs": self.linear.n_epochs}
+        linear = {"feature_scale": self.linear.feature_scale, "n_epochs": self.linear.n_epochs, "eta_key": self.linear.eta_key}
+        if self.linear.eta is not None:
+            own["eta"] = self.linear.eta
         own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
         own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
         own["projection.explained_variance"] = self.projection.explained_variance
@@ -189,7 +191,7 @@ class ExtremeModel:
         folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
         arrays, header = folder.arrays, dict(folder.header)
         tables: dict[str, Any] = {name: arrays[name] for name in _LINEAR_ARRAYS}
-        linear = LinearModel(**tables, **header["linear"])
+        linear = LinearModel(**tables, **header["linear"], eta=arrays.get("eta"))
         noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
         parts = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{part}"] for part in parts))

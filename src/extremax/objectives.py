@@ -227,7 +227,7 @@ def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 @njit
 def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """The bound of Ruiz et al. for the softmax; `local` holds eta, below zero where a row has none yet.
+    """The bound of Ruiz et al. for the softmax; `pairs.eta` is below zero where a row has none yet.
 
     The estimate of this step enters eta before eta divides it, so that the coefficients of a row stay below 1 / rate.
     """
@@ -248,9 +248,9 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
                 estimate += term
                 total += share * penalty * s * s
             coefficients[i, j] = term
-        rate = np.float64(settings.rate) if pairs.local[i] >= np.float32(0.0) else 1.0
-        pairs.local[i] = np.float32(rate * estimate + (1.0 - rate) * pairs.local[i])
-        scale = 1.0 / (1.0 + np.float64(pairs.local[i]))
+        rate = np.float64(settings.rate) if pairs.eta[i] >= np.float32(0.0) else 1.0
+        pairs.eta[i] = np.float32(rate * estimate + (1.0 - rate) * pairs.eta[i])
+        scale = 1.0 / (1.0 + np.float64(pairs.eta[i]))
         for j in range(1, width):
             c = np.float32(coefficients[i, j] * scale)
             if labels[i, j] != labels[i, 0]:
@@ -288,15 +288,15 @@ class Objective:
     starts_at_noise
         Whether biases start at the mean of log p_n over the rows: an objective whose scores are log-probabilities stalls when
         it starts far from them, and what the noise hardly ever draws is never pushed down to where it belongs.
-    keeps_local
-        Whether each training row keeps a parameter of its own from epoch to epoch.
+    keeps_eta
+        Whether each training row keeps a parameter eta of its own from epoch to epoch.
     """
 
     settings: type[Any]
     kernel: Callable[..., Any]
     removes_bias: bool
     starts_at_noise: bool = False
-    keeps_local: bool = False
+    keeps_eta: bool = False
 
     def settings_of(self, penalty: float, epoch: int) -> Any:
         """What the kernel is told in an epoch, the first being 0."""
@@ -311,5 +311,5 @@ OBJECTIVES: dict[str, Objective] = {
     "sampled_softmax": Objective(SampledSoftmax, sampled_softmax, removes_bias=True),
     "sampled_softmax_masked": Objective(MaskedSoftmax, masked_softmax, removes_bias=True),
     "one_vs_each": Objective(OneVsEach, one_vs_each, removes_bias=True),
-    "augment_reduce": Objective(AugmentReduce, augment_reduce, removes_bias=True, keeps_local=True),
+    "augment_reduce": Objective(AugmentReduce, augment_reduce, removes_bias=True, keeps_eta=True),
 }

@@ -15,6 +15,7 @@ CONSTRAINTS: ConstraintTable = {
     "learning_rate": [Interval(float, 0.0, closed="neither")],
     "optimizer": [Choice(OPTIMIZERS)],
     "score_penalty": [Interval(float, 0.0)],
+    "prior_variance": [Interval(float, 0.0, closed="neither"), None],
     "batch_size": [Interval(int, 1), None],
     "n_components": [Interval(int, 1)],
     "regularization": [Interval(float, 0.0, closed="neither"), Choice(("auto",))],

@@ -31,7 +31,7 @@ class Pairs(NamedTuple):
     scores: NDArray[np.float32]
     coefficients: NDArray[np.float32]
     losses: NDArray[np.float64]
-    local: NDArray[np.float32]  # one parameter per row, of objectives that keep one
+    eta: NDArray[np.float32]  # one parameter per row, of objectives that keep one
 
 
 class PerWeight(NamedTuple):
