@@ -72,3 +72,17 @@ def test_few_rows(n_rows, n_classes):
     assert len(tuned.strengths) == tuned.tree.depth
     total = np.exp(tuned.tree.log_prob_all(rng.normal(size=(4, 3)).astype(np.float32))).sum(axis=1)
     np.testing.assert_allclose(total, 1.0, atol=1e-5)
+
+
+def test_labels_of_a_row_are_held_out_together_recovers():
+    """Features say nothing but which row it is, and a row's labels are alike: a tree that knows one guesses the others."""
+    rng = np.random.default_rng(4)
+    Z, group = rng.normal(size=(800, 24)).astype(np.float32), rng.integers(20, size=800)
+    rows = np.repeat(np.arange(800), 4)
+    y = (group[rows] * 4 + np.tile(np.arange(4), 800)).astype(np.int32)  # 20 groups of 4 classes, one group a row
+    apart, together = (fit_tuned(Z[rows], y, n_classes=80, rows=r) for r in (None, rows))
+    Z_test, y_test = rng.normal(size=(2000, 24)).astype(np.float32), rng.integers(80, size=2000).astype(np.int32)
+    found, honest = (t.tree.log_prob(Z_test, y_test).mean() for t in (apart, together))
+    assert honest > found + 0.1
+    assert honest > -np.log(80) - 0.15
+    assert together.held_out_log_likelihood == pytest.approx(honest, abs=0.15)
