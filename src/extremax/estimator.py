@@ -101,7 +101,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
-        Epoch 0 is the noise distribution alone.
+        Epoch 0 is the noise distribution alone.  With several labels a row, the likelihood is a mean over pairs, and a row is
+        right when the first prediction, or one of the first five, is among its labels.
 
     Examples
     --------
@@ -116,6 +117,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     >>> labels, log_prob = clf.predict_topk(X[1500:], k=3)
     >>> labels.shape
     (500, 3)
+
+    Rows may have any number of labels:
+
+    >>> clf = ExtremeClassifier(random_state=0).fit(X[:4], [["red", "round"], ["red"], ["blue", "round"], ["blue"]])
+    >>> clf.classes_.tolist()
+    ['blue', 'red', 'round']
     """
 
     def __init__(
