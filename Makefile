@@ -1,4 +1,5 @@
 # make test    create .venv, install, then lint, type check and the whole suite
+# make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
 # make clean   remove the environment and every cache
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -11,7 +12,7 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes, all go.
 JIT_SOURCES := $(shell grep -rl --include='*.py' -e 'extremax._jit' src) src/extremax/_jit.py
 
-.PHONY: test install lint types tests tests-boundscheck tests-interpreted format clean
+.PHONY: test demo install lint types tests tests-boundscheck tests-interpreted format clean
 
 test: lint types tests tests-boundscheck tests-interpreted
 
@@ -21,6 +22,15 @@ $(VENV)/.installed: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# A pinned torch for tests under tests/nn goes here, before the package, as soon as there are any.
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/extremax demo
+
+# Only what the demonstration needs; an environment made by `make test` has it all and stays as it is.
+$(VENV)/.installed-demo: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
 	touch $@
 
 lint: install

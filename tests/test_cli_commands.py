@@ -334,3 +334,36 @@ def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 3
     assert "\r" not in done.stderr
+
+
+def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("ladder,a thing with rungs\nroof,\u00e9lev\u00e9\n")
+    options = ["--descriptions", tmp_path / "names.csv", "--n-epochs", 3, "--text-features", 16, "--n-components", 4]
+    said = cli("train", folder / "data.csv", "--out", tmp_path / "m", *options).stderr
+    assert "6 of 8 labels have no description" in said
+    answers = json.loads(cli("ask", tmp_path / "m", "a ladder", "-k", 8, "--json").stdout)["answers"]
+    described = {answer["label"]: answer["description"] for answer in answers}
+    assert described == dict.fromkeys(THINGS, "") | {"ladder": "a thing with rungs", "roof": "\u00e9lev\u00e9"}
+    assert "a thing with rungs" in cli("inspect", tmp_path / "m", "--label", "roof").stdout
+
+
+def test_demo_answers(tmp_path: Path) -> None:
+    done = cli("demo", "--out", tmp_path / "demo", "--rows", 1500, "--n-epochs", 2)
+    lines = done.stdout.splitlines()
+    figures = {line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]}
+    assert list(figures) == ["class frequencies", "uniform negatives", "extremax"]
+    assert figures["extremax"][0] > figures["class frequencies"][0]  # far fewer rows and epochs than the demonstration has
+    assert lines.count("label\tdescription\tprobability") == 5
+    assert "fell off a ladder" in lines
+    assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "extremax ask" in done.stderr
+    best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)["answers"]
+    assert best[0]["description"]
+
+
+def test_frequencies_match_reference() -> None:
+    from extremax.cli.demo import frequency_figures
+
+    accuracy, top_5, log_likelihood = frequency_figures(["a", "a", "b"], ["a", "b", "unknown"])
+    assert (accuracy, top_5) == (0.5, 1.0)
+    assert log_likelihood == pytest.approx((np.log(2 / 3) + np.log(1 / 3)) / 2)

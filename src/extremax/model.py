@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,6 +48,8 @@ class ExtremeModel:
         Training rows with a label.
     class_means
         Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the class.
+    descriptions
+        A text on each class, such as the name that a code stands for, where they were given.
     """
 
     linear: LinearModel
@@ -58,6 +60,7 @@ class ExtremeModel:
     class_counts: NDArray[np.int64] | None = None
     n_samples: int = 0
     class_means: NDArray[np.float16] | None = None
+    descriptions: Descriptions | None = None
 
     @property
     def base(self) -> Noise | None:
@@ -178,6 +181,8 @@ class ExtremeModel:
         own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
         own["projection.explained_variance"] = self.projection.explained_variance
         own |= {name: value for name in _CLASS_ARRAYS if (value := getattr(self, name)) is not None}
+        if self.descriptions is not None:
+            own |= {f"descriptions.{name}": value for name, value in self.descriptions._asdict().items()}
         content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
         content |= {"n_samples": self.n_samples, **header}
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
@@ -198,7 +203,34 @@ class ExtremeModel:
         model = cls(linear, noise, projection, header["objective"], header["temperature"])
         model.n_samples = header.get("n_samples", 0)
         model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
+        if "descriptions.ends" in arrays:
+            model.descriptions = Descriptions(*(arrays[f"descriptions.{name}"] for name in Descriptions._fields))
         return SavedModel(model, folder.labels, header, arrays)
+
+
+class Descriptions(NamedTuple):
+    """A text on each class, as UTF-8 bytes one after the other and where each ends: opened from a file without reading it.
+
+    Examples
+    --------
+    >>> texts = Descriptions.of(["Fall on and from ladder", ""])
+    >>> texts.text(0), texts.text(1)
+    ('Fall on and from ladder', '')
+    """
+
+    utf8: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Descriptions:
+        """From one text per class, in the order of the classes."""
+        coded = [text.encode(errors="replace") for text in texts]
+        return cls(np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64))
+
+    def text(self, label: int) -> str:
+        """The text on a class."""
+        start = int(self.ends[label - 1]) if label else 0
+        return self.utf8[start : int(self.ends[label])].tobytes().decode()
 
 
 class SavedModel(NamedTuple):

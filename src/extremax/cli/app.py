@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "evaluate",
     "inspect",
     "ask",
+    "demo",
     "experiments",
     "theory",
 )  # modules of extremax.cli in the order of --help

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import open_model, takes_texts
+from extremax.cli.models import description_of, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument, Search, Threads
 from extremax.cli.predict import probabilities
 
@@ -29,12 +29,31 @@ def ask(
         raise ValueError(f"{model} was trained on features, not on texts; use: extremax predict {model} DATA.")
     question = " ".join(text)  # quotes are easily forgotten
     labels, log_prob = clf.predict_topk([question], min(k, len(clf.classes_)), search=search.value)
-    answers = list(zip(labels[0].tolist(), probabilities(log_prob)[0], strict=True))
+    answers = answers_of(clf, labels[0].tolist(), probabilities(log_prob)[0])
     if as_json:
-        terminal.show_json({"text": question, "answers": [{"label": label, "probability": p} for label, p in answers]})
-        return
-    rows = [[str(label), f"{p:.1%}" if p >= 0.001 else f"{p:.1e}"] for label, p in answers]
-    terminal.print_table(["label", "probability"], rows, right=["probability"])
+        terminal.show_json({"text": question, "answers": answers})
+    else:
+        show_answers(answers)
+
+
+def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[dict[str, Any]]:
+    """Labels with their descriptions, where the model has them, and their probabilities."""
+    answers = []
+    for label, p in zip(labels, probability, strict=True):
+        text = description_of(clf, label)
+        answers.append({"label": label, **({} if text is None else {"description": text}), "probability": p})
+    return answers
+
+
+def show_answers(answers: list[dict[str, Any]], title: str | None = None) -> None:
+    """A table of answers on standard output."""
+    columns = list(answers[0])
+    rows = [[*(str(answer[name]) for name in columns[:-1]), _percent(answer["probability"])] for answer in answers]
+    terminal.print_table(columns, rows, title=title, right=["probability"])
+
+
+def _percent(p: float) -> str:
+    return f"{p:.1%}" if p >= 0.001 else f"{p:.1e}"
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, open_model, takes_texts
+from extremax.cli.models import classifier_of, description_of, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument
 
 # Names of arrays in a model folder, and what they are to a person; the longest beginning that fits counts.
@@ -22,6 +22,7 @@ _PARTS = {
     "text": "text features",
     "class_means": "class means",
     "class_counts": "class counts",
+    "descriptions": "descriptions",
     "labels": "label names",
 }
 
@@ -125,9 +126,12 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         terminal.show_json({"label": label, "hardest": found})
         return
     shown = f"classes hardest to tell from {label}, " + ("by the label tree" if by_tree else "by the cosine of their weights")
-    rows = [[str(entry["label"]), f"{entry[measure]:.4f}", f"{entry.get('rows', '')}"] for entry in found]
-    columns = ["label", measure.replace("_", " "), "rows"]
-    terminal.print_table(columns, rows, title=shown, right=columns[1:])
+    columns = ["label", measure.replace("_", " "), "rows", "description"]
+    rows = [
+        [str(entry["label"]), f"{entry[measure]:.4f}", f"{entry.get('rows', '')}", description_of(clf, entry["label"]) or ""]
+        for entry in found
+    ]
+    terminal.print_table(columns, rows, title=shown, right=columns[1:3])
 
 
 def _find(classes: Any, label: str) -> int:

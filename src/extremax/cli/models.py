@@ -81,3 +81,28 @@ def named_labels(data: Any) -> Any:
         return data.y
     names, y = data.label_names, data.y
     return [[names[j] for j in y.indices[y.indptr[i] : y.indptr[i + 1]]] for i in range(data.n_samples)]
+
+
+def describe_labels(model: Any, path: Path) -> None:
+    """Give a model the descriptions of its labels: a table of a label and a text a row, the label in the first column."""
+    from extremax.data.streams import ByteStream
+    from extremax.data.text_tables import TableReader
+    from extremax.model import Descriptions
+
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    with ByteStream(path) as stream:
+        table = TableReader(stream, text_column=1, label_column=0, delimiter=delimiter, header=False)
+        rows = {label[0]: text for text, label in table.rows() if label}
+    texts = [rows.get(str(label), "") for label in model.classes_.tolist()]
+    missing = sum(not text for text in texts)
+    if missing:
+        terminal.warn(f"{missing:,} of {len(texts):,} labels have no description in {path}.")
+    classifier_of(model).model_.descriptions = Descriptions.of(texts)
+
+
+def description_of(model: Any, label: Any) -> str | None:
+    """The description of a label, if the model has descriptions."""
+    classifier = classifier_of(model)
+    if classifier.model_.descriptions is None:
+        return None
+    return str(classifier.model_.descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0])))

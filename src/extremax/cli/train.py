@@ -15,7 +15,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.app import EXIT_INTERRUPTED
-from extremax.cli.models import named_labels, report_skipped
+from extremax.cli.models import describe_labels, named_labels, report_skipped
 from extremax.cli.options import DataArgument, Json, Quiet, Reading, Reduction, Seed, Threads, source, unbundled
 from extremax.cli.parameters import Parameters, given
 
@@ -30,6 +30,9 @@ def train(
     reduce: Annotated[
         Reduction | None,
         typer.Option(help="For rows with several labels: keep one, or make each label a row. [default: keep all]"),
+    ] = None,
+    descriptions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV of a label and its description a row, shown by ask and inspect.")
     ] = None,
     text_features: Annotated[
         int | None, typer.Option(min=2, help="Features per text.  [default: 512]", show_default=False)
@@ -64,6 +67,8 @@ def train(
     from extremax.persist import check_target
     from extremax.text_classifier import TextClassifier
 
+    if descriptions is not None and not descriptions.exists():
+        raise FileNotFoundError(f"{descriptions}: there is no such file.")
     check_target(out)  # before an hour of training, not after
     started = time.perf_counter()
     rows = _load(load_dataset, data, reading, reduce)
@@ -81,6 +86,8 @@ def train(
     terminal.say(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
     with _noticing_interrupts() as interrupts:
         model.fit(rows.inputs, rows.labels, eval_set=None if checked is None else (checked.inputs, checked.labels))
+    if descriptions is not None:
+        describe_labels(model, descriptions)
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is impatient now would lose the model
     try:
         model.save(out)

@@ -1,0 +1,154 @@
+"""``extremax demo``: a classifier over the 10,662 parent codes of ICD-10-CM, from nothing to answers in about a minute."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.ask import answers_of, show_answers
+from extremax.cli.options import Quiet, Seed, Threads
+from extremax.cli.predict import probabilities
+
+PHRASES = (
+    "fell off a ladder",
+    "bitten by a dog",
+    "chest pain when breathing",
+    "food allergy to peanuts",
+    "fracture of the left wrist",
+)
+_CURVE_ROWS = 1000  # validation rows that are judged after each epoch
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the model and the picture.")] = Path(
+        "demo"
+    ),
+    epochs: Annotated[int, typer.Option("--n-epochs", min=1, help="Passes over the training texts.")] = 12,
+    rows: Annotated[int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, to be quick.")] = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train on ICD-10-CM, compare with simpler ways, answer five questions.
+
+    \b
+    Descriptions of diagnoses are to be put under one of thousands of parent
+    codes. Leaves the model and a picture of the learning curves in --out.
+    """
+    terminal.set_quiet(quiet)
+    import numpy as np
+
+    from extremax.data import TextFeatures, load_icd10cm, seen_classes
+    from extremax.estimator import ExtremeClassifier
+    from extremax.evaluation import evaluate
+    from extremax.model import Descriptions
+    from extremax.persist import check_target
+    from extremax.text_classifier import TextClassifier
+
+    check_target(out / "model")
+    terminal.say("reading ICD-10-CM from the package simple-icd-10-cm")
+    data = load_icd10cm()
+    train = data.train if rows is None else data.train[:rows]
+    texts, codes = data.rows(train)
+    valid_texts, valid_codes = data.rows(data.valid)
+    test_texts, test_codes = data.rows(data.test)
+    seen = np.flatnonzero(seen_classes(valid_codes, codes))[:_CURVE_ROWS]
+    eval_set = [valid_texts[i] for i in seen], [valid_codes[i] for i in seen]
+    terminal.say(f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} is under {codes[0]}")
+
+    watched = int(sys.stderr.isatty() and not quiet)
+    settings: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": watched}
+    started = time.perf_counter()
+    clf = TextClassifier(ExtremeClassifier(n_epochs=epochs, **settings), features=TextFeatures(random_state=seed or 0))
+    clf.fit(texts, codes, eval_set=eval_set)
+    budget = clf.history_[-1]["seconds"]
+    terminal.say(
+        f"trained in {budget:.1f} s, after {time.perf_counter() - started - budget:.1f} s for text features and curves"
+    )
+
+    terminal.say(f"the same with negatives drawn uniformly, for {budget:.1f} s")
+    X = clf.transform(texts)
+    uniform = ExtremeClassifier(noise="uniform", n_epochs=10_000, **settings | {"verbose": 0})
+    uniform.fit(
+        X, codes, eval_set=(clf.transform(eval_set[0]), eval_set[1]), callbacks=[lambda record: record["seconds"] >= budget]
+    )
+
+    figures = {
+        "class frequencies": frequency_figures(codes, test_codes),
+        "uniform negatives": _figures(evaluate(uniform, clf.transform(test_texts), test_codes, n_jobs=threads)),
+        "extremax": _figures(evaluate(clf, test_texts, test_codes, n_jobs=threads)),
+    }
+    table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in figures.items()]
+    n_test = int(seen_classes(test_codes, codes).sum())
+    columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
+    terminal.print_table(columns, table, title=f"On {n_test:,} test texts, after the same training time", right=columns[1:])
+
+    clf.model_.descriptions = Descriptions.of([data.names[code] for code in clf.classes_.tolist()])
+    out.mkdir(parents=True, exist_ok=True)
+    clf.save(out / "model")
+    picture = out / "learning_curve.png"
+    draw_curves(picture, {"adversarial (extremax)": clf.history_, "uniform": uniform.history_}, figures["class frequencies"])
+
+    labels, log_prob = clf.predict_topk(list(PHRASES), k=5)
+    for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
+        terminal.write(f"\n{phrase}")  # not as a title: a pipe would lose it
+        show_answers(answers_of(clf, names, p))
+    terminal.say(f"model: {out / 'model'}   learning curves: {picture}")
+    program = Path(sys.argv[0])
+    command = str(program) if program.name == "extremax" else "extremax"
+    terminal.say(f'ask your own:  {command} ask {out / "model"} "short of breath after running"')
+
+
+def _figures(report: Any) -> tuple[float, float, float]:
+    return report.accuracy[1], report.accuracy[5], report.log_likelihood
+
+
+def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, float, float]:
+    """Accuracy, top-5 accuracy and log-likelihood of the class frequencies, on the test codes that occur in training."""
+    import numpy as np
+
+    names, counts = np.unique(np.asarray(codes), return_counts=True)
+    at = {name: i for i, name in enumerate(names.tolist())}
+    ids = np.array([at[code] for code in test_codes if code in at])
+    order = np.argsort(-counts, kind="stable")
+    share = counts / counts.sum()
+    top = [float(np.isin(ids, order[:k]).mean()) for k in (1, 5)]
+    return top[0], top[1], float(np.log(share[ids]).mean())
+
+
+def draw_curves(path: Path, histories: dict[str, list[dict[str, Any]]], frequencies: tuple[float, float, float]) -> None:
+    """Validation accuracy and log-likelihood against seconds of training, as a PNG."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the picture needs matplotlib: pip install extremax[demo].") from error
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2)
+    for panel, key, title, level in (
+        (panels[0], "valid_accuracy", "accuracy", frequencies[0]),
+        (panels[1], "valid_log_likelihood", "log-likelihood", frequencies[2]),
+    ):
+        for name, history in histories.items():
+            panel.plot([record["seconds"] for record in history], [record[key] for record in history], marker=".", label=name)
+        panel.axhline(level, color="grey", linestyle=":", label="class frequencies")
+        panel.set_xlabel("seconds of training")
+        panel.set_title(f"ICD-10-CM, validation {title}", fontsize=10)
+        panel.set_xlim(left=0)
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(frameon=False, fontsize=8)
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    with terminal.whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=150)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
