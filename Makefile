@@ -20,7 +20,8 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# A pinned torch for tests under tests/nn goes here, before the package, as soon as there are any.
+	@# First, so that the tests of extremax.nn run against one known torch and nothing else chooses another.
+	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 

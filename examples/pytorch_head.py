@@ -1,0 +1,66 @@
+"""A PyTorch encoder with an output layer over many classes: train it, look at the result, ask it for the five best classes.
+
+    python examples/pytorch_head.py
+
+The classes form a hierarchy, and the encoder sees them through a random layer that it has to undo.  A dense output layer would
+compute a score for every class in every step; this one computes 1 + n_negatives scores per row, whatever the number of classes.
+"""
+
+import time
+import warnings
+
+import numpy as np
+import torch
+from torch import nn
+
+from extremax.data import planted_hierarchy
+from extremax.nn import AdversarialSoftmax
+
+N_CLASSES = 2000
+warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's optimisers, once per process
+
+# Data: any float tensor and integer labels will do.
+data = planted_hierarchy(24_000, N_CLASSES, 32, n_test=2000, noise_scale=0.5, seed=0)
+warp = (np.random.default_rng(0).normal(size=(32, 64)) / np.sqrt(32)).astype(np.float32)
+X, X_test = (torch.from_numpy(np.tanh(features @ warp)) for features in (data.X, data.X_test))
+y, y_test = (torch.from_numpy(labels).long() for labels in (data.y, data.y_test))
+
+# Model: any encoder, then the head.  The tree that proposes negatives is fitted to the hidden states every 100 steps.
+torch.manual_seed(0)
+encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+counts = torch.bincount(y, minlength=N_CLASSES)
+head = AdversarialSoftmax(in_features=64, n_classes=N_CLASSES, class_counts=counts, refit_every=100)
+
+# The head's gradients are sparse: an optimiser of its own that can use them.
+optimisers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
+
+
+def report(name: str) -> None:
+    encoder.eval(), head.eval()
+    with torch.no_grad():
+        hidden = encoder(X_test)
+    best, _ = head.predict_topk(hidden, k=1)
+    accuracy = (best[:, 0] == y_test).float().mean().item()
+    print(f"{name:8s} log-likelihood {head.log_likelihood(hidden, y_test):6.3f}   accuracy {accuracy:.1%}", flush=True)
+    encoder.train(), head.train()
+
+
+report("start")
+started = time.perf_counter()
+for epoch in range(4):
+    for rows in torch.randperm(len(y)).split(256):
+        out = head(encoder(X[rows]), y[rows])
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        out.loss.backward()
+        for optimiser in optimisers:
+            optimiser.step()
+    report(f"epoch {epoch + 1}")
+print(f"{time.perf_counter() - started:.1f} s")
+
+encoder.eval(), head.eval()
+with torch.no_grad():
+    labels, log_prob = head.predict_topk(encoder(X_test[:3]), k=5, search="beam")
+for row in range(3):
+    answers = ", ".join(f"{c} ({p:.0%})" for c, p in zip(labels[row].tolist(), log_prob[row].exp().tolist(), strict=True))
+    print(f"class {y_test[row].item()}: {answers}")

@@ -1,0 +1,13 @@
+"""A PyTorch output layer: softmax over very many classes, trained with adversarial negatives."""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]") from error
+
+from extremax.nn.head import AdversarialSoftmax, HeadOutput
+from extremax.nn.rebase import Rebase
+
+__all__ = ["AdversarialSoftmax", "HeadOutput", "Rebase"]

@@ -1,0 +1,123 @@
+"""The noise distribution of a head: class frequencies at first, then a label tree over principal components of hidden states.
+
+Everything that defines it is a buffer, so that it travels with ``state_dict`` and ``.to(device)``.  Draws and log-probabilities
+come from the compiled tree on the CPU, which is made from the buffers when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from extremax.data.pca import PCA
+from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
+from extremax.tree import LabelTree
+from extremax.tree.layout import depth_of
+
+Float32 = NDArray[np.float32]
+
+
+class NoiseState(nn.Module):
+    """Buffers of the noise distribution, and the distribution made from them."""
+
+    tree_weights: Tensor
+    tree_biases: Tensor
+    tree_leaf_class: Tensor
+    components: Tensor
+    mean: Tensor
+    class_counts: Tensor
+    has_tree: Tensor
+
+    def __init__(self, in_features: int, n_classes: int, n_components: int, tree_share: float, counts: NDArray[Any]) -> None:
+        super().__init__()
+        self.tree_share = tree_share
+        n_leaves = 1 << depth_of(n_classes)
+        n_components = min(n_components, in_features)
+        # Fixed shapes from the start: the state of a head with a tree loads into one without.
+        self.register_buffer("tree_weights", torch.zeros(n_leaves - 1, n_components))
+        self.register_buffer("tree_biases", torch.zeros(n_leaves - 1))
+        self.register_buffer("tree_leaf_class", torch.full((n_leaves,), -1, dtype=torch.int32))
+        self.register_buffer("components", torch.zeros(n_components, in_features))
+        self.register_buffer("mean", torch.zeros(in_features))
+        self.register_buffer("class_counts", torch.from_numpy(np.array(counts, np.float32)))
+        self.register_buffer("has_tree", torch.zeros((), dtype=torch.bool))
+        self._noise: Noise | None = None
+        self._tree: LabelTree | None = None
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """The buffers have changed: make the distribution anew when it is needed."""
+        self._noise, self._tree = None, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        state["_noise"], state["_tree"] = None, None  # copies and worker processes make their own
+        return state
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoiseState:
+        """``.to(device)`` moves the buffers; ``.half()`` leaves them in float32, which the tree's log-probabilities need."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        result: NoiseState = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return result
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The label tree, or None before the first fit."""
+        self.current()
+        return self._tree
+
+    def frequencies(self) -> FrequencyNoise:
+        """Class frequencies, the floor under the tree."""
+        return FrequencyNoise(self.class_counts.cpu().numpy())
+
+    def current(self) -> Noise:
+        """The distribution that negatives are drawn from at present."""
+        if self._noise is None:
+            frequencies = self.frequencies()
+            if not bool(self.has_tree):
+                self._noise = frequencies
+                return frequencies
+            arrays = (self.tree_weights, self.tree_biases, self.tree_leaf_class)
+            self._tree = LabelTree(*(array.cpu().numpy() for array in arrays))
+            tree = TreeNoise(self._tree)
+            self._noise = tree if self.tree_share == 1.0 else MixtureNoise(tree, frequencies, weight=self.tree_share)
+        return self._noise
+
+    def set_tree(self, tree: LabelTree, projection: PCA, counts: NDArray[Any]) -> None:
+        """Take over a fitted tree, the projection it was fitted on, and class counts."""
+        for name, values in (
+            ("tree_weights", tree.weights),
+            ("tree_biases", tree.biases),
+            ("tree_leaf_class", tree.leaf_class),
+            ("components", projection.components),
+            ("mean", projection.mean),
+            ("class_counts", counts),
+        ):
+            buffer: Tensor = getattr(self, name)
+            buffer.copy_(torch.from_numpy(np.array(values, order="C")))
+        self.has_tree.fill_(True)
+        self.forget()
+
+    def project(self, hidden: Tensor) -> Float32:
+        """The tree's coordinates of hidden states (n, in_features), on the CPU; no columns before there is a tree."""
+        if not bool(self.has_tree):
+            return np.empty((len(hidden), 0), np.float32)
+        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+            x = hidden.detach().to(self.components.dtype)
+            Z = (x - self.mean) @ self.components.T
+        return np.ascontiguousarray(Z.cpu().numpy(), np.float32)
+
+
+def _forget(module: nn.Module, _: object) -> None:
+    # A function of the module, not a closure over one: a copy of a head must forget its own noise.
+    if isinstance(module, NoiseState):
+        module.forget()

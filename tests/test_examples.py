@@ -1,0 +1,46 @@
+"""Every script in examples/ runs to its end in an empty folder.  A new script is run as soon as it lies there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((PROJECT / "examples").glob("*.py"))
+NEEDS = {"pytorch_head.py": "torch"}  # packages beyond those of the library; without them a script is skipped
+
+
+def _check_pytorch_head(printed: str) -> None:
+    """The log-likelihood rises from that of class frequencies to less than half of it, epoch by epoch."""
+    figures = [float(line.split("log-likelihood")[1].split()[0]) for line in printed.splitlines() if "log-likelihood" in line]
+    assert len(figures) == 5
+    assert figures == sorted(figures)
+    assert figures[-1] > 0.5 * figures[0]
+    assert printed.splitlines()[-1].startswith("class ")
+
+
+# What a script must have printed to have done its work; a script that is not listed only has to run.
+CHECKS: dict[str, Callable[[str], None]] = {"pytorch_head.py": _check_pytorch_head}
+
+
+def test_examples_were_found() -> None:
+    assert {path.name for path in EXAMPLES} >= {*CHECKS, *NEEDS}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(path: Path, tmp_path: Path) -> None:
+    needed = NEEDS.get(path.name)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "src")}
+    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    if path.name in CHECKS:
+        CHECKS[path.name](done.stdout)
