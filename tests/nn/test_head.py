@@ -15,6 +15,7 @@ from torch import nn
 import reference
 from extremax import predict
 from extremax.data import planted_hierarchy
+from extremax.kernels.train import Pairs
 from extremax.linear import LinearModel
 from extremax.nn import AdversarialSoftmax
 from extremax.nn.rebase import fit_change
@@ -104,8 +105,10 @@ def test_coefficients_are_those_of_the_numpy_engine_same_everywhere(data, object
     scores = (np.einsum("nd,nmd->nm", data.X[:30], w[labels]) + b[labels, 0]).astype(np.float32)
     log_base = log_noise if base == "noise" else np.zeros_like(log_noise)
     coefficients, losses = np.empty_like(scores), np.empty(30)
-    row_weight, penalty = np.full(30, 1 / 30, np.float32), np.float32(0.01)
-    OBJECTIVES[objective].kernel(scores, log_base, log_noise, row_weight, penalty, coefficients, losses, 0, 30)
+    row_weight, eta = np.full(30, 1 / 30, np.float32), np.full(30, -1.0, np.float32)
+    tables = (labels.astype(np.int32), log_base, log_noise, row_weight, scores, coefficients, losses, eta)
+    engine = OBJECTIVES[objective]
+    engine.kernel(engine.settings_of(0.01, 0), Pairs(np.arange(30), *tables), 0, 30)
     assert out.loss.item() == pytest.approx(losses.sum(), rel=1e-5)
     expected_bias, expected_weight = np.zeros(N_CLASSES), np.zeros((N_CLASSES, WIDTH))
     np.add.at(expected_bias, labels, coefficients)
