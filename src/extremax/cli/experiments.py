@@ -57,5 +57,122 @@ def _show_point(point: dict[str, Any]) -> None:
     )
 
 
+def tune(
+    recipe: RecipeArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search.", show_default=False)],
+    trials: Annotated[
+        int | None, typer.Option("--trials", "-n", min=1, help="Settings to try; the recipe's unless given.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for the best parameters of a recipe on validation rows, and write the recipe that has them.
+
+    The same command goes on with a search that was interrupted; more --trials continue one that is finished.
+    """
+    from extremax.experiments import find_recipe, load_recipe
+    from extremax.experiments import tune as tune_recipe
+
+    terminal.set_quiet(quiet)
+
+    def show(trial: Any) -> None:
+        score = "-" if trial.score is None else f"{trial.score:.4f}"
+        settings = "  ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
+        terminal.say(f"trial {trial.number:<4} {score:>9}  {trial.state:9}  {settings}")
+
+    chosen = load_recipe(find_recipe(recipe))
+    result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, say=terminal.say, on_trial=show)
+    if as_json:
+        terminal.show_json(
+            {"best": vars(result.best_trial), "recipe": str(result.path), "trials": [vars(t) for t in result.trials]}
+        )
+        return
+    names = list(result.best_trial.parameters)
+    ranked = sorted(result.trials, key=lambda trial: float("-inf") if trial.score is None else trial.score, reverse=True)
+    rows = [
+        [str(t.number), *(_short(t.parameters.get(name)) for name in names), "-" if t.score is None else f"{t.score:.4f}",
+         str(t.n_epochs), f"{t.seconds:.1f}", t.state]
+        for t in ranked
+    ]  # fmt: skip
+    figure = f"valid {chosen.search.score}"
+    columns = ["trial", *names, figure, "best epoch", "seconds", "end"]
+    terminal.print_table(columns, rows, title=f"search for {result.best.name}", right=columns[:-1])
+    terminal.say(f"best recipe: {result.path}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def reproduce(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="icd10cm, eurlex57k, npm-owner-124k, amazon-670k, ...")
+    ] = "icd10cm",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for everything.", show_default="reproduce-DATA")
+    ] = None,
+    methods: Annotated[list[str] | None, typer.Option("--method", "-m", help="Some of the methods; may be repeated.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Training time per method, in place of the recipes' epochs.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Search this many settings per method first.")] = 0,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Compare processor time: for a machine that is in use.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The paper's comparison on a data set: six methods and softmax, a figure, a table, and which claims held.
+
+    eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the folder that the
+    environment variable EXTREMAX_DATA names.  The same command goes on with a comparison that was interrupted.
+    """
+    import sys
+
+    from extremax.experiments import reproduce as reproduce_paper
+
+    terminal.set_quiet(quiet)
+    command = " ".join(["extremax", *sys.argv[1:]])
+    result = reproduce_paper(
+        data, out or Path(f"reproduce-{data}"), methods=methods or (), max_seconds=seconds, n_trials=trials,
+        clock="cpu_seconds" if cpu else "seconds", n_jobs=threads, command=command, say=terminal.say, on_point=_show_point,
+    )  # fmt: skip
+    if as_json:
+        outcomes = {name: {k: v for k, v in vars(o).items() if k != "points"} for name, o in result.outcomes.items()}
+        terminal.show_json({"outcomes": outcomes, "verdicts": [vars(verdict) for verdict in result.verdicts]})
+        return
+    rows = [
+        [name, f"{o.accuracy:.2%}", f"{o.standard_error:.2%}", f"{o.log_likelihood:.4f}", f"{o.seconds:.1f}"]
+        for name, o in result.outcomes.items()
+    ]
+    columns = ["method", "test accuracy", "standard error", "test log-likelihood", "seconds"]
+    terminal.print_table(columns, rows, title=f"the paper's comparison on {data}", right=columns[1:])
+    for verdict in result.verdicts:
+        terminal.write(str(verdict).replace("**", ""))
+    terminal.say(f"report: {result.report}   figure: {result.figures[0]}")
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture: .png, .svg or .pdf.")] = Path("learning-curves.png"),
+    kinds: Annotated[
+        list[str] | None, typer.Option("--format", "-f", help="png, svg or pdf; may be given several times.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Processor time instead of time on the wall.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the learning curves of runs: log-likelihood and accuracy against training time, a row per data set."""
+    from extremax.experiments import plot as plot_runs
+
+    terminal.set_quiet(quiet)
+    # A pattern such as runs/* also finds files beside the runs.
+    folders = [path for path in runs if path.is_dir()] or runs
+    for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):
+        terminal.write(str(path))
+
+
 def register(app: typer.Typer) -> None:
     app.command()(run)
+    app.command()(tune)
+    app.command()(plot)
+    app.command()(reproduce)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.config import EvaluationConfig
+from extremax.experiments.whole_files import write_text
 from extremax.model import ExtremeModel
 
 Point: TypeAlias = dict[str, Any]
@@ -80,9 +79,7 @@ class CurveFile:
     def cut(self, n_points: int) -> None:
         """Forget what was written after a checkpoint: it will be written again."""
         self.points = self.points[:n_points]
-        stage = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}")
-        stage.write_text("".join(_line(point) for point in self.points), encoding="utf-8")
-        os.replace(stage, self.path)
+        write_text(self.path, "".join(_line(point) for point in self.points))
 
     def add(self, point: Point) -> None:
         self.points.append(point)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import time
 import warnings
@@ -38,6 +37,7 @@ from extremax.experiments.machine import environment
 from extremax.experiments.methods import method_of
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
+from extremax.experiments.whole_files import write_json
 from extremax.loading import load_model
 from extremax.text_classifier import TextClassifier
 from extremax.training import Record, Watcher
@@ -134,7 +134,7 @@ def run(
         "best_log_likelihood": best_point(points, "log_likelihood"),
         **{key: value for key, value in environment().items() if key != "versions"},
     }
-    _write_json(folder / "summary.json", summary)
+    write_json(folder / "summary.json", summary)
     clear_checkpoints(folder)
     return summary
 
@@ -264,7 +264,7 @@ def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} exists and is not a run, so it is left alone. Choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(path, settings)
+    write_json(path, settings)
 
 
 def _difference(there: Any, here: Any, name: str = "") -> str:
@@ -282,16 +282,7 @@ def _difference(there: Any, here: Any, name: str = "") -> str:
 def _note_machine(folder: Path) -> None:
     path = folder / "machine.json"
     sessions = json.loads(path.read_text()) if path.exists() else []
-    _write_json(path, [*sessions, environment()])
-
-
-def _write_json(path: Path, content: Any) -> None:
-    stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        stage.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-        os.replace(stage, path)
-    finally:
-        stage.unlink(missing_ok=True)
+    write_json(path, [*sessions, environment()])
 
 
 def _reopen(folder: Path) -> ExtremeClassifier:

@@ -1,0 +1,24 @@
+"""Small files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under another name, then give it its own."""
+    stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        stage.write_text(text, encoding="utf-8")
+        os.replace(stage, path)
+    finally:
+        stage.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON, indented for people."""
+    write_text(path, json.dumps(content, indent=1, default=str) + "\n")

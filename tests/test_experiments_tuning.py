@@ -1,0 +1,145 @@
+"""Searches: what they choose, that they choose by validation alone, and that they go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiment_files import make_recipe, write_recipe
+from extremax.cli.app import app
+from extremax.experiments import load_recipe, reproduce, tune, tuning
+from extremax.experiments.recipes import find_recipe, shipped_recipes
+from extremax.experiments.reproduction import ALL_METHODS, recipe_for
+from extremax.experiments.rows import load_rows
+from extremax.experiments.tuning import default_space
+
+pytest.importorskip("optuna")
+SPACE = """
+[search]
+n_trials = 4
+pruner = 'none'
+[search.space]
+learning_rate = [1e-4, 0.3]
+score_penalty = {low = 1e-5, high = 1e-3}
+"""
+
+
+def test_search_finds_the_better_setting(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=3, more=SPACE)
+    rows = load_rows(recipe)
+    del rows.X["test"], rows.y["test"]  # a search that looked at test rows would fail
+    result = tune(recipe, tmp_path / "search", rows=rows)
+    assert len(result.trials) == 4
+    assert {trial.parameters["learning_rate"] for trial in result.trials} == {1e-4, 0.3}
+    assert result.best.model["learning_rate"] == 0.3
+    assert result.best_trial.score == max(trial.score or -99 for trial in result.trials)
+    written = load_recipe(result.path)
+    assert written.model == result.best.model
+    assert written.data.path == recipe.data.path
+    assert result.path.read_text().startswith("# Best of 4 trials by validation log_likelihood: ")
+    assert [t["score"] for t in json.loads((tmp_path / "search" / "trials.json").read_text())] == [
+        t.score for t in result.trials
+    ]
+
+
+def test_interrupted_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE)
+    rows = load_rows(recipe)
+    evaluate, calls = tuning.Evaluator.__call__, [0]
+
+    def cut(self: Any, model: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, model)
+
+    monkeypatch.setattr(tuning.Evaluator, "__call__", cut)
+    with pytest.raises(KeyboardInterrupt):
+        tune(recipe, tmp_path / "search", rows=rows)
+    seen: list[Any] = []
+    result = tune(recipe, tmp_path / "search", rows=rows, on_trial=seen.append)
+    assert (len(result.trials), len(seen)) == (4, 2)  # two were settled before
+    assert (
+        tune(recipe, tmp_path / "search", rows=rows, on_trial=lambda trial: pytest.fail("tried again")).trials == result.trials
+    )
+    assert len(tune(recipe, tmp_path / "search", rows=rows, n_trials=5).trials) == 5
+
+
+def test_bad_trials_are_given_up(tmp_path: Path) -> None:
+    space = SPACE.replace("'none'", "'median'").replace("n_trials = 4", "n_trials = 10").replace("1e-4, 0.3", "0.3, 1e-6")
+    result = tune(make_recipe(tmp_path, n_epochs=8, more=space), tmp_path / "search")
+    given_up = [trial for trial in result.trials if trial.state == "given up"]
+    assert given_up
+    assert all(trial.parameters["learning_rate"] == 1e-6 for trial in given_up)
+    assert result.best.model["learning_rate"] == 0.3
+
+
+def test_folder_of_another_search_rejects(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE.replace("n_trials = 4", "n_trials = 1"))
+    tune(recipe, tmp_path / "search")
+    with pytest.raises(ValueError, match="another recipe or space"):
+        tune(recipe.with_model(n_epochs=2), tmp_path / "search")
+    with pytest.raises(FileExistsError, match="is not a search"):
+        tune(recipe, tmp_path)
+
+
+def test_default_space_is_the_grid_of_the_paper() -> None:
+    space = default_space({"noise": "uniform"})
+    assert {0.0003, 0.001, 0.003, 0.01, 0.03} <= set(space["learning_rate"])
+    assert space["score_penalty"] == [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03]
+
+
+# -- recipes of the package, and the terminal ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipe_resolves(name: str) -> None:
+    recipe = load_recipe(find_recipe(name))
+    data, method = name.split("/")
+    assert recipe.data.name == data
+    assert recipe.method == method
+    assert recipe_for(data, method) == recipe
+
+
+def test_unknown_recipe_rejects() -> None:
+    with pytest.raises(FileNotFoundError, match="Did you mean 'icd10cm/adversarial'"):
+        find_recipe("icd10cm/adverserial")
+
+
+def test_comparison_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods on a small set in the place of a known one: search, runs, figure, report."""
+    recipe = make_recipe(tmp_path, n_epochs=2)
+
+    def small(data: str, method: str) -> Any:
+        return replace(recipe, method=method).with_model(noise=method)
+
+    monkeypatch.setattr("extremax.experiments.reproduction.recipe_for", small)
+    found = reproduce("gauss", tmp_path / "out", methods=["adversarial", "uniform"], n_trials=1)
+    assert set(found.outcomes) == {"adversarial", "uniform"}
+    assert len(found.verdicts) == 3
+    assert (tmp_path / "out" / "figure.svg").exists()
+    assert "| uniform neg. sampling |" in found.report.read_text()
+    with pytest.raises(ValueError, match="'unifrom' is not a method"):
+        reproduce("gauss", tmp_path / "out", methods=["unifrom"])
+    assert len(ALL_METHODS) == 7
+
+
+def test_terminal_runs_searches_and_draws(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, n_epochs=1, more=SPACE.replace("n_trials = 4", "n_trials = 2"))
+    done = CliRunner().invoke(app, ["run", str(recipe), "--out", str(tmp_path / "a"), "--seed", "3"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0].split("\t")[:3] == ["model", "epoch", "seconds"]
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["model"]["random_state"] == 3
+    done = CliRunner().invoke(app, ["tune", str(recipe), "--out", str(tmp_path / "s"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["trials"]) == 2
+    done = CliRunner().invoke(app, ["plot", str(tmp_path / "a"), "-o", str(tmp_path / "x.svg")])
+    assert done.stdout == f"{tmp_path / 'x.svg'}\n"
+    done = CliRunner().invoke(app, ["run", "icd10cm/adverserial", "--out", str(tmp_path / "b")])
+    assert done.exit_code == 1
+    assert "Did you mean 'icd10cm/adversarial'?" in done.stderr
