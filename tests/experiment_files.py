@@ -18,7 +18,8 @@ def write_recipe(
     y = rng.integers(n_classes, size=n_rows)
     X = (rng.standard_normal((n_classes, 8))[y] + 0.5 * rng.standard_normal((n_rows, 8))).astype(np.float32)
     np.savez(folder / "rows.npz", X=X, y=y)
-    settings = {"n_epochs": n_epochs, "regularization": 0.1, **model}
+    plain = {"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 2, "learning_rate": 0.3}
+    settings = {**plain, "regularization": 0.1, "n_components": 8, "n_epochs": n_epochs, **model}
     lines = "\n".join(f"{name} = {value!r}" for name, value in settings.items())
     path = folder / "recipe.toml"
     path.write_text(f'[data]\nname = "gauss"\npath = "rows.npz"\n[model]\n{lines}\n{more}', encoding="utf-8")

@@ -17,7 +17,7 @@ import pytest
 
 from experiment_files import make_recipe, write_recipe
 from extremax import load_model
-from extremax.experiments import run, runner
+from extremax.experiments import KNOWN, load_recipe, run, runner
 from extremax.experiments.curve import Schedule, read_curve
 from extremax.experiments.rows import load_rows
 from extremax.objectives import OBJECTIVES
@@ -46,7 +46,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"config.json", "machine.json", "curve.jsonl", "model", "summary.json"}
     config = json.loads((out / "config.json").read_text())
-    assert config["model"]["n_negatives"] == 4  # a default, filled in
+    assert config["model"] == {**KNOWN.model, **recipe.model}  # defaults filled in
     assert config["model"]["random_state"] == 0
     assert config["method"] == "adversarial"
     machine = json.loads((out / "machine.json").read_text())
@@ -85,9 +85,7 @@ def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
     lines = [f"{animal} {i},{animal}" for i in range(40) for animal in ("dog", "cat", "horse")]
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(lines))
     recipe_path = tmp_path / "recipe.toml"
-    recipe_path.write_text('[data]\npath = "rows.csv"\n[features]\nn_components = 4\n[model]\nn_epochs = 3')
-    from extremax.experiments import load_recipe
-
+    recipe_path.write_text('[data]\npath = "rows.csv"\n[features]\nn_components = 4\nn_random = 0\n[model]\nn_epochs = 3')
     run(load_recipe(recipe_path), tmp_path / "out", rows=load_rows(load_recipe(recipe_path), cache=tmp_path / "cache"))
     assert load_model(tmp_path / "out" / "model").predict(["a horse 7"]).tolist() == ["horse"]
     again = load_rows(load_recipe(recipe_path), cache=tmp_path / "cache")  # from the cache, with its text features

@@ -74,8 +74,8 @@ def test_bad_trials_are_given_up(tmp_path: Path) -> None:
     space = SPACE.replace("'none'", "'median'").replace("n_trials = 4", "n_trials = 10").replace("1e-4, 0.3", "0.3, 1e-6")
     result = tune(make_recipe(tmp_path, n_epochs=8, more=space), tmp_path / "search")
     given_up = [trial for trial in result.trials if trial.state == "given up"]
-    assert given_up
-    assert all(trial.parameters["learning_rate"] == 1e-6 for trial in given_up)
+    assert any(trial.parameters["learning_rate"] == 1e-6 for trial in given_up)
+    assert result.best_trial not in given_up
     assert result.best.model["learning_rate"] == 0.3
 
 

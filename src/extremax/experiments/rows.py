@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +26,8 @@ from extremax.data.products import sparse_times_dense
 from extremax.data.readers import load_dataset
 from extremax.data.splits import split_rows
 from extremax.data.svd import truncated_svd
-from extremax.data.text import TextFeatures
+from extremax.data.text import FORMAT_VERSION as TEXT_VERSION
+from extremax.data.text import TextFeatures, TextOptions
 from extremax.persist import ModelFileError, load_folder, save_folder
 from extremax.validation import LabelIndex, check_features, encode_labels, format_bytes
 
@@ -208,7 +209,9 @@ def _key(recipe: Recipe) -> str:
             packages.append(version("simple-icd-10-cm"))
         except PackageNotFoundError:
             packages.append("missing")
-    content = json.dumps([_VERSION, vars(data), vars(recipe.features), stamps, packages], sort_keys=True)
+    # Defaults count as well: when one changes, features made with the old one are not these.
+    features = {**vars(recipe.features), "options": {**asdict(TextOptions()), **recipe.features.options}}
+    content = json.dumps([_VERSION, TEXT_VERSION, vars(data), features, stamps, packages], sort_keys=True)
     return sha256(content.encode()).hexdigest()[:16]
 
 
