@@ -68,10 +68,10 @@ def weights(model):
 
 def test_training_improves_on_the_tree_recovers(data):
     X, y, X_test, y_test = data
-    clf = ExtremeClassifier(random_state=0).fit(X, y, eval_set=(X_test, y_test))
+    clf = ExtremeClassifier("negative_sampling", random_state=0).fit(X, y, eval_set=(X_test, y_test))
     first, last = clf.history_[0], clf.history_[-1]
     assert first["epoch"] == 0
-    assert last["epoch"] == clf.n_epochs
+    assert last["epoch"] == clf.choices_["n_epochs"]
     assert last["valid_log_likelihood"] > first["valid_log_likelihood"] + 0.02
     assert last["valid_accuracy"] > 0.9
     assert last["valid_log_likelihood"] == pytest.approx(clf.log_likelihood(X_test, y_test), abs=1e-6)
@@ -105,20 +105,21 @@ def test_prediction_methods_agree_identity(data, fitted):
     log_proba = fitted.predict_log_proba(X_test)
     proba = fitted.predict_proba(X_test)
     np.testing.assert_allclose(proba.sum(axis=1), 1.0, atol=1e-5)  # float32 sums of 60 terms
-    np.testing.assert_allclose(np.log(proba), log_proba, atol=1e-5)
+    seen = log_proba > -700  # below, float64 has no number left
+    np.testing.assert_allclose(np.log(proba[seen]), log_proba[seen], atol=1e-5)
     scores = fitted.decision_function(X_test)
     shift = scores - log_proba
-    np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1], shift.shape), atol=1e-4)  # one constant per row
+    np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1], shift.shape), rtol=1e-6, atol=1e-4)  # float32
     assert np.array_equal(fitted.predict(X_test), fitted.classes_[log_proba.argmax(axis=1)])
     labels, top = fitted.predict_topk(X_test, k=N_CLASSES)
     assert np.array_equal(np.sort(labels, axis=1), np.broadcast_to(fitted.classes_, labels.shape))
-    np.testing.assert_allclose(top, -np.sort(-log_proba, axis=1), atol=1e-4)
+    np.testing.assert_allclose(top, -np.sort(-log_proba, axis=1), rtol=1e-6, atol=1e-4)  # float32, down to -1,400
     column = np.searchsorted(fitted.classes_, y_test)
     assert fitted.log_likelihood(X_test, y_test) == pytest.approx(log_proba[np.arange(len(y_test)), column].mean(), abs=1e-4)
     wide, wide_log_prob = fitted.predict_topk(X_test, k=5, search="beam", beam_width=N_CLASSES)
     exact, exact_log_prob = fitted.predict_topk(X_test, k=5)
     assert np.array_equal(wide, exact)
-    np.testing.assert_allclose(wide_log_prob, exact_log_prob, atol=1e-4)
+    np.testing.assert_allclose(wide_log_prob, exact_log_prob, rtol=1e-6, atol=1e-4)
 
 
 def test_two_classes_give_one_score_identity(data):
@@ -234,8 +235,8 @@ def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_pat
 
 def test_partial_fit_goes_on_identity(data):
     X, y = data[:2]
-    whole = ExtremeClassifier(n_epochs=3, random_state=0).fit(X, y)
-    steps = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y).partial_fit(X, y).partial_fit(X, y)
+    whole = ExtremeClassifier("negative_sampling", n_epochs=3, random_state=0).fit(X, y)
+    steps = ExtremeClassifier("negative_sampling", n_epochs=1, random_state=0).fit(X, y).partial_fit(X, y).partial_fit(X, y)
     assert np.array_equal(weights(whole), weights(steps))
     from_nothing = ExtremeClassifier(random_state=0)
     for _ in range(3):
@@ -303,14 +304,15 @@ def test_sample_weight(data):
     zero = ExtremeClassifier(n_epochs=3, random_state=0).fit(X, y, sample_weight=keep.astype(float))
     assert np.array_equal(kept.predict_proba(X_test), zero.predict_proba(X_test))
     heavy = np.where(y == 3, 50.0, 1.0)
-    pulled = ExtremeClassifier(n_epochs=3, random_state=0).fit(X, y, sample_weight=heavy)
+    plain = ExtremeClassifier("negative_sampling", n_epochs=3, random_state=0).fit(X, y)
+    pulled = ExtremeClassifier("negative_sampling", n_epochs=3, random_state=0).fit(X, y, sample_weight=heavy)
     assert (pulled.predict(X_test) == 3).sum() > (plain.predict(X_test) == 3).sum()
     assert pulled.predict_proba(X_test)[:, 3].mean() > plain.predict_proba(X_test)[:, 3].mean()
 
 
 def test_zero_epochs_is_the_tree_identity(data):
     X, y, X_test, _ = data
-    clf = ExtremeClassifier(n_epochs=0, random_state=0).fit(X, y)
+    clf = ExtremeClassifier("negative_sampling", n_epochs=0, random_state=0).fit(X, y)
     Z = clf.model_.project(X_test)
     np.testing.assert_allclose(clf.predict_log_proba(X_test), clf.model_.tree.log_prob_all(Z), atol=1e-5)
 
@@ -338,13 +340,24 @@ def test_own_noise_object(data):
 def test_validation_fraction_and_patience(data):
     X, y = data[:2]
     clf = ExtremeClassifier(
-        n_epochs=200, learning_rate=2.0, n_negatives=1, validation_fraction=0.2, patience=3, random_state=0
+        "negative_sampling",
+        n_epochs=200,
+        learning_rate=2.0,
+        n_negatives=1,
+        validation_fraction=0.2,
+        patience=3,
+        random_state=0,
     ).fit(X, y)
     valid = [record["valid_log_likelihood"] for record in clf.history_[1:]]
     assert len(valid) < 200
     assert len(valid) - 1 - int(np.argmax(valid)) == 3
     again = ExtremeClassifier(
-        n_epochs=int(np.argmax(valid)) + 1, learning_rate=2.0, n_negatives=1, validation_fraction=0.2, random_state=0
+        "negative_sampling",
+        n_epochs=int(np.argmax(valid)) + 1,
+        learning_rate=2.0,
+        n_negatives=1,
+        validation_fraction=0.2,
+        random_state=0,
     )
     assert np.array_equal(weights(clf), weights(again.fit(X, y)))  # the best epoch was put back
 
@@ -439,7 +452,7 @@ def test_memory_is_stated_and_limited_rejects(data, capsys):
     assert said.out == ""
     message = r"needs .* but 1\.0 KiB are available\. Ways out: optimizer='adagrad_row'.*fewer features"
     with pytest.raises(NotEnoughMemoryError, match=message):
-        ExtremeClassifier(memory_limit=1024).fit(X, y)
+        ExtremeClassifier("negative_sampling", memory_limit=1024).fit(X, y)
 
 
 def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
@@ -454,7 +467,10 @@ def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
 BAD_CALLS = [
     (lambda c, X, y: c.set_params(patience=2).fit(X, y), r"patience is 2, but there are no rows to validate on; give"),
     (lambda c, X, y: c.fit(X * np.float32(1e20), y), r"X holds numbers whose squares overflow float32, .* scale the features"),
-    (lambda c, X, y: c.set_params(n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y), r"Training diverged: the loss of"),
+    (
+        lambda c, X, y: c.set_params(objective="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y),
+        r"Training diverged: the loss of",
+    ),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
     (lambda c, X, y: c.fit(np.full_like(X, np.nan), y), r"X\[0, 0\] is NaN"),
     (lambda c, X, y: c.fit(np.where(X[5, 2] == X, np.inf, X), y), r"X\[5, 2\] is inf"),
@@ -471,7 +487,7 @@ BAD_CALLS = [
     (lambda c, X, y: c.set_params(noise="uniform").fit(X, y).predict_topk(X, search="beam"), r"search='beam' needs a"),
     (lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1), r"is 60, which is not one of the 60 known classes\. Leave out rows"),
     (lambda c, X, y: c.set_params(noise="unifrom").fit(X, y), r"Did you mean 'uniform'\?"),
-    (lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y), r"must be a number > 0\.0\. Got -1\.0"),
+    (lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y), r"must be a number > 0\.0 or None\. Got -1\.0"),
     (lambda c, X, y: c.set_params(n_epochs=1.5).fit(X, y), r"must be an integer >= 0"),
 ]  # fmt: skip
 

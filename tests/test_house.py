@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_jit", "config", "parallel", "progress", "validation"}),
     frozenset({"objectives", "metrics", "data", "kernels"}),
-    frozenset({"strength", "tree", "noise", "linear", "prior", "predict", "theory", "persist"}),
+    frozenset({"strength", "tree", "noise", "linear", "prior", "whitening", "shared", "predict", "theory", "persist"}),
     frozenset({"model", "fitting", "labelled_rows", "settings", "training"}),
     frozenset({"estimator", "evaluation", "loading", "text_classifier", "nn", "experiments", "cli"}),
     frozenset({"__init__", "__main__"}),

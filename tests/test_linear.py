@@ -342,11 +342,11 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
     data = training_set(make_noise("uniform"), storage="memmap", folder=tmp_path)
     views = {"itself": data.X, "a view": data.X[:], "a plain array over it": np.asarray(data.X)}
     sizes = []
-    read = linear._DenseWindows._read
-    monkeypatch.setattr(linear._DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows))
+    read = linear.DenseWindows._read
+    monkeypatch.setattr(linear.DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows))
     for X in views.values():
         sizes.clear()
-        source = linear._DenseWindows(X)
+        source = linear.DenseWindows(X)
         order = (linear.Window(rows, rows) for rows in shuffled_windows(50, source.row_bytes(), 0, 0))
         for (_, rows), features, local in source.windows(order):
             assert type(features) is np.ndarray
@@ -354,7 +354,7 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
             np.testing.assert_array_equal(features[local], data.X[rows])
         assert sum(sizes) == 50
     sizes.clear()
-    source = linear._DenseWindows(np.array(data.X))
+    source = linear.DenseWindows(np.array(data.X))
     order = (linear.Window(rows, rows) for rows in shuffled_windows(50, 1, 0, 0))
     assert all(features is source.X for _, features, _ in source.windows(order))
     assert sizes == []

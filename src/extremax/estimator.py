@@ -14,14 +14,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax.fitting import Options, Preparation, fit_memory, prepare, training_set, ways_out
+from extremax.fitting import Options, Preparation, fit_memory, prepare, resolve, training_set, ways_out
 from extremax.labelled_rows import LabelledRows, warn_unlabelled
 from extremax.linear import Features
-from extremax.model import ExtremeModel, find_tree
+from extremax.model import ExtremeModel
 from extremax.noise import Noise
 from extremax.parallel import resolve_threads
 from extremax.progress import ProgressLine
-from extremax.settings import CONSTRAINTS
+from extremax.settings import check_patience, check_settings
 from extremax.training import Callback, Plan, train
 from extremax.validation import (
     Choice,
@@ -46,19 +46,26 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    objective : {"negative_sampling", "nce", "sampled_softmax", "sampled_softmax_masked", "one_vs_each", "augment_reduce"}
-        The loss; "negative_sampling" is the paper's Eq. 6, and `extremax.objectives` has all formulas.  "sampled_softmax" is
-        exact; "sampled_softmax_masked" leaves out negatives that hit the positive, which favours frequent classes.
+    objective : str
+        The loss; formulas in `extremax.objectives`.  "negative_sampling" (the paper's Eq. 6), "nce", "sampled_softmax" (exact),
+        "sampled_softmax_masked" (leaves out negatives that hit the positive, which favours frequent classes), "one_vs_each" and
+        "augment_reduce" draw negatives for each row.  "shared_softmax" compares the rows of a minibatch with the same
+        `n_shared` classes, "softmax" with all classes.  "auto" is "shared_softmax" for up to 1,024 features, and
+        "negative_sampling" for more, for `partial_fit` and for noise of one's own.
     noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
         Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and
         frequencies.
     n_negatives : int
-        Negatives per row and epoch.
-    n_epochs : int
-        Passes over the data; 0 gives the noise distribution itself as classifier.
-    learning_rate : float
-        Step size, for features scaled to rows of mean square length one.
-    optimizer : {"adagrad", "adagrad_row", "sgd"}
+        Negatives per row and epoch, of objectives whose rows draw their own.
+    n_shared : int
+        Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the rows' cell of the tree.
+    precondition : bool
+        For "shared_softmax" and "softmax": train on whitened features, starting from a linear discriminant.
+    n_epochs : int, optional
+        Passes over the data; 0 gives the start as classifier: the noise distribution, or the discriminant.
+    learning_rate : float, optional
+        Step size, for rows of mean square length one; where minibatches share classes, it falls to zero over the epochs.
+    optimizer : {"adagrad", "adagrad_row", "sgd"}, optional
         Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
     score_penalty : float
         The paper's lambda: strength of the square penalty on debiased scores.
@@ -86,7 +93,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     random_state : int, Generator, RandomState or None
         Seed of all random draws.
     verbose : int
-        1 shows memory needs, a progress bar in a terminal, and a line per epoch.
+        1 shows memory needs, choices, a progress bar in a terminal, and a line per epoch.
 
     Attributes
     ----------
@@ -97,11 +104,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     model_ : ExtremeModel
         Weights, noise and projection.
     choices_ : dict
-        What was chosen from the data, such as the tree's ``regularization`` by level.
+        What was chosen: ``objective``, ``n_epochs`` and others that were left open, the tree's ``regularization`` by level.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
-        Epoch 0 is the noise distribution alone.  With several labels a row, the likelihood is a mean over pairs, and a row is
+        Epoch 0 is the start.  With several labels a row, the likelihood is a mean over pairs, and a row is
         right when the first prediction, or one of the first five, is among its labels.
 
     Examples
@@ -127,13 +134,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        objective: str = "negative_sampling",
+        objective: str = "auto",
         noise: str | Noise = "adversarial",
         *,
         n_negatives: int = 4,
-        n_epochs: int = 20,
-        learning_rate: float = 0.3,
-        optimizer: str = "adagrad",
+        n_shared: int = 1024,
+        precondition: bool = True,
+        n_epochs: int | None = None,
+        learning_rate: float | None = None,
+        optimizer: str | None = None,
         score_penalty: float = 1e-4,
         prior_variance: float | None = None,
         batch_size: int | None = None,
@@ -151,6 +160,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.objective = objective
         self.noise = noise
         self.n_negatives = n_negatives
+        self.n_shared = n_shared
+        self.precondition = precondition
         self.n_epochs = n_epochs
         self.learning_rate = learning_rate
         self.optimizer = optimizer
@@ -201,10 +212,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         callbacks : sequence of callables
             Each gets the record of every epoch; one that returns True ends training.
 
-        Returns
-        -------
-        self
-            Also when interrupted by Ctrl-C once the noise is fitted: the model is then as far as it got.
+        Ctrl-C, once the noise is fitted, ends training with the model as far as it got.
         """
         self._check_parameters()
         features = check_features(X)
@@ -218,14 +226,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validation = self._check_eval_set(eval_set)
         if validation is None and self.validation_fraction > 0.0:
             data, validation = data.hold_out(self.validation_fraction, seed)
-        if validation is None and self.patience is not None:
-            raise ValueError(
-                f"patience is {self.patience}, but there are no rows to validate on; give fit an eval_set, or set"
-                " validation_fraction."
-            )
+        if validation is None:
+            check_patience(self.patience)
         report = ProgressLine(int(self.verbose))
-        self._start(data, seed, report)
-        self._train(data, validation, self.n_epochs, callbacks, report)
+        options = self._options(data)
+        self._start(data, options, seed, report)
+        self._train(data, validation, options, options.n_epochs, callbacks, report, decays=True)
         return self
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
@@ -235,8 +241,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         features = self._fitted(X)
         data = LabelledRows.of(features, self._targets(y, features))
-        left = max(0, self.n_epochs - self.model_.linear.n_epochs)
-        self._train(data, None, left, callbacks, ProgressLine(int(self.verbose)))
+        options = self._options(data, goes_on=True)
+        left = max(0, options.n_epochs - self.model_.linear.n_epochs)
+        self._train(data, None, options, left, callbacks, ProgressLine(int(self.verbose)), decays=True)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
@@ -276,17 +283,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         report = ProgressLine(int(self.verbose))
         if first_call:
             self._remember(X, features, known)
-            self._start(data, check_random_state(self.random_state), report)
-        self._train(data, None, 1, (), report)
+            options = self._options(data, streaming=True)
+            self._start(data, options, check_random_state(self.random_state), report)
+        else:
+            options = self._options(data, goes_on=True)
+        self._train(data, None, options, 1, (), report)
         return self
 
     def _check_parameters(self) -> None:
-        check_parameters("ExtremeClassifier", self.get_params(deep=False), CONSTRAINTS)
-        if not isinstance(self.noise, str) and find_tree(self.noise) is not None:
-            raise ValueError(
-                "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know"
-                " those the tree was fitted on. Use noise='adversarial' or 'mixture', which fit their own tree."
-            )
+        check_settings(self.get_params(deep=False))
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         # An older model goes first: its memory is needed, and a fit that fails must not leave it under the new labels.
@@ -295,12 +300,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._label_index = LabelIndex(classes)
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
 
-    def _options(self) -> Options:
-        shared = {name: value for name, value in self.get_params(deep=False).items() if name in Options.__dataclass_fields__}
-        return Options(**shared, n_threads=resolve_threads(self.n_jobs))
+    def _options(self, data: LabelledRows, *, streaming: bool = False, goes_on: bool = False) -> Options:
+        parameters = self.get_params(deep=False)
+        if goes_on:  # what the model was begun with, where the parameters leave it open
+            begun = {name: value for name, value in self.choices_.items() if parameters.get(name, "") is None}
+            parameters |= begun | {"objective": self.model_.objective}
+        threads = resolve_threads(self.n_jobs)
+        return resolve(parameters, data.X.shape, len(self.classes_), len(data.ids), threads, streaming=streaming)
 
-    def _start(self, data: LabelledRows, seed: int, report: ProgressLine) -> None:
-        options = self._options()
+    def _start(self, data: LabelledRows, options: Options, seed: int, report: ProgressLine) -> None:
         X, n_classes = data.X, len(self.classes_)
         need = fit_memory(X.shape, n_classes, options, keeps_best=self.patience is not None, n_pairs=len(data.ids))
         report.say(f"fit needs {describe_memory(need)}")
@@ -311,21 +319,22 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.model_: ExtremeModel = prepared.model
         self.choices_ = prepared.choices
         self.history_: list[dict[str, Any]] = [
-            {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": self.learning_rate}
+            {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": options.learning_rate}
         ]
 
     def _train(
         self,
         data: LabelledRows,
         validation: LabelledRows | None,
+        options: Options,
         n_epochs: int,
         callbacks: Sequence[Callback],
         report: ProgressLine,
+        *,
+        decays: bool = False,
     ) -> None:
         started = time.perf_counter()
-        pairs, epoch_options = training_set(
-            self.model_, data.X, data.ids, data.weight, self._options(), self.seed_, rows=data.rows
-        )
+        pairs, epoch_options = training_set(self.model_, data.X, data.ids, data.weight, options, self.seed_, rows=data.rows)
         self.history_[-1]["seconds"] += time.perf_counter() - started
 
         def evaluate() -> dict[str, float]:
@@ -338,7 +347,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             self.model_.linear,
             pairs,
             epoch_options,
-            Plan(n_epochs, self.learning_rate, self.patience),
+            Plan(n_epochs, options.learning_rate, self.patience, options.n_epochs if decays and options.shares else None),
             history=self.history_,
             evaluate=None if validation is None else evaluate,
             callbacks=callbacks,

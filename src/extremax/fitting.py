@@ -4,21 +4,34 @@ takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from extremax.data.pca import PCA
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
 from extremax.model import ExtremeModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise, mean_log_prob
-from extremax.objectives import OBJECTIVES
+from extremax.objectives import OBJECTIVES, SHARED_OBJECTIVES
 from extremax.progress import ProgressLine
+from extremax.shared import ClassSets, SharedSet, default_cells, route
 from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
+from extremax.whitening import Whitening, fold, whiten_and_start
 
+_SHARED_WIDTH = 1024  # features up to which whitening them is cheap
+_SHARED_BATCH = 256
+_SHARED_SCORES = 1 << 25  # scores of a minibatch at most
+_SHARED_STEPS = 900  # minibatches of a whole fit, at least, where ...
+_SHARED_EPOCHS = (5, 50)  # ... that takes a number of epochs between these
+_SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
+_FIRST_GRADIENTS = 5.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild
+_FIRST_BIAS_SQUARE = 0.02
+_RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
 _START_PAIRS = 1 << 24  # log-probabilities of the noise that the start of NCE is averaged from
 
 
@@ -29,7 +42,11 @@ class Options:
     objective: str
     noise: str | Noise
     optimizer: str
+    n_epochs: int
+    learning_rate: float
     n_negatives: int
+    n_shared: int
+    precondition: bool
     score_penalty: float
     prior_variance: float | None
     batch_size: int | None
@@ -42,6 +59,53 @@ class Options:
     @property
     def uses_tree(self) -> bool:
         return self.noise in ("adversarial", "mixture")
+
+    @property
+    def shares(self) -> bool:
+        """Whether the rows of a minibatch share their classes (extremax.shared)."""
+        return self.objective in SHARED_OBJECTIVES
+
+    def set_size(self, n_classes: int) -> int:
+        return n_classes if self.objective == "softmax" else min(self.n_shared, n_classes)
+
+
+def resolve(
+    parameters: Mapping[str, Any],
+    shape: tuple[int, int],
+    n_classes: int,
+    n_pairs: int,
+    n_threads: int,
+    *,
+    streaming: bool = False,
+) -> Options:
+    """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
+
+    `streaming` is for rows that arrive piece by piece: a start and a scale taken from the first piece would be arbitrary.
+    """
+    given = {name: value for name, value in parameters.items() if name in Options.__dataclass_fields__}
+    if given["objective"] == "auto":
+        fits = shape[1] <= _SHARED_WIDTH and isinstance(given["noise"], str) and not streaming
+        fits = fits and given["prior_variance"] is None
+        given["objective"] = "shared_softmax" if fits else "negative_sampling"
+    shares = given["objective"] in SHARED_OBJECTIVES
+    if shares and not isinstance(given["noise"], str):
+        raise ValueError(
+            f"objective={given['objective']!r} draws the classes of a minibatch by itself and cannot use noise of type"
+            f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or another objective."
+        )
+    if given["batch_size"] is None:
+        given["batch_size"] = default_batch_size(n_pairs, n_classes)
+        if shares:
+            size = n_classes if given["objective"] == "softmax" else min(given["n_shared"], n_classes)
+            given["batch_size"] = int(np.clip(min(n_pairs // 32, _SHARED_SCORES // size), 16, _SHARED_BATCH))
+    batches = -(-n_pairs // given["batch_size"])
+    defaults: dict[str, Any] = {"n_epochs": 20, "learning_rate": 0.3, "optimizer": "adagrad"}
+    if shares:
+        epochs = int(np.clip(-(-_SHARED_STEPS // batches), *_SHARED_EPOCHS))
+        rate = 0.5 if given["precondition"] else 0.1
+        defaults = {"n_epochs": epochs, "learning_rate": rate, "optimizer": "adagrad_row"}
+    given |= {name: value for name, value in defaults.items() if given[name] is None}
+    return Options(**given, n_threads=n_threads)
 
 
 @dataclass(frozen=True)
@@ -65,7 +129,13 @@ def fit_memory(
     tables = LinearModel.bytes_needed(n_classes, n_features, optimizer=options.optimizer)
     k = min(options.n_components, n_features)
     leaves = 1 << max(n_classes - 1, 0).bit_length()
-    need = {"weights": weights, "accumulators": tables - weights, "rows": 4 * n_pairs * (3 + 4 * options.n_negatives)}
+    need = {"weights": weights, "accumulators": tables - weights}
+    if options.shares:
+        size, batch = options.set_size(n_classes), options.batch_size or _SHARED_BATCH
+        need["rows"] = 4 * n_pairs * 10  # order, cells, and both once more while they are sorted
+        need["minibatch"] = 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes + 64 * n_features**2
+    else:
+        need["rows"] = 4 * n_pairs * (3 + 4 * options.n_negatives)
     if options.uses_tree:
         # Fitting keeps the projected rows, a copy sorted by class, and one sum per class beside the nodes.
         need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * (n_rows + n_pairs) * k + 8 * n_classes * (k + 2)}
@@ -95,26 +165,41 @@ def prepare(
 
     `ids` and `weight` are those of the pairs; `rows` is the row of X of each, None where pair i is row i.
     """
+    X = dense_if_shared(X, options)
     # Rows without a pair are left out.  A row with several labels counts once for each, but not for the scale.
     labelled = None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0
     scale = feature_scale(X, labelled)
     row_weight = weight if rows is None else np.bincount(rows, weights=weight, minlength=X.shape[0])
     jobs = options.n_threads
-    if options.uses_tree:
+    n_features = int(X.shape[1])
+    whitens = options.shares and options.precondition
+    if options.uses_tree or whitens:
         report.say("projecting the features")
-        found = PCA.fit(X, min(options.n_components, int(X.shape[1])), sample_weight=row_weight, n_jobs=jobs)
+        kept = min(options.n_components, n_features)
+        found = PCA.fit(X, n_features if whitens else kept, sample_weight=row_weight, n_jobs=jobs)
+    if options.uses_tree:
         # The tree sees scaled features too: its regularization then means the same for features of any magnitude.
-        projection = PCA(found.components * np.float32(scale), found.mean, found.explained_variance * scale**2)
+        projection = PCA(found.components[:kept] * np.float32(scale), found.mean, found.explained_variance[:kept] * scale**2)
     else:
-        empty = np.empty((0, int(X.shape[1])), np.float32)
-        projection = PCA(empty, np.zeros(int(X.shape[1]), np.float32), np.empty(0, np.float64))
-    choices: dict[str, Any] = {}
+        empty = np.empty((0, n_features), np.float32)
+        projection = PCA(empty, np.zeros(n_features, np.float32), np.empty(0, np.float64))
+    choices: dict[str, Any] = {name: getattr(options, name) for name in _RESOLVED}
     noise = _make_noise(X, ids, weight, rows, n_classes, options, projection, seed, report, choices)
     linear = LinearModel.zeros(n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale)
     model = ExtremeModel(linear, noise, projection, options.objective)
     model.class_counts = np.bincount(ids, minlength=n_classes)
     model.n_samples = int(X.shape[0] if labelled is None else labelled.sum())
-    if OBJECTIVES[options.objective].starts_at_noise:
+    if options.shares:
+        linear.squares[...] = _FIRST_GRADIENTS / n_features
+        linear.bias_squares[...] = _FIRST_BIAS_SQUARE
+        model.whitening = Whitening.none(n_features)
+        if options.precondition:
+            weights = np.ones(len(ids), np.float32) if weight is None else weight
+            model.whitening, choices["sharpness"] = whiten_and_start(
+                linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs
+            )
+            fold(linear, model.whitening, jobs)
+    elif OBJECTIVES[options.objective].starts_at_noise:
         some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(np.int64)
         some = some if rows is None else np.unique(rows[some])
         linear.biases[:] = mean_log_prob(noise, model.project(X[some], n_jobs=jobs), n_jobs=jobs)
@@ -150,7 +235,17 @@ def _make_noise(
     if rows is not None:
         Z = Z[rows]
     if options.regularization == "auto":
-        tuned = fit_tuned(Z, ids, n_classes=n_classes, sample_weight=weight, rows=rows, n_jobs=options.n_threads, seed=seed)
+        # Where the tree only proposes classes, and its probabilities are not part of the scores, a rough fit does.
+        tuned = fit_tuned(
+            Z,
+            ids,
+            n_classes=n_classes,
+            sample_weight=weight,
+            rows=rows,
+            rough=options.shares,
+            n_jobs=options.n_threads,
+            seed=seed,
+        )
         tree = tuned.tree
         choices["regularization"] = tuned.strengths.tolist()
         choices["tree_held_out_log_likelihood"] = tuned.held_out_log_likelihood
@@ -180,8 +275,10 @@ def training_set(
     seed: int,
     *,
     rows: NDArray[np.int64] | None = None,
-) -> tuple[TrainingSet, EpochOptions]:
+) -> tuple[TrainingSet | SharedSet, EpochOptions | None]:
     """The pairs in the form that epochs take, with what can be computed once; arguments as in `prepare`."""
+    if options.shares:
+        return _shared_set(model, X, ids, weight, options, seed, rows), None
     Z = model.project(X, n_jobs=options.n_threads)
     log_noise = model.noise.log_prob(Z if rows is None else Z[rows], ids, n_jobs=options.n_threads)
     if model.tree is not None and model.class_means is None:
@@ -210,6 +307,41 @@ def _class_means(
         column = Z[:, j] if rows is None else Z[rows, j]
         means[:, j] = np.bincount(ids, weights=column, minlength=n_classes) / counts
     return means
+
+
+def dense_if_shared(X: Features, options: Options) -> Features:
+    """Matrix products with whitened rows want them dense."""
+    return X.toarray() if options.shares and sparse.issparse(X) else X
+
+
+def _shared_set(
+    model: ExtremeModel,
+    X: Features,
+    ids: NDArray[np.int32],
+    weight: NDArray[np.float32] | None,
+    options: Options,
+    seed: int,
+    rows: NDArray[np.int64] | None,
+) -> SharedSet:
+    X = dense_if_shared(X, options)
+    n_classes, jobs = model.linear.n_classes, options.n_threads
+    size = options.set_size(n_classes)
+    cells = None
+    if model.tree is not None:
+        Z = model.project(X, n_jobs=jobs)
+        if model.class_means is None:
+            model.class_means = _class_means(Z, ids, rows, n_classes)
+        n_cells = default_cells(len(ids), model.tree) if size < n_classes else 1
+        if n_cells > 1:
+            cells = route(model.tree, Z, n_cells, jobs)
+            cells = cells if rows is None else cells[rows]
+    exponent = {"uniform": 0.0, "frequency": options.noise_exponent}.get(str(options.noise), _SHARED_EXPONENT)
+    counts = np.bincount(ids, weights=weight, minlength=n_classes).astype(np.float64)
+    sets = ClassSets.make(counts, size, exponent=exponent, cells=cells, y=ids)
+    assert model.whitening is not None
+    batch = options.batch_size or _SHARED_BATCH
+    weights = np.ones(len(ids), np.float32) if weight is None else weight
+    return SharedSet(X, ids, weights, rows, sets, cells, model.whitening, model.linear.feature_scale, batch, seed, jobs)
 
 
 def default_batch_size(n_rows: int, n_classes: int) -> int:

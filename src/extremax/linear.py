@@ -202,7 +202,7 @@ class Window(NamedTuple):
     rows: NDArray[np.int64]
 
 
-class _DenseWindows:
+class DenseWindows:
     """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained
     on).
     """
@@ -285,7 +285,7 @@ def train_epoch(
     """
     objective, noise = options.objective, options.noise
     threads = 1 if JIT_DISABLED else options.n_threads
-    source: Any = (_SparseWindows if sparse.issparse(data.X) else _DenseWindows)(data.X)
+    source: Any = (_SparseWindows if sparse.issparse(data.X) else DenseWindows)(data.X)
     arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
     kind = PerWeight if model.squares.shape == model.weights.shape else AlongRow
     step = Step(

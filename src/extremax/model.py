@@ -17,9 +17,10 @@ from extremax import predict
 from extremax.data.pca import PCA
 from extremax.linear import Features, LinearModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
-from extremax.objectives import OBJECTIVES
+from extremax.objectives import removes_bias
 from extremax.persist import load_folder, save_folder
 from extremax.tree import LabelTree
+from extremax.whitening import Whitening
 
 KIND = "classifier"
 _LINEAR_ARRAYS = ("weights", "biases", "squares", "bias_squares")
@@ -42,6 +43,8 @@ class ExtremeModel:
         Name of the objective: it decides whether log p_n is added to the scores.
     temperature
         Divides the debiased scores.
+    whitening
+        The features that training saw, where these were not the model's own; training goes on in them.
     class_counts
         Training rows with each label, (n_classes,); None where they are not known.
     n_samples
@@ -57,6 +60,7 @@ class ExtremeModel:
     projection: PCA
     objective: str
     temperature: float = 1.0
+    whitening: Whitening | None = None
     class_counts: NDArray[np.int64] | None = None
     n_samples: int = 0
     class_means: NDArray[np.float16] | None = None
@@ -65,7 +69,7 @@ class ExtremeModel:
     @property
     def base(self) -> Noise | None:
         """What bias removal adds to a score; None when scores are unbiased as they are."""
-        return self.noise if OBJECTIVES[self.objective].removes_bias else None
+        return self.noise if removes_bias(self.objective) else None
 
     @property
     def tree(self) -> LabelTree | None:
@@ -183,6 +187,8 @@ class ExtremeModel:
         own |= {name: value for name in _CLASS_ARRAYS if (value := getattr(self, name)) is not None}
         if self.descriptions is not None:
             own |= {f"descriptions.{name}": value for name, value in self.descriptions._asdict().items()}
+        if self.whitening is not None:
+            own |= {f"whitening.{name}": value for name, value in self.whitening._asdict().items()}
         content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
         content |= {"n_samples": self.n_samples, **header}
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
@@ -205,6 +211,8 @@ class ExtremeModel:
         model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
         if "descriptions.ends" in arrays:
             model.descriptions = Descriptions(*(arrays[f"descriptions.{name}"] for name in Descriptions._fields))
+        if "whitening.matrix" in arrays:
+            model.whitening = Whitening(*(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields))
         return SavedModel(model, folder.labels, header, arrays)
 
 

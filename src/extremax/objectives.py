@@ -305,6 +305,9 @@ class Objective:
         return self.settings(np.float32(penalty))
 
 
+# Trained by extremax.shared: every row of a minibatch against the same classes, drawn or (softmax) all.
+SHARED_OBJECTIVES = ("shared_softmax", "softmax")
+
 OBJECTIVES: dict[str, Objective] = {
     "negative_sampling": Objective(NegativeSampling, negative_sampling, removes_bias=True),
     "nce": Objective(NoiseContrastive, noise_contrastive, removes_bias=False, starts_at_noise=True),
@@ -313,3 +316,8 @@ OBJECTIVES: dict[str, Objective] = {
     "one_vs_each": Objective(OneVsEach, one_vs_each, removes_bias=True),
     "augment_reduce": Objective(AugmentReduce, augment_reduce, removes_bias=True, keeps_eta=True),
 }
+
+
+def removes_bias(objective: str) -> bool:
+    """Whether prediction adds log p_n to the scores that this objective trains."""
+    return objective not in SHARED_OBJECTIVES and OBJECTIVES[objective].removes_bias

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.progress import ProgressLine, format_seconds
+from extremax.shared import SharedSet, train_shared_epoch
 
 Record = dict[str, Any]
 Callback = Callable[[Record], bool | None]
@@ -29,6 +31,10 @@ class Watcher:
 
     def at_start(self, record: Record) -> None:
         """Before the first epoch, with the last record so far."""
+
+    def wants(self, record: Record) -> bool:
+        """Whether `during_epoch` is worth calling now: for some models, weights have to be made ready for it."""
+        return True
 
     def during_epoch(self, record: Record) -> None:
         """Every few hundred milliseconds: ``epoch``, ``rows`` done of it, ``seconds`` and ``loss`` so far."""
@@ -46,13 +52,26 @@ class Plan:
     ----------
     n_epochs
         Epochs at most.
+    learning_rate
+        Step size, at the start.
     patience
         Stop after this many epochs without a better validation log-likelihood; None never stops early.
+    decay_epochs
+        Epochs, counted from the model's first, over which the step size falls to zero, in a straight line; None keeps it.
     """
 
     n_epochs: int
     learning_rate: float
     patience: int | None = None
+    decay_epochs: int | None = None
+
+    def rates(self, epoch: int) -> tuple[float, float]:
+        """Step size at the beginning and at the end of epoch 0, 1, ..."""
+        if self.decay_epochs is None:
+            return self.learning_rate, self.learning_rate
+        left = (max(self.decay_epochs - done, 0) / self.decay_epochs for done in (epoch, epoch + 1))
+        first, last = (self.learning_rate * share for share in left)
+        return first, last
 
 
 @dataclass
@@ -79,8 +98,8 @@ class _Best:
 
 def train(
     model: LinearModel,
-    data: TrainingSet,
-    options: EpochOptions,
+    data: TrainingSet | SharedSet,
+    options: EpochOptions | None,
     plan: Plan,
     *,
     history: list[Record],
@@ -116,18 +135,26 @@ def train(
                 report.update(f"epoch {epoch}", rows, n_rows, started, f"loss {loss:.4f}")
                 looked = time.perf_counter()
                 moment = {"epoch": epoch, "rows": rows, "seconds": seconds + looked - started - paused, "loss": loss}
-                for watcher in watchers:
-                    watcher.during_epoch(moment)
+                wanted = [watcher for watcher in watchers if watcher.wants(moment)]
+                if wanted:
+                    with data.for_prediction(model) if isinstance(data, SharedSet) else nullcontext():
+                        for watcher in wanted:
+                            watcher.during_epoch(moment)
                 paused += time.perf_counter() - looked
 
-            loss = train_epoch(model, data, options, learning_rate=plan.learning_rate, progress=show)
+            rates = plan.rates(model.n_epochs)
+            if isinstance(data, SharedSet):
+                loss = train_shared_epoch(model, data, learning_rate=rates, progress=show)
+            else:
+                assert options is not None
+                loss = train_epoch(model, data, options, learning_rate=rates[0], progress=show)
             seconds += time.perf_counter() - started - paused
             if not np.isfinite(loss):
                 raise ValueError(
                     f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
                     f" {plan.learning_rate:g}), optimizer='adagrad', or smaller sample weights."
                 )
-            record: Record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": plan.learning_rate}
+            record: Record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": rates[0]}
             if evaluate is not None:
                 record |= {f"valid_{name}": value for name, value in evaluate().items()}
             history.append(record)

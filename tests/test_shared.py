@@ -1,0 +1,240 @@
+"""Softmax with classes shared in a minibatch: against the softmax written out, on all classes and in expectation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from extremax import ExtremeClassifier, LabelTree, load_model
+from extremax.kernels.shared import draw_shared
+from extremax.linear import LinearModel
+from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
+from extremax.whitening import Whitening
+
+pytestmark = pytest.mark.small
+
+
+def softmax(scores):
+    scores = scores - scores.max(axis=1, keepdims=True)
+    e = np.exp(scores)
+    return e / e.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    y = rng.integers(12, size=300).astype(np.int32)
+    X = (rng.normal(size=(12, 5))[y] + 0.4 * rng.normal(size=(300, 5))).astype(np.float32)
+    return X, y
+
+
+def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None):
+    weight = np.ones(len(y), np.float32) if weight is None else weight
+    white = Whitening.none(X.shape[1]) if white is None else white
+    return SharedSet(X, y, weight, None, sets, cells, white, 1.0, batch_size, 7, threads)
+
+
+def start(n_classes, n_features, optimizer, rng):
+    model = LinearModel.zeros(n_classes, n_features, optimizer=optimizer)
+    model.weights[...] = rng.normal(size=model.weights.shape)
+    model.biases[...] = rng.normal(size=n_classes)
+    model.squares[...] = 0.5
+    model.bias_squares[...] = 0.5
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row", "sgd"])
+def test_step_on_all_classes_matches_reference(data, optimizer):
+    X, y = data
+    rng = np.random.default_rng(1)
+    model = start(12, 5, optimizer, rng)
+    weight = rng.uniform(0.5, 2.0, size=len(y)).astype(np.float32)
+    W, b = model.weights.astype(np.float64), model.biases.astype(np.float64)
+    p = softmax(X @ W.T + b)
+    residual = weight[:, None] * (p - np.eye(12)[y])
+    G, g = residual.T @ X, residual.sum(axis=0)
+    loss = -(weight * np.log(p[np.arange(len(y)), y])).sum() / weight.sum()
+    got = train_shared_epoch(
+        model,
+        shared_set(X, y, ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.5), batch_size=len(y), weight=weight),
+        learning_rate=(0.1, 0.1),
+    )
+    if optimizer == "sgd":
+        W, b = W - 0.1 * G, b - 0.1 * g
+    else:
+        squares = 0.5 + (G**2 if optimizer == "adagrad" else (G**2).mean(axis=1, keepdims=True))
+        W, b = W - 0.1 * G / np.sqrt(squares), b - 0.1 * g / np.sqrt(0.5 + g**2)
+        np.testing.assert_allclose(model.squares, squares, rtol=1e-4)
+    assert got == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(model.weights, W, atol=2e-4)  # float32 sums of 300 rows
+    np.testing.assert_allclose(model.biases, b, atol=2e-4)
+
+
+def test_gradient_matches_finite_difference(data):
+    X, y = data
+    rng = np.random.default_rng(2)
+    model = start(12, 5, "sgd", rng)
+    W, b = model.weights.astype(np.float64), model.biases.astype(np.float64)
+
+    def loss(W):
+        scores = X @ W.T + b
+        top = scores.max(axis=1)
+        return (np.log(np.exp(scores - top[:, None]).sum(axis=1)) + top - scores[np.arange(len(y)), y]).sum()
+
+    sets = ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.0)
+    train_shared_epoch(model, shared_set(X, y, sets, batch_size=len(y)), learning_rate=(1e-3, 1e-3))
+    for c, k in [(0, 0), (5, 3), (11, 4)]:
+        step = np.zeros_like(W)
+        step[c, k] = 1e-5
+        slope = (loss(W + step) - loss(W - step)) / 2e-5
+        assert (W[c, k] - model.weights[c, k]) / 1e-3 == pytest.approx(slope, abs=0.02)  # float32 weights, step 1e-3
+
+
+def test_inclusion_probabilities_identity():
+    weights = np.random.default_rng(0).pareto(1.0, size=500) + 1e-3
+    for size in (1, 10, 100, 499):
+        pi = inclusion(weights, size)
+        assert pi.sum() == pytest.approx(size)
+        assert pi.max() <= 1.0
+        free = pi < 1.0
+        ratio = pi[free] / weights[free]
+        np.testing.assert_allclose(ratio, ratio[0])
+    assert (inclusion(weights, 500) == 1.0).all()
+
+
+def test_drawn_sets_have_their_inclusion_probabilities():
+    rng = np.random.default_rng(0)
+    counts = np.ceil(20 * rng.pareto(1.0, size=60))
+    y = np.repeat(np.arange(60), counts.astype(int)).astype(np.int32)
+    cells = rng.integers(3, size=len(y)).astype(np.int32)
+    sets = ClassSets.make(counts, 20, exponent=0.5, cells=cells, y=y)
+    classes, minus = np.empty(40, np.int32), np.empty(40, np.float32)
+    scratch = np.empty(80, np.int64)
+    seen, stated, n_draws = np.zeros(60), np.zeros(60), 4000
+    for first, second in rng.random((n_draws, 2)):
+        n = draw_shared(sets.everywhere, *sets.of_cell(1), first, second, classes, minus, scratch)
+        assert (np.diff(classes[:n]) > 0).all()
+        seen[classes[:n]] += 1
+        stated[classes[:n]] = np.exp(-minus[:n])
+    assert (seen > 0).sum() > 50
+    error = np.sqrt(np.maximum(stated * (1 - stated), 1e-12) / n_draws)
+    assert (np.abs(seen / n_draws - stated)[seen > 0] <= 5 * error[seen > 0] + 1e-9).all()
+
+
+def test_sampled_gradient_is_the_softmax_for_many_classes(data):
+    # The sum over classes is unbiased, its inverse nearly so where no class outweighs the rest: with 40 of 60 classes the mean
+    # gradient is the softmax's.
+    rng = np.random.default_rng(3)
+    n_classes = 60
+    X, y = data[0][:64], rng.integers(n_classes, size=64).astype(np.int32)
+    W = 0.2 * rng.normal(size=(n_classes, 5)).astype(np.float32)
+    exact = (softmax(X @ W.T.astype(np.float64)) - np.eye(n_classes)[y]).T @ X
+    sets = ClassSets.make(np.ones(n_classes), 40, exponent=1.0)
+    total = np.zeros_like(exact)
+    for seed in range(300):
+        model = LinearModel.zeros(n_classes, 5, optimizer="sgd")
+        model.weights[...] = W
+        model.n_epochs = seed
+        train_shared_epoch(model, shared_set(X, y, sets, batch_size=64), learning_rate=(1.0, 1.0))
+        total += W - model.weights
+    error = np.abs(total / 300 - exact).max()
+    negatives = softmax(X @ W.T.astype(np.float64)).T @ X
+    assert error < 0.1 * np.abs(negatives).max()  # what is compared is of this size; 300 draws leave some noise
+
+
+@pytest.mark.parametrize("n_shared", [24, 4096])
+def test_shared_softmax_converges_to_the_softmax_recovers(n_shared):
+    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near it.
+    rng = np.random.default_rng(4)
+    W = 1.5 * rng.normal(size=(80, 4))
+    X = rng.normal(size=(12000, 4)).astype(np.float32)
+    p = softmax(X @ W.T)
+    y = (p.cumsum(axis=1) > rng.random((12000, 1))).argmax(axis=1)
+    best = np.log(p[np.arange(10000, 12000), y[10000:]]).mean()
+    clf = ExtremeClassifier("shared_softmax", n_shared=n_shared, n_epochs=15, random_state=0).fit(X[:10000], y[:10000])
+    assert clf.log_likelihood(X[10000:], y[10000:]) > best - 0.06
+    learned = clf.decision_function(X[10000:])
+    true = np.log(p[10000:])
+    centred = [a - a.mean(axis=1, keepdims=True) for a in (learned, true)]
+    assert np.corrcoef(centred[0].ravel(), centred[1].ravel())[0, 1] > 0.97
+
+
+def test_thread_count_invariant(data):
+    X, y = data
+    tree = LabelTree.fit(X, y, n_classes=12)
+    cells = route(tree, X, 4, 1)
+    counts = np.bincount(y).astype(float)
+    models = []
+    for threads in (1, 3):
+        model = LinearModel.zeros(12, 5, optimizer="adagrad_row")
+        sets = ClassSets.make(counts, 6, exponent=0.5, cells=cells, y=y)
+        made = shared_set(X, y, sets, batch_size=32, cells=cells, threads=threads)
+        for _ in range(2):
+            train_shared_epoch(model, made, learning_rate=(0.5, 0.1))
+        models.append(model)
+    assert np.array_equal(models[0].weights, models[1].weights)
+    assert np.array_equal(models[0].biases, models[1].biases)
+
+
+def test_cells_are_the_subtrees_of_greedy_decisions_matches_reference(data):
+    X, y = data
+    tree = LabelTree.fit(X, y, n_classes=12)
+    for i, cell in enumerate(route(tree, X, 8, 1)):
+        node = 0
+        for _ in range(3):
+            node = 2 * node + 1 + int(tree.weights[node] @ X[i] + tree.biases[node] > 0)
+        assert cell == node - 7
+
+
+@pytest.mark.parametrize("objective", ["shared_softmax", "softmax"])
+@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
+@pytest.mark.parametrize("precondition", [True, False])
+def test_every_setting_learns_recovers(data, objective, noise, precondition):
+    X, y = data
+    clf = ExtremeClassifier(objective, noise, n_shared=8, precondition=precondition, n_epochs=40, random_state=0)
+    if not precondition:
+        clf.set_params(learning_rate=0.5)
+    clf.fit(X[:240], y[:240])
+    assert clf.score(X[240:], y[240:]) > 0.85
+    assert clf.choices_["objective"] == objective
+
+
+def test_saved_model_goes_on_as_if_it_had_never_stopped_invariant(data, tmp_path):
+    X, y = data
+    clf = ExtremeClassifier("shared_softmax", n_shared=8, n_epochs=6, random_state=0)
+    whole = clf.fit(X, y).model_.linear.weights
+    stopped = ExtremeClassifier("shared_softmax", n_shared=8, n_epochs=6, random_state=0)
+    stopped.fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
+    stopped.save(tmp_path / "half")
+    again = load_model(tmp_path / "half").resume_fit(X, y)
+    assert np.array_equal(again.model_.linear.weights, whole)
+
+
+def test_memory_map_and_sparse_rows_invariant(data, tmp_path):
+    from scipy import sparse
+
+    X, y = data
+    np.save(tmp_path / "X.npy", X)
+    expected = ExtremeClassifier(n_shared=8, n_epochs=3, random_state=0).fit(X, y).model_.linear.weights
+    for other in (np.load(tmp_path / "X.npy", mmap_mode="r"), sparse.csr_matrix(X)):
+        got = ExtremeClassifier(n_shared=8, n_epochs=3, random_state=0).fit(other, y).model_.linear.weights
+        assert np.array_equal(got, expected)
+
+
+def test_noise_of_ones_own_and_prior_rejects(data):
+    from extremax.noise import UniformNoise
+
+    X, y = data
+    with pytest.raises(ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"):
+        ExtremeClassifier("softmax", UniformNoise(12)).fit(X, y)
+    with pytest.raises(ValueError, match=r"prior_variance is 1, but objective='softmax' has no prior"):
+        ExtremeClassifier("softmax", prior_variance=1.0).fit(X, y)
+
+
+def test_what_auto_means(data):
+    X, y = data
+    assert ExtremeClassifier(n_epochs=1).fit(X, y).choices_["objective"] == "shared_softmax"
+    wide = np.zeros((len(X), 1200), np.float32)
+    wide[:, :5] = X
+    assert ExtremeClassifier(n_epochs=1).fit(wide, y).choices_["objective"] == "negative_sampling"
+    assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "negative_sampling"
