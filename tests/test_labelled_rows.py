@@ -30,7 +30,7 @@ def indicator(y, n_classes=N_CLASSES):
 
 
 def model(**settings):
-    return ExtremeClassifier(**{"n_epochs": 3, "random_state": 0, **settings})
+    return ExtremeClassifier(**{"objective": "negative_sampling", "n_epochs": 3, "random_state": 0, **settings})
 
 
 def same_bits(a, b):

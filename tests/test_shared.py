@@ -238,3 +238,16 @@ def test_what_auto_means(data):
     wide[:, :5] = X
     assert ExtremeClassifier(n_epochs=1).fit(wide, y).choices_["objective"] == "negative_sampling"
     assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "negative_sampling"
+
+
+def test_rows_with_several_labels_are_pairs_identity(data):
+    X, y = data
+    second = (y + 1) % 12
+    lists = [[int(a), int(b)] for a, b in zip(y, second, strict=True)]
+    clf = ExtremeClassifier("shared_softmax", "uniform", n_shared=8, n_epochs=3, random_state=0).fit(X, lists)
+    order = np.column_stack([y, second])
+    order.sort(axis=1)
+    same = ExtremeClassifier("shared_softmax", "uniform", n_shared=8, n_epochs=3, random_state=0)
+    same.fit(np.repeat(X, 2, axis=0), order.ravel())
+    # The same pairs in the same order; scale and covariance are sums in another order.
+    np.testing.assert_allclose(clf.predict_log_proba(X), same.predict_log_proba(X), atol=0.02)

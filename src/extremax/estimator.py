@@ -47,14 +47,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     objective : str
-        The loss; formulas in `extremax.objectives`.  "negative_sampling" (the paper's Eq. 6), "nce", "sampled_softmax" (exact),
-        "sampled_softmax_masked" (leaves out negatives that hit the positive, which favours frequent classes), "one_vs_each" and
-        "augment_reduce" draw negatives for each row.  "shared_softmax" compares the rows of a minibatch with the same
-        `n_shared` classes, "softmax" with all classes.  "auto" is "shared_softmax" for up to 1,024 features, and
-        "negative_sampling" for more, for `partial_fit` and for noise of one's own.
+        The loss; formulas in `extremax.objectives`.  "negative_sampling" (the paper's Eq. 6), "nce", "sampled_softmax",
+        "sampled_softmax_masked" (without negatives that hit the positive: favours frequent classes), "one_vs_each" and
+        "augment_reduce" draw for each row.  "shared_softmax" compares a minibatch with `n_shared` classes, "softmax" with all.
+        "auto": "shared_softmax" for up to 1,024 features, else, in `partial_fit` and with own noise "negative_sampling".
     noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
-        Where negatives come from: the label tree, all classes alike, the class frequencies, or a mixture of tree and
-        frequencies.
+        Where negatives come from: label tree, all classes alike, class frequencies, or a mixture of tree and frequencies.
     n_negatives : int
         Negatives per row and epoch, of objectives whose rows draw their own.
     n_shared : int
@@ -76,8 +74,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     n_components : int
         Principal components the tree sees (the paper's k, 16 there).
     regularization : float or "auto"
-        Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses one per level of the tree by the
-        likelihood of a held-out tenth of the rows.
+        Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses by level, on held-out rows.
     noise_exponent : float
         Power of the class frequencies in "frequency" and "mixture" noise.
     tree_share : float
@@ -86,10 +83,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Share of the rows of `fit` kept back for validation, if no `eval_set` is given; one row of each class always stays.
     patience : int, optional
         Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
-    memory_limit : int, optional
-        Bytes that `fit` may need; by default what the machine has free.
-    n_jobs : int, optional
-        Threads; None and -1 mean all processors.  The model is the same at any number.
+    memory_limit, n_jobs : int, optional
+        Bytes that `fit` may need, by default what the machine has free.  Threads, by default (and for -1) one per processor;
+        the model is the same at any number.
     random_state : int, Generator, RandomState or None
         Seed of all random draws.
     verbose : int
@@ -108,8 +104,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
-        Epoch 0 is the start.  With several labels a row, the likelihood is a mean over pairs, and a row is
-        right when the first prediction, or one of the first five, is among its labels.
+        Epoch 0 is the start.  With several labels a row, the likelihood is a mean over pairs, and one right label counts.
 
     Examples
     --------
@@ -354,8 +349,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             report=report,
         )
         if not finished:
-            epochs = self.model_.linear.n_epochs
-            warnings.warn(f"Training was interrupted after {epochs} epochs; the model is kept as it is.", stacklevel=3)
+            done = self.model_.linear.n_epochs
+            warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)
 
     def _check_eval_set(self, eval_set: tuple[Any, Any] | None) -> LabelledRows | None:
         if eval_set is None:

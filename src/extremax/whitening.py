@@ -34,6 +34,7 @@ _BLOCK = 4096
 _JUDGES = 512  # training rows that choose the sharpness
 _RIVALS = 2048  # classes they are compared with
 _SHARPNESS = tuple(float(2**i) for i in range(-2, 9))
+_ALIKE = 0.01  # nats
 _CAUTION = 0.6  # share of the best sharpness to start from: training sharpens, and hardly ever takes back
 
 
@@ -186,4 +187,5 @@ def _choose_sharpness(means, half, prior, counts, white, scale, X, rows, y, weig
         rest = sharpness * scores + log_weight
         top = np.maximum(rest.max(axis=1), a)
         figures.append(float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1)))))
-    return _SHARPNESS[int(np.argmax(figures))]
+    # The mildest of those that are as good as the best: rows that are easy to tell apart would take any.
+    return _SHARPNESS[int(np.argmax(np.asarray(figures) >= max(figures) - _ALIKE))]
