@@ -75,10 +75,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Principal components the tree sees (the paper's k, 16 there).
     regularization : float or "auto"
         Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses by level, on held-out rows.
-    noise_exponent : float
-        Power of the class frequencies in "frequency" and "mixture" noise.
-    tree_share : float
-        Share of the tree in "mixture" noise.
+    noise_exponent, tree_share : float
+        Power of the class frequencies in "frequency" and "mixture" noise; share of the tree in the latter.
     validation_fraction : float
         Share of the rows of `fit` kept back for validation, if no `eval_set` is given; one row of each class always stays.
     patience : int, optional
