@@ -75,15 +75,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Principal components the tree sees (the paper's k, 16 there).
     regularization : float or "auto"
         Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses by level, on held-out rows.
-    noise_exponent, tree_share : float
-        Power of the class frequencies in "frequency" and "mixture" noise; share of the tree in the latter.
+    noise_exponent : float
+        Power of the class frequencies in "frequency" and "mixture" noise.
+    tree_share : float
+        Share of the tree in "mixture" noise.
     validation_fraction : float
         Share of the rows of `fit` kept back for validation, if no `eval_set` is given; one row of each class always stays.
     patience : int, optional
         Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
-    memory_limit, n_jobs : int, optional
-        Bytes that `fit` may need, by default what the machine has free.  Threads, by default (and for -1) one per processor;
-        the model is the same at any number.
+    memory_limit : int, optional
+        Bytes that `fit` may need; by default what the machine has free.
+    n_jobs : int, optional
+        Threads; None and -1 mean all processors.  The model is the same at any number.
     random_state : int, Generator, RandomState or None
         Seed of all random draws.
     verbose : int
@@ -404,11 +407,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             **normalised over those candidates only**.
         beam_width : int
             Nodes kept at each level.
-
-        Returns
-        -------
-        labels : ndarray (n_samples, k)
-        log_prob : float32 (n_samples, k)
         """
         features = self._fitted(X)
         options: ConstraintTable = {
