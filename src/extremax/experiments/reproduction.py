@@ -168,7 +168,8 @@ def _markdown(
         model, last = settings[name], summaries[name]["last"]
         strength = model.get("prior_variance") if "prior_variance" in METHODS[name].searched else model.get("score_penalty")
         reached = None if best is None else time_to_accuracy(outcome.points, best, clock=clock)
-        cells = [METHODS[name].label, f"{model['learning_rate']:g}", "-" if strength is None else f"{strength:g}"]
+        rate = model["learning_rate"]
+        cells = [METHODS[name].label, "default" if rate is None else f"{rate:g}", "-" if strength is None else f"{strength:g}"]
         cells += [f"{last['epoch']:g}", f"{last[clock]:.1f} s", f"{outcome.accuracy:.1%} ± {outcome.standard_error:.1%}"]
         cells += [f"{outcome.log_likelihood:.3f}", "never" if reached is None else f"{reached:.1f} s"]
         cells += [f"{PAPER[source][name]:.1%}" if name in PAPER[source] else "-" for source in PAPER]

@@ -97,20 +97,16 @@ def run(
     y = rows.classes[rows.y["train"]]
     watcher = RunWatcher(clf, recipe, settings, folder, curve, Evaluator(samples, n_jobs), checkpoint_seconds, on_point, len(y))
     _note_machine(folder)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Training was interrupted")  # becomes an exception below
-        if restored is None:
-            curve.cut(0)
-            clf.fit(rows.X["train"], y, callbacks=[watcher])
-        else:
-            state = restored[1]
-            say(f"{folder} goes on from epoch {clf.model_.linear.n_epochs}")
-            clf.set_params(n_jobs=n_jobs)
-            watcher.restore(state)
-            if not watcher.finished:
-                clf.resume_fit(rows.X["train"], y, callbacks=[watcher])
-    if not watcher.finished:
-        raise KeyboardInterrupt(f"{folder} can go on from its last checkpoint")
+    if restored is None:
+        curve.cut(0)
+        uninterrupted(lambda: clf.fit(rows.X["train"], y, callbacks=[watcher]))
+    else:
+        say(f"{folder} goes on from epoch {clf.model_.linear.n_epochs}")
+        clf.set_params(n_jobs=n_jobs)
+        watcher.restore(restored[1])
+        if not watcher.finished:
+            uninterrupted(lambda: clf.resume_fit(rows.X["train"], y, callbacks=[watcher]))
+    watcher.finish()
     if watcher.best is not None:
         clf = _reopen(folder / watcher.best["folder"])
     clf.set_params(patience=settings["model"].get("patience"))
@@ -157,7 +153,7 @@ class RunWatcher(Watcher):
         self.n_rows = n_rows
         self.clf, self.folder, self.curve, self.evaluate, self.on_point = clf, folder, curve, evaluate, on_point
         self.schedule, self.max_seconds = Schedule.of(recipe.evaluation), recipe.evaluation.max_seconds
-        self.n_epochs, self.patience = settings["model"]["n_epochs"], settings["model"].get("patience")
+        self.patience = settings["model"].get("patience")
         self.checkpoint_seconds, self.saved_at = checkpoint_seconds, time.perf_counter()
         self.evaluated_before = 0.0
         self.processor_at = -time.process_time()  # the processor's clock at which training would have begun
@@ -184,23 +180,29 @@ class RunWatcher(Watcher):
     def at_start(self, record: Record) -> None:
         if not self.curve.points:
             self._add_point(record, float(record["epoch"]))
-            self.finished = self.n_epochs == 0
+
+    def wants(self, record: Record) -> bool:
+        return bool(record["seconds"] >= self.due and record["rows"] < self.n_rows)  # the end of an epoch has its own call
 
     def during_epoch(self, record: Record) -> None:
-        if record["seconds"] >= self.due and record["rows"] < self.n_rows:  # the end of an epoch has a call of its own
+        if self.wants(record):
             self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows)
 
     def __call__(self, record: Record) -> bool:
-        last = record["epoch"] >= self.n_epochs or (self.max_seconds is not None and record["seconds"] >= self.max_seconds)
-        point = None
-        if last or self.patience is not None or record["seconds"] >= self.due:
+        stop = self.max_seconds is not None and record["seconds"] >= self.max_seconds
+        if self.patience is not None or stop or record["seconds"] >= self.due:
             point = self._add_point(record, float(record["epoch"]))
-        if self.patience is not None and point is not None:
-            last |= self._weigh(point, record["epoch"])
-        self.finished = last
-        if last or time.perf_counter() - self.saved_at >= self.checkpoint_seconds:
+            stop |= self.patience is not None and self._weigh(point, record["epoch"])
+        self.finished = stop
+        if stop or time.perf_counter() - self.saved_at >= self.checkpoint_seconds:
             self._save()
-        return last
+        return stop
+
+    def finish(self) -> None:
+        """The last point, if the curve does not end with the model."""
+        record = self.clf.history_[-1]
+        if self.curve.points[-1]["epoch"] != record["epoch"]:
+            self._add_point(record, float(record["epoch"]))
 
     def _add_point(self, record: Record, epoch: float) -> Point:
         point = {"epoch": epoch, "seconds": record["seconds"], "cpu_seconds": self.cpu_seconds, "loss": record.get("loss")}
@@ -236,6 +238,16 @@ class RunWatcher(Watcher):
                 shutil.rmtree(path, ignore_errors=True)
         self.saved_at = time.perf_counter()
         self.processor_at -= time.process_time() - looked
+
+
+def uninterrupted(train: Callable[[], object]) -> None:
+    """Train; Ctrl-C, of which an estimator only warns, is an exception here: half an epoch is no checkpoint."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Training was interrupted")
+            train()
+    except UserWarning:
+        raise KeyboardInterrupt("it can go on") from None
 
 
 def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> float:

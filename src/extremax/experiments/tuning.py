@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from extremax.experiments.curve import Evaluator
 from extremax.experiments.methods import METHODS, method_of
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
-from extremax.experiments.runner import warm_up
+from extremax.experiments.runner import uninterrupted, warm_up
 from extremax.experiments.whole_files import write_json, write_text
 from extremax.training import Record
 
@@ -166,11 +165,7 @@ def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], rows
 
     state, failure = optuna.trial.TrialState.COMPLETE, ""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Training was interrupted")
-            clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch])
-    except UserWarning:  # Ctrl-C: the trial is tried again when the search goes on
-        raise KeyboardInterrupt("the search can go on") from None
+        uninterrupted(lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
     except ValueError as error:  # diverged: a setting that does not work, which is worth knowing
         failure = str(error)
     for name, value in {"epoch": best["epoch"], "seconds": time.perf_counter() - started, "failure": failure}.items():
