@@ -25,8 +25,23 @@ def _check_pytorch_head(printed: str) -> None:
     assert printed.splitlines()[-1].startswith("class ")
 
 
+def _check_embeddings_in_memory(printed: str) -> None:
+    """Most of 5,000 classes are told apart, and the model loaded again says the same."""
+    assert float(printed.split("accuracy ")[1].split("%")[0]) > 85.0
+    assert printed.splitlines()[-1].endswith("the same predictions")
+
+
+def _check_text_csv_to_answers(printed: str) -> None:
+    """Both questions, asked over HTTP, go to the queue of their product."""
+    assert [line.split(" -> ")[1].split(" (")[0] for line in printed.splitlines()] == ["queue/printer B", "queue/camera J"]
+
+
 # What a script must have printed to have done its work; a script that is not listed only has to run.
-CHECKS: dict[str, Callable[[str], None]] = {"pytorch_head.py": _check_pytorch_head}
+CHECKS: dict[str, Callable[[str], None]] = {
+    "embeddings_in_memory.py": _check_embeddings_in_memory,
+    "pytorch_head.py": _check_pytorch_head,
+    "text_csv_to_answers.py": _check_text_csv_to_answers,
+}
 
 
 def test_examples_were_found() -> None:
