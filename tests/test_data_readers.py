@@ -456,3 +456,20 @@ def test_bad_requests_rejects(tmp_path):
         load_dataset(io.BytesIO(stream.getvalue()))
     with pytest.raises(ValueError, match="batch_rows is 0"):
         iter_dataset(io.BytesIO(b""), batch_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(b"", []), (b"a", ["a"]), (b"a\n", ["a"]), (b"a\r\n\nb,c", ["a", "", "b,c"]), (b"\xef\xbb\xbfx\ny\n", ["x", "y"])],
+)
+def test_lines_are_texts(text, expected):
+    assert load_dataset(io.BytesIO(text), format="lines").texts == expected
+    pieces = iter_dataset(io.BytesIO(text), format="lines", batch_rows=1)
+    assert [line for piece in pieces for line in piece.texts] == expected
+
+
+def test_line_of_other_bytes_rejects():
+    with pytest.raises(DataFileError, match=r"line 2, column 2: expected UTF-8 text"):
+        load_dataset(io.BytesIO(b"ok\nb\xffd\n"), format="lines")
+    data = load_dataset(io.BytesIO(b"ok\nb\xffd\n"), format="lines", skip_bad_lines=True)
+    assert (data.texts, data.n_skipped) == (["ok"], 1)
