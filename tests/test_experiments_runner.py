@@ -152,10 +152,11 @@ def test_patience_keeps_the_best_epoch_by_validation(tmp_path: Path) -> None:
     assert found == pytest.approx(best["valid_log_likelihood"], abs=1e-6)  # the same model, scored in other blocks
 
 
-def test_time_limit_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", ["seconds", "cpu_seconds"])
+def test_time_limit_ends_the_run(tmp_path: Path, clock: str) -> None:
     recipe = make_recipe(tmp_path, n_epochs=10**6, more="[evaluation]\nmax_seconds = 0.5\n")
-    summary = run(recipe, tmp_path / "out")
-    assert summary["training_seconds"] >= 0.5
+    summary = run(recipe, tmp_path / "out", clock=clock)
+    assert summary["last"][clock] >= 0.5
     assert summary["n_epochs"] < 10**6
 
 

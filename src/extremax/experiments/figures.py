@@ -138,7 +138,9 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
             for curve in sorted(chosen, key=lambda c: list(styles).index(c.method), reverse=True):
                 _draw_curve(axis, curve, figure_name, clock, styles[curve.method])
             axis.set_xscale("log")
-            axis.xaxis.set_major_locator(LogLocator(numticks=8))
+            times = [point[clock] for curve in chosen for point in curve.points if point.get(clock)]
+            wide = max(times, default=1.0) > 300 * min(times, default=1.0)
+            axis.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:,.10g}"))
             axis.xaxis.set_minor_formatter(NullFormatter())
             axis.grid(True, color="#DDDDDD", linewidth=0.6)
@@ -146,8 +148,8 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
             axis.set_xlabel(CLOCKS[clock])
         row[0].set_ylabel("test log-likelihood per row")
         row[1].set_ylabel("test accuracy")
-        row[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         row[1].set_ylim(bottom=0.0)
+        row[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if row[1].get_ylim()[1] > 0.08 else 1))
         _limit_log_likelihood(row[0], chosen)
         name, _, sizes = describe_data(chosen[0]).partition(": ")
         row[0].set_title(name, loc="left", fontweight="bold")

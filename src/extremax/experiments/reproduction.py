@@ -90,7 +90,7 @@ def reproduce(
             # Epochs without end: the clock decides.
             recipe = replace(recipe, evaluation=replace(recipe.evaluation, max_seconds=max_seconds)).with_model(n_epochs=10**6)
         say(f"running {METHODS[name].label}")
-        run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, say=say, on_point=on_point)
+        run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, clock=clock, say=say, on_point=on_point)
     return report(folder, methods=list(recipes), clock=clock, command=command)
 
 

@@ -52,6 +52,7 @@ def run(
     rows: Rows | None = None,
     n_jobs: int | None = None,
     checkpoint_seconds: float = 10.0,
+    clock: str = "seconds",
     say: Say = lambda text: None,
     on_point: OnPoint = lambda point: None,
 ) -> dict[str, Any]:
@@ -69,6 +70,9 @@ def run(
         Threads; the model does not depend on it.
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
+    clock : {"seconds", "cpu_seconds"}
+        Which time spaces the points of the curve and is up at `max_seconds`: on the wall, or of the processors, which runs
+        evenly on a machine that others use as well.
     say, on_point : callable
         Told what goes on, and each point of the curve.
 
@@ -95,7 +99,8 @@ def run(
     restored = load_checkpoint(folder)
     clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
     y = rows.classes[rows.y["train"]]
-    watcher = RunWatcher(clf, recipe, settings, folder, curve, Evaluator(samples, n_jobs), checkpoint_seconds, on_point, len(y))
+    evaluate = Evaluator(samples, n_jobs)
+    watcher = RunWatcher(clf, recipe, settings, folder, curve, evaluate, checkpoint_seconds, on_point, len(y), clock)
     _note_machine(folder)
     if restored is None:
         curve.cut(0)
@@ -149,8 +154,9 @@ class RunWatcher(Watcher):
         checkpoint_seconds: float,
         on_point: OnPoint,
         n_rows: int,
+        clock: str,
     ) -> None:
-        self.n_rows = n_rows
+        self.n_rows, self.clock = n_rows, clock
         self.clf, self.folder, self.curve, self.evaluate, self.on_point = clf, folder, curve, evaluate, on_point
         self.schedule, self.max_seconds = Schedule.of(recipe.evaluation), recipe.evaluation.max_seconds
         self.patience = settings["model"].get("patience")
@@ -175,22 +181,26 @@ class RunWatcher(Watcher):
         self.curve.cut(state["n_points"])
         self.evaluated_before, self.best, self.finished = state["evaluation_seconds"], state["best"], state["finished"]
         self.processor_at = state["cpu_seconds"] - time.process_time()
-        self.due = self.schedule.next_after(self.curve.points[-1]["seconds"])
+        self.due = self.schedule.next_after(self.curve.points[-1][self.clock])
+
+    def now(self, record: Record) -> float:
+        """Training time so far, on the clock that counts."""
+        return self.cpu_seconds if self.clock == "cpu_seconds" else float(record["seconds"])
 
     def at_start(self, record: Record) -> None:
         if not self.curve.points:
             self._add_point(record, float(record["epoch"]))
 
     def wants(self, record: Record) -> bool:
-        return bool(record["seconds"] >= self.due and record["rows"] < self.n_rows)  # the end of an epoch has its own call
+        return bool(self.now(record) >= self.due and record["rows"] < self.n_rows)  # the end of an epoch has its own call
 
     def during_epoch(self, record: Record) -> None:
         if self.wants(record):
             self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows)
 
     def __call__(self, record: Record) -> bool:
-        stop = self.max_seconds is not None and record["seconds"] >= self.max_seconds
-        if self.patience is not None or stop or record["seconds"] >= self.due:
+        stop = self.max_seconds is not None and self.now(record) >= self.max_seconds
+        if self.patience is not None or stop or self.now(record) >= self.due:
             point = self._add_point(record, float(record["epoch"]))
             stop |= self.patience is not None and self._weigh(point, record["epoch"])
         self.finished = stop
@@ -209,7 +219,7 @@ class RunWatcher(Watcher):
         looked = time.process_time()
         point |= self.evaluate(self.clf.model_)
         self.curve.add(point)
-        self.due = self.schedule.next_after(record["seconds"])
+        self.due = self.schedule.next_after(point[self.clock])
         self.on_point(point)
         self.processor_at -= time.process_time() - looked
         return point
