@@ -190,10 +190,10 @@ def prepare(
     model.class_counts = np.bincount(ids, minlength=n_classes)
     model.n_samples = int(X.shape[0] if labelled is None else labelled.sum())
     if options.shares:
-        linear.squares[...] = _FIRST_GRADIENTS / n_features
-        linear.bias_squares[...] = _FIRST_BIAS_SQUARE
         model.whitening = Whitening.none(n_features)
         if options.precondition:
+            linear.squares[...] = _FIRST_GRADIENTS / n_features
+            linear.bias_squares[...] = _FIRST_BIAS_SQUARE
             weights = np.ones(len(ids), np.float32) if weight is None else weight
             model.whitening, choices["sharpness"] = whiten_and_start(
                 linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs
