@@ -7,7 +7,7 @@ import pytest
 
 from extremax.data.pca import PCA
 from extremax.linear import LinearModel
-from extremax.whitening import Whitening, fold, unfold, whiten_and_start
+from extremax.whitening import Whitening, discriminants, fold, unfold, whiten_and_start
 
 pytestmark = pytest.mark.small
 
@@ -107,3 +107,21 @@ def test_thread_count_invariant(data):
 def test_none_changes_only_the_scale_identity(data):
     X = data[0]
     np.testing.assert_allclose(Whitening.none(6).rows(X, 0.5), 0.5 * X, rtol=1e-6)
+
+
+def test_discriminants_separate_the_classes_most_matches_reference(data):
+    X, y = data
+    model, white, sharpness = started(X, y)
+    n = np.bincount(y)
+    found = discriminants(model, white, n, 2, sharpness, 1)
+    Z = found.transform(X)
+    assert np.mean(np.sum(Z.astype(np.float64) ** 2, axis=1)) == pytest.approx(1.0, rel=0.1)
+
+    def ratio(Z):  # variance between the classes by variance inside them
+        means = np.stack([Z[y == c].mean(axis=0) for c in range(20)])
+        return np.var(means[y], axis=0) / np.var(Z - means[y], axis=0)
+
+    both = ratio(Z)
+    assert both[0] >= both[1]
+    directions = np.random.default_rng(1).normal(size=(6, 200))
+    assert both[0] >= ratio(X @ directions).max() * 0.99  # Fisher's criterion: no direction does better

@@ -21,7 +21,7 @@ from extremax.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, default_cells, route
 from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
-from extremax.whitening import Whitening, fold, whiten_and_start
+from extremax.whitening import Whitening, discriminants, fold, whiten_and_start
 
 _SHARED_WIDTH = 1024  # features up to which whitening them is cheap
 _SHARED_BATCH = 256
@@ -177,28 +177,32 @@ def prepare(
         report.say("projecting the features")
         kept = min(options.n_components, n_features)
         found = PCA.fit(X, n_features if whitens else kept, sample_weight=row_weight, n_jobs=jobs)
-    if options.uses_tree:
+    linear = LinearModel.zeros(n_classes, n_features, optimizer=options.optimizer, feature_scale=scale)
+    choices: dict[str, Any] = {name: getattr(options, name) for name in _RESOLVED}
+    white = Whitening.none(n_features)
+    if whitens:
+        linear.squares[...] = _FIRST_GRADIENTS / n_features
+        linear.bias_squares[...] = _FIRST_BIAS_SQUARE
+        weights = np.ones(len(ids), np.float32) if weight is None else weight
+        white, sharpness = whiten_and_start(linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs)
+        choices["sharpness"] = sharpness
+    if options.uses_tree and whitens:
+        counts = np.bincount(ids, weights=weight, minlength=n_classes)
+        projection = discriminants(linear, white, counts, kept, sharpness, jobs)
+    elif options.uses_tree:
         # The tree sees scaled features too: its regularization then means the same for features of any magnitude.
         projection = PCA(found.components[:kept] * np.float32(scale), found.mean, found.explained_variance[:kept] * scale**2)
     else:
         empty = np.empty((0, n_features), np.float32)
         projection = PCA(empty, np.zeros(n_features, np.float32), np.empty(0, np.float64))
-    choices: dict[str, Any] = {name: getattr(options, name) for name in _RESOLVED}
+    if whitens:
+        fold(linear, white, jobs)
     noise = _make_noise(X, ids, weight, rows, n_classes, options, projection, seed, report, choices)
-    linear = LinearModel.zeros(n_classes, int(X.shape[1]), optimizer=options.optimizer, feature_scale=scale)
     model = ExtremeModel(linear, noise, projection, options.objective)
     model.class_counts = np.bincount(ids, minlength=n_classes)
     model.n_samples = int(X.shape[0] if labelled is None else labelled.sum())
     if options.shares:
-        model.whitening = Whitening.none(n_features)
-        if options.precondition:
-            linear.squares[...] = _FIRST_GRADIENTS / n_features
-            linear.bias_squares[...] = _FIRST_BIAS_SQUARE
-            weights = np.ones(len(ids), np.float32) if weight is None else weight
-            model.whitening, choices["sharpness"] = whiten_and_start(
-                linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs
-            )
-            fold(linear, model.whitening, jobs)
+        model.whitening = white
     elif OBJECTIVES[options.objective].starts_at_noise:
         some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(np.int64)
         some = some if rows is None else np.unique(rows[some])
