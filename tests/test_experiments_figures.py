@@ -118,6 +118,9 @@ def test_report_says_what_held(comparison: Path) -> None:
     assert fastest.held is True
     assert "after 10.0 s, the baseline after 100.0 s: 10.0 times faster" in fastest.words
     assert held["The proposed method reaches a better accuracy than all baselines"].held is True
+    blind = held["With the same loss, adversarial noise beats noise that does not look at the features"]
+    assert blind.held is True
+    assert "whose accuracy it reached after 10.0 s instead of 100.0 s" in blind.words
     assert held["Full softmax is more accurate than negative sampling with uniform noise"].held is True
     text = found.report.read_text()
     assert "`extremax reproduce icd10cm`" in text
@@ -137,8 +140,8 @@ def test_claims_that_do_not_hold(tmp_path: Path) -> None:
         "uniform": read_curve(write_run(tmp_path / "u", "uniform", [0.2, 0.3, 0.4]) / "curve.jsonl"),
     }
     outcomes = {name: outcome_of(name, points, n_test=5000) for name, points in curves.items()}
-    fastest, accurate, likelihood = weigh(outcomes)
-    assert (fastest.held, accurate.held, likelihood.held) == (False, False, False)
+    fastest, accurate, likelihood, blind = weigh(outcomes)
+    assert (fastest.held, accurate.held, likelihood.held, blind.held) == (False, False, False, False)
     assert "never reached 40.0%" in fastest.words
     few = {name: outcome_of(name, points, n_test=20) for name, points in curves.items()}
     assert weigh(few)[1].held is None  # 20 rows cannot tell 30% from 40%

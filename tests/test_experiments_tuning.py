@@ -121,7 +121,7 @@ def test_comparison_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("extremax.experiments.reproduction.recipe_for", small)
     found = reproduce("gauss", tmp_path / "out", methods=["adversarial", "uniform"], n_trials=1)
     assert set(found.outcomes) == {"adversarial", "uniform"}
-    assert len(found.verdicts) == 3
+    assert len(found.verdicts) == 4
     assert (tmp_path / "out" / "figure.svg").exists()
     assert "| uniform neg. sampling |" in found.report.read_text()
     with pytest.raises(ValueError, match="'unifrom' is not a method"):

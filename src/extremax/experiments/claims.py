@@ -87,6 +87,9 @@ def weigh(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Ve
     if PROPOSED in outcomes and baselines:
         proposed, best = outcomes[PROPOSED], max(baselines, key=lambda outcome: outcome.accuracy)
         verdicts += [_fastest(proposed, best, clock), _most_accurate(proposed, best), _log_likelihood(proposed, baselines)]
+    blind = [outcomes[name] for name in ("uniform", "frequency") if name in outcomes]
+    if PROPOSED in outcomes and blind:
+        verdicts.append(_beats_blind_noise(outcomes[PROPOSED], max(blind, key=lambda outcome: outcome.accuracy), clock))
     if "nce" in outcomes and PROPOSED in outcomes:
         verdicts.append(_beats_nce(outcomes[PROPOSED], outcomes["nce"]))
     if "softmax" in outcomes and "uniform" in outcomes:
@@ -136,6 +139,17 @@ def _log_likelihood(proposed: Outcome, baselines: Sequence[Outcome]) -> Verdict:
     words += "(In the paper this held on Wikipedia-500K but not on Amazon-670K.)"
     claim = "The proposed method reaches a better log-likelihood than all baselines"
     return Verdict(claim, proposed.log_likelihood > best.log_likelihood, words)
+
+
+def _beats_blind_noise(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
+    difference, clear = _difference(proposed, best)
+    theirs = time_to_accuracy(best.points, best.accuracy, clock=clock)
+    ours = time_to_accuracy(proposed.points, best.accuracy, clock=clock)
+    assert theirs is not None  # it reached its own accuracy
+    words = f"{_figure(proposed)} against {_figure(best)} of {_label(best)}"
+    pace = "" if ours is None else f", whose accuracy it reached after {ours:.1f} s instead of {theirs:.1f} s"
+    claim = "With the same loss, adversarial noise beats noise that does not look at the features"
+    return Verdict(claim, difference > 0 if clear else None, f"{words}{pace}.")
 
 
 def _beats_nce(proposed: Outcome, nce: Outcome) -> Verdict:

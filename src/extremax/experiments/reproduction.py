@@ -145,12 +145,11 @@ def _markdown(
     some = next(iter(summaries.values()))
     n_test = some["evaluated_rows"]["test"]
     lines = [f"# The paper's comparison on {title}", ""]
-    if command:
-        lines += [f"Made by `{command}`,", ""]
+    made = f"Made by `{command}` on " if command else "Made on "
     busiest = max(summary["machine"]["load_average"] or 0.0 for summary in summaries.values())
     shared = busiest > some["machine"]["processors"] + 0.5
     lines += [
-        f"on {describe_machine(some['machine'])}, {some['date'][:10]}. Times are "
+        f"{made}{describe_machine(some['machine'])}, {some['date'][:10]}. Times are "
         + ("those of the clock on the wall" if clock == "seconds" else "processor time, all threads together")
         + ", training alone: tree included; evaluation, checkpoints and compilation left out."
         + (f" Other programs used the machine at the same time (load up to {busiest:.0f})." if shared else ""),
