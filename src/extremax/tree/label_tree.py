@@ -179,8 +179,7 @@ class LabelTree:
         """
         features, labels, share = _check_data(Z, y, sample_weight, None)
         largest = int(labels.max()) if labels.size else -1
-        if n_classes is None:
-            n_classes = largest + 1
+        n_classes = largest + 1 if n_classes is None else int(n_classes)
         if n_classes < max(1, largest + 1):
             raise ValueError(
                 f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least {max(1, largest + 1)}."
