@@ -251,3 +251,25 @@ def test_rows_with_several_labels_are_pairs_identity(data):
     same.fit(np.repeat(X, 2, axis=0), order.ravel())
     # The same pairs in the same order; scale and covariance are sums in another order.
     np.testing.assert_allclose(clf.predict_log_proba(X), same.predict_log_proba(X), atol=0.02)
+
+
+def test_with_very_many_classes_the_tree_comes_last(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(900) % 300
+    X = (rng.normal(size=(300, 6))[y] + 0.3 * rng.normal(size=(900, 6))).astype(np.float32)
+    trees = []
+    clf = ExtremeClassifier(n_shared=4, n_epochs=8, random_state=0)
+    clf.fit(X, y, callbacks=[lambda record: trees.append(clf.model_.tree)])
+    assert trees == [None] * 8
+    assert clf.choices_["tree_held_out_log_likelihood"] > -np.log(300)
+    clf.save(tmp_path / "model")
+    for model in (clf, load_model(tmp_path / "model")):
+        wide, _ = model.predict_topk(X, k=3, search="beam", beam_width=300)
+        assert np.array_equal(wide, model.predict_topk(X, k=3)[0])
+    half = ExtremeClassifier(n_shared=4, n_epochs=8, random_state=0)
+    half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3 and half.save(tmp_path / "half") is None])
+    again = load_model(tmp_path / "half")
+    assert again.model_.tree is None
+    again.resume_fit(X, y)
+    assert np.array_equal(again.model_.linear.weights, clf.model_.linear.weights)
+    assert np.array_equal(again.model_.tree.weights, clf.model_.tree.weights)

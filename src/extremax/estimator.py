@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax.fitting import Options, Preparation, fit_memory, prepare, resolve, training_set, ways_out
+from extremax.fitting import Options, Preparation, add_tree, fit_memory, prepare, resolve, training_set, ways_out
 from extremax.labelled_rows import LabelledRows, warn_unlabelled
 from extremax.linear import Features
 from extremax.model import ExtremeModel
@@ -210,7 +210,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         Ctrl-C, once the noise is fitted, ends training with the model as far as it got.
         """
-        self._check_parameters()
+        check_settings(self.get_params(deep=False))
         features = check_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         data = LabelledRows.of(features, targets, check_sample_weight(sample_weight, targets.n_rows))
@@ -250,7 +250,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         and after `load_model`.
         """
         first_call = not hasattr(self, "model_")
-        self._check_parameters()
+        check_settings(self.get_params(deep=False))
         features = check_features(X) if first_call else self._same_features(X)
         if first_call:
             known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
@@ -285,9 +285,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             options = self._options(data, goes_on=True)
         self._train(data, None, options, 1, (), report)
         return self
-
-    def _check_parameters(self) -> None:
-        check_settings(self.get_params(deep=False))
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         # An older model goes first: its memory is needed, and a fit that fails must not leave it under the new labels.
@@ -349,7 +346,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             callbacks=callbacks,
             report=report,
         )
-        if not finished:
+        if finished:
+            started = time.perf_counter()
+            add_tree(self.model_, data, options, self.seed_, report, self.choices_)
+            self.history_[-1]["seconds"] += time.perf_counter() - started
+        else:
             done = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)
 
