@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import datasets
-from extremax import ExtremeClassifier
+from extremax import ExtremeClassifier, calibrate
 from extremax.metrics import expected_calibration_error
 from extremax.training import Watcher
 
@@ -215,7 +215,10 @@ def main() -> None:
                 curve = settings[0](data, X, y, arguments.budgets, *settings[1:])
             else:
                 curve, clf = run_extremax(settings, data, X, y, arguments.budgets)
-                note = f", calibration error {calibration(clf, X, y):.3f}" if method == "extremax" else ""
+                if method == "extremax":
+                    note = f", calibration error {calibration(clf, X, y):.3f}"
+                    calibrate(clf, data.X_valid, data.y_valid)
+                    note += f", {calibration(clf, X, y):.3f} after calibrate() on validation rows"
             curves[name][method] = curve
             cells = [at(curve, budget) for budget in arguments.budgets]
             shown = " | ".join("-" if c is None else f"{c[0]:.1%} / {c[1]:.2f}" for c in cells)

@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 import extremax
 import reference
 from extremax import ExtremeClassifier, TextClassifier, load_model, metrics
-from extremax.evaluation import Report, evaluate
+from extremax.evaluation import Report, calibrate, evaluate
 
 N_CLASSES, N_FEATURES = 30, 12
 
@@ -161,3 +161,24 @@ def test_unfitted_rejects():
         evaluate(ExtremeClassifier(), *make_rows(20))
     with pytest.raises(NotFittedError, match="call fit"):
         evaluate(TextClassifier(), ["a"], ["b"])
+
+
+def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
+    rng = np.random.default_rng(0)
+    W = 1.5 * rng.normal(size=(40, 4))
+    X = rng.normal(size=(9000, 4)).astype(np.float32)
+    p = np.exp(X @ W.T - (X @ W.T).max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    y = (p.cumsum(axis=1) > rng.random((9000, 1))).argmax(axis=1)
+    clf = ExtremeClassifier("softmax", n_epochs=15, random_state=0).fit(X[:5000], y[:5000])
+    labels = clf.predict(X[7000:])
+    clf.model_.linear.weights *= 3.0  # far too sure of itself
+    clf.model_.linear.biases *= 3.0
+    before = evaluate(clf, X[7000:], y[7000:], n_bins=5).calibration_error  # in 15 bins, 2,000 rows leave 0.03 of noise
+    temperature = calibrate(clf, X[5000:7000], y[5000:7000])
+    after = evaluate(clf, X[7000:], y[7000:], n_bins=5).calibration_error
+    assert temperature == pytest.approx(3.0, rel=0.1)
+    assert after < 0.03 < before
+    assert np.array_equal(clf.predict(X[7000:]), labels)
+    clf.save(tmp_path / "model")
+    assert load_model(tmp_path / "model").model_.temperature == temperature

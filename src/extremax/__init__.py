@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from extremax.estimator import ExtremeClassifier as ExtremeClassifier
+    from extremax.evaluation import calibrate as calibrate
     from extremax.evaluation import evaluate as evaluate
     from extremax.loading import load_model as load_model
     from extremax.noise import FrequencyNoise as FrequencyNoise
@@ -27,6 +28,7 @@ _HOMES = {
     "TextClassifier": "text_classifier",
     "TreeNoise": "noise",
     "UniformNoise": "noise",
+    "calibrate": "evaluation",
     "evaluate": "evaluation",
     "load_model": "loading",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "TextClassifier",
     "TreeNoise",
     "UniformNoise",
+    "calibrate",
     "evaluate",
     "load_model",
 ]
