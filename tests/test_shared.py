@@ -273,3 +273,30 @@ def test_with_very_many_classes_the_tree_comes_last(tmp_path):
     again.resume_fit(X, y)
     assert np.array_equal(again.model_.linear.weights, clf.model_.linear.weights)
     assert np.array_equal(again.model_.tree.weights, clf.model_.tree.weights)
+
+
+def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
+    from extremax import fitting
+
+    monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
+    monkeypatch.setattr(fitting, "_JUDGES", 200)
+    rng = np.random.default_rng(0)
+    y = rng.integers(40, size=3000)
+    y[:3] = [40, 41, 42]  # one row each: these stay
+    X = (0.7 * rng.normal(size=(43, 5))[y] + rng.normal(size=(3000, 5))).astype(np.float32)
+    clf = ExtremeClassifier(random_state=0, n_epochs=6).fit(X[:2500], y[:2500])
+    assert clf.model_.temperature == clf.choices_["temperature"] != 1.0
+    assert clf.model_.n_samples == 2300
+    assert clf.model_.class_counts.min() == 1
+    assert clf.model_.class_counts.sum() == 2300
+    calibrated = clf.log_likelihood(X[2500:], y[2500:])
+    clf.model_.temperature = 1.0
+    assert calibrated > clf.log_likelihood(X[2500:], y[2500:]) - 0.02
+    clf.model_.temperature = clf.choices_["temperature"]
+    half = ExtremeClassifier(random_state=0, n_epochs=6)
+    half.fit(X[:2500], y[:2500], callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None])
+    again = load_model(tmp_path / "half").resume_fit(X[:2500], y[:2500])
+    assert np.array_equal(again.predict_proba(X[2500:]), clf.predict_proba(X[2500:]))
+    lists = [[int(a), int((a + 1) % 43)] for a in y]
+    several = ExtremeClassifier(random_state=0, n_epochs=6).fit(X, lists)
+    assert several.model_.n_samples == 2800

@@ -14,7 +14,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax.fitting import Options, Preparation, add_tree, fit_memory, prepare, resolve, training_set, ways_out
+from extremax import fitting
+from extremax.fitting import Options
 from extremax.labelled_rows import LabelledRows, warn_unlabelled
 from extremax.linear import Features
 from extremax.model import ExtremeModel
@@ -175,8 +176,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    # -- training ------------------------------------------------------------------------------------------------------------
-
     def fit(
         self,
         X: Any,
@@ -226,8 +225,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             check_patience(self.patience)
         report = ProgressLine(int(self.verbose))
         options = self._options(data)
+        data, judges = fitting.set_judges_aside(data, options, len(known), seed)
         self._start(data, options, seed, report)
-        self._train(data, validation, options, options.n_epochs, callbacks, report, decays=True)
+        self._train(data, validation, options, options.n_epochs, callbacks, report, judges=judges, decays=True)
         return self
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
@@ -239,7 +239,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = LabelledRows.of(features, self._targets(y, features))
         options = self._options(data, goes_on=True)
         left = max(0, options.n_epochs - self.model_.linear.n_epochs)
-        self._train(data, None, options, left, callbacks, ProgressLine(int(self.verbose)), decays=True)
+        data, judges = fitting.set_judges_aside(data, options, len(self.classes_), self.seed_)
+        self._train(data, None, options, left, callbacks, ProgressLine(int(self.verbose)), judges=judges, decays=True)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
@@ -299,15 +300,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             begun = {name: value for name, value in self.choices_.items() if parameters.get(name, "") is None}
             parameters |= begun | {"objective": self.model_.objective}
         threads = resolve_threads(self.n_jobs)
-        return resolve(parameters, data.X.shape, len(self.classes_), len(data.ids), threads, streaming=streaming)
+        return fitting.resolve(parameters, data.X.shape, len(self.classes_), len(data.ids), threads, streaming=streaming)
 
     def _start(self, data: LabelledRows, options: Options, seed: int, report: ProgressLine) -> None:
         X, n_classes = data.X, len(self.classes_)
-        need = fit_memory(X.shape, n_classes, options, keeps_best=self.patience is not None, n_pairs=len(data.ids))
+        need = fitting.fit_memory(X.shape, n_classes, options, keeps_best=self.patience is not None, n_pairs=len(data.ids))
         report.say(f"fit needs {describe_memory(need)}")
-        check_memory(need, available=self.memory_limit, ways_out=ways_out(options))
+        check_memory(need, available=self.memory_limit, ways_out=fitting.ways_out(options))
         started = time.perf_counter()
-        prepared: Preparation = prepare(X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows)
+        prepared = fitting.prepare(X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows)
         self.seed_ = seed
         self.model_: ExtremeModel = prepared.model
         self.choices_ = prepared.choices
@@ -324,10 +325,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         callbacks: Sequence[Callback],
         report: ProgressLine,
         *,
+        judges: LabelledRows | None = None,
         decays: bool = False,
     ) -> None:
         started = time.perf_counter()
-        pairs, epoch_options = training_set(self.model_, data.X, data.ids, data.weight, options, self.seed_, rows=data.rows)
+        pairs, epoch_options = fitting.training_set(
+            self.model_, data.X, data.ids, data.weight, options, self.seed_, rows=data.rows
+        )
         self.history_[-1]["seconds"] += time.perf_counter() - started
 
         def evaluate() -> dict[str, float]:
@@ -348,7 +352,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         )
         if finished:
             started = time.perf_counter()
-            add_tree(self.model_, data, options, self.seed_, report, self.choices_)
+            fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_)
             self.history_[-1]["seconds"] += time.perf_counter() - started
         else:
             done = self.model_.linear.n_epochs
@@ -372,8 +376,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _targets(self, y: Any, features: Features, **options: Any) -> Targets:
         return lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
-
-    # -- prediction ----------------------------------------------------------------------------------------------------------
 
     def _fitted(self, X: Any) -> Features:
         if not hasattr(self, "model_"):
@@ -474,8 +476,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    # -- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""

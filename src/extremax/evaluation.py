@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.optimize import minimize_scalar
 from sklearn.exceptions import NotFittedError
 
 from extremax import metrics
@@ -185,21 +184,7 @@ def calibrate(
         some = np.sort(np.random.default_rng(seed).choice(len(ids), max_rows, replace=False))
         ids, rows = ids[some], rows[some]
     features, place = np.unique(rows, return_inverse=True)
-    kept = data.X[features]
-
-    def loss(log_temperature: float) -> float:
-        core.temperature = float(np.exp(log_temperature))
-        judged = core.judge(kept, ids, rows=place, k=1, n_jobs=threads)
-        return -float(judged.pair_log_prob.astype(np.float64).mean())
-
-    before = core.temperature
-    try:
-        found = minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded", options={"xatol": 0.01})
-    except BaseException:
-        core.temperature = before
-        raise
-    core.temperature = float(np.exp(found.x))
-    return core.temperature
+    return core.fit_temperature(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
 
 
 def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:

@@ -31,6 +31,9 @@ _SHARED_STEPS = 900  # minibatches of a whole fit, at least, where ...
 _SHARED_EPOCHS = (5, 50)  # ... that takes a number of epochs between these
 _SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
 _CELL_CLASSES = 64  # classes for each that a minibatch shares, up to which cells of the tree are worth their time
+_JUDGED_PAIRS = 20_000  # pairs from which on some rows are set aside to judge the temperature ...
+_JUDGES = 1024  # ... so many, or half of that ...
+_MANY_CLASSES = 50_000  # ... where scoring all classes takes its time
 _FIRST_GRADIENTS = 5.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild
 _FIRST_BIAS_SQUARE = 0.02
 _RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
@@ -223,10 +226,30 @@ def prepare(
     return Preparation(model, choices)
 
 
-def add_tree(
-    model: ExtremeModel, data: LabelledRows, options: Options, seed: int, report: ProgressLine, choices: dict[str, Any]
+def set_judges_aside(
+    data: LabelledRows, options: Options, n_classes: int, seed: int
+) -> tuple[LabelledRows, LabelledRows | None]:
+    """Of many rows, a few that only judge how sure the model may be of itself (`finish`)."""
+    if not (options.shares and options.precondition) or len(data.ids) < _JUDGED_PAIRS:
+        return data, None
+    rest, judges = data.set_aside(_JUDGES if n_classes <= _MANY_CLASSES else _JUDGES // 2, seed)
+    return (rest, judges) if len(judges.ids) else (data, None)
+
+
+def finish(
+    model: ExtremeModel,
+    data: LabelledRows,
+    judges: LabelledRows | None,
+    options: Options,
+    seed: int,
+    report: ProgressLine,
+    choices: dict[str, Any],
 ) -> None:
-    """Fit the tree that was put off until after training (`Options.defers_tree`), if it is not there yet."""
+    """What comes after the epochs: the tree, if it was put off (`Options.defers_tree`), and the temperature, by the judges."""
+    if judges is not None:
+        jobs = options.n_threads
+        choices["temperature"] = model.fit_temperature(judges.X, judges.ids, rows=judges.rows, n_jobs=jobs)
+        report.say(f"temperature {choices['temperature']:.3f}, by {judges.X.shape[0]:,} rows that were not trained on")
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
         X = dense_if_shared(data.X, options)

@@ -71,6 +71,25 @@ class LabelledRows:
         valid = self.take(~kept).labelled()
         return self.take(kept), LabelledRows(valid.X, valid.ids, valid.rows)
 
+    def set_aside(self, n_rows: int, seed: int) -> tuple[LabelledRows, LabelledRows]:
+        """The pairs without those of some random rows, and these: no copy of X, and never the last row of a class."""
+        pair_rows = np.arange(len(self.ids), dtype=np.int64) if self.rows is None else self.rows
+        offsets = np.searchsorted(pair_rows, np.arange(self.X.shape[0] + 1))
+        left = np.bincount(self.ids)
+        aside = np.zeros(self.X.shape[0], bool)
+        for row in np.random.default_rng((seed, 4)).permutation(self.X.shape[0]):
+            labels = self.ids[offsets[row] : offsets[row + 1]]
+            if len(labels) and (left[labels] > 1).all():
+                left[labels] -= 1
+                aside[row] = True
+                n_rows -= 1
+                if n_rows == 0:
+                    break
+        judged = aside[pair_rows]
+        weight = None if self.weight is None else self.weight[~judged]
+        rest = LabelledRows(self.X, self.ids[~judged], pair_rows[~judged], weight)
+        return rest, LabelledRows(self.X, self.ids[judged], pair_rows[judged]).labelled()
+
 
 def warn_unlabelled(targets: Targets, name: str) -> None:
     """Warn of rows without any label, which are left out, in the name of the method that an estimator's user called."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from extremax import predict
 from extremax.data.pca import PCA
@@ -164,6 +165,25 @@ class ExtremeModel:
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
+
+    def fit_temperature(
+        self, X: Features, ids: NDArray[np.int32], *, rows: NDArray[np.int64] | None = None, n_jobs: int | None = None
+    ) -> float:
+        """Set the temperature under which these pairs, which the model was not trained on, are most probable; returns it."""
+
+        def loss(log_temperature: float) -> float:
+            self.temperature = float(np.exp(log_temperature))
+            judged = self.judge(X, ids, rows=rows, k=1, n_jobs=n_jobs)
+            return -float(judged.pair_log_prob.astype(np.float64).mean())
+
+        before = self.temperature
+        try:
+            found = minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded", options={"xatol": 0.01})
+        except BaseException:
+            self.temperature = before
+            raise
+        self.temperature = float(np.exp(found.x))
+        return self.temperature
 
     # -- files ---------------------------------------------------------------------------------------------------------------
 
