@@ -1,5 +1,6 @@
 # make test    create .venv, install, then lint, type check and the whole suite
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
+# make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make clean   remove the environment and every cache
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -12,7 +13,7 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes, all go.
 JIT_SOURCES := $(shell grep -rl --include='*.py' -e 'extremax._jit' src) src/extremax/_jit.py
 
-.PHONY: test demo install lint types tests tests-boundscheck tests-interpreted format clean
+.PHONY: test demo docs install lint types tests tests-boundscheck tests-interpreted format clean
 
 test: lint types tests tests-boundscheck tests-interpreted
 
@@ -32,6 +33,15 @@ demo: $(VENV)/.installed-demo
 $(VENV)/.installed-demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
+	touch $@
+
+# Material announces its successor at every start; the variable is its own way to have that left out.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.installed-docs: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 lint: install

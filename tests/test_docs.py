@@ -1,0 +1,219 @@
+"""The documentation keeps its word: code runs from top to bottom of a page, output is what it prints, commands and files exist."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import typer
+from click import Command, Group
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if path.parent != DOCS / "results")]
+# Other processors round otherwise in matrix products; a figure that training arrives at may move by as much.
+FIGURE_TOLERANCE = 0.1
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [Block(language, text) for language, text in found]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks_of(page))]
+
+
+def same_output(printed: str, promised: str) -> bool:
+    """Words alike, numbers close."""
+    number = r"-?\d+(?:\.\d+)?"
+    if re.sub(number, "#", printed).split() != re.sub(number, "#", promised).split():
+        return False
+    pairs = zip(re.findall(number, printed), re.findall(number, promised), strict=True)
+    return all(float(a) == pytest.approx(float(b), rel=FIGURE_TOLERANCE) for a, b in pairs)
+
+
+def _check_tutorial(names: dict[str, Any]) -> None:
+    assert [row[0] for row in names["labels"]] == ["W11", "W54"]  # ladders and dogs
+    assert names["report"].accuracy[1] > 10 * names["frequency_accuracy"] > 0.0
+    assert names["frequency_accuracy"] < 0.02
+    assert names["report"].n_left_out > 0
+
+
+def _check_embeddings(names: dict[str, Any]) -> None:
+    assert names["labels"].shape == names["log_prob"].shape == (1_000, 5)
+    assert names["accuracy"] > 0.3
+    assert names["stream"].choices_["objective"] == "negative_sampling"
+    assert names["stream"].score(names["X_test"], names["y_test"]) > 0.2
+
+
+def _check_multilabel(names: dict[str, Any]) -> None:
+    assert names["report"].precision[1] > 0.8
+    assert 1.0 <= np.mean([len(row) for row in names["chosen"]]) <= 3.0
+
+
+def _check_fast_prediction(names: dict[str, Any]) -> None:
+    assert names["agreement"] > 0.9
+
+
+def _check_calibration(names: dict[str, Any]) -> None:
+    assert names["after"].log_likelihood >= names["before"].log_likelihood - 0.02  # chosen on other rows
+    assert names["before"].accuracy == names["after"].accuracy
+
+
+def _check_noise(names: dict[str, Any]) -> None:
+    X, y = names["data"].X_test, names["data"].y_test
+    assert names["paper"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
+    assert names["default"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
+    with pytest.raises(TypeError, match="cannot be saved"):
+        names["clf"].save("own-noise")
+
+
+def _check_pytorch(names: dict[str, Any]) -> None:
+    assert names["after"] > names["before"] + 1.0
+
+
+def _check_experiments(names: dict[str, Any]) -> None:
+    assert Path("curve.png").stat().st_size > 10_000
+
+
+def _check_readme(names: dict[str, Any]) -> None:
+    assert names["labels"].shape == names["log_prob"].shape == (1_000, 5)
+    assert names["accuracy"] > 0.3
+    np.testing.assert_array_equal(names["labels"][:, 0], names["clf"].predict(names["data"].X_test))
+    assert Path("model/header.json").exists()
+
+
+# What must be true of the names that a page leaves behind.
+CHECKS = {
+    "README.md": _check_readme,
+    "docs/tutorial.md": _check_tutorial,
+    "docs/howto/embeddings.md": _check_embeddings,
+    "docs/howto/multilabel.md": _check_multilabel,
+    "docs/howto/fast-prediction.md": _check_fast_prediction,
+    "docs/howto/calibration.md": _check_calibration,
+    "docs/howto/noise.md": _check_noise,
+    "docs/howto/pytorch.md": _check_pytorch,
+    "docs/howto/experiments.md": _check_experiments,
+}
+
+
+def test_checks_belong_to_pages() -> None:
+    assert CHECKS.keys() <= {name_of(page) for page in WITH_PYTHON}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's optimisers, once per process
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_python_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.stem == "pytorch":
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EXTREMAX_CACHE", str(tmp_path / "cache"))
+    names: dict[str, Any] = {"__name__": "docs"}
+    blocks = blocks_of(page)
+    for i, block in enumerate(blocks):
+        if block.language == "python":
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                exec(compile(block.text, f"{page.name}, block {i + 1}", "exec"), names)
+            following = blocks[i + 1] if i + 1 < len(blocks) else Block("", "")
+            if following.language == "text":
+                assert same_output(printed.getvalue(), following.text), printed.getvalue()
+    if name_of(page) in CHECKS:
+        CHECKS[name_of(page)](names)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Words of every ``extremax ...`` command, pipes taken apart."""
+    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
+    found = []
+    for words in lines:
+        while "|" in words:
+            cut = words.index("|")
+            found.append(words[:cut])
+            words = words[cut + 1 :]
+        found.append(words)
+    return [words[1:] for words in found if words[:1] == ["extremax"]]
+
+
+@pytest.fixture(scope="module")
+def application() -> Group:
+    from extremax.cli.app import app
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, Group) or hasattr(group, "commands")
+    return group  # type: ignore[return-value]
+
+
+def options_of(command: Command) -> set[str]:
+    return {"--help", "-h", *(name for p in command.params for name in (*p.opts, *p.secondary_opts))}
+
+
+def faults_of(words: list[str], application: Group) -> list[str]:
+    """Commands and options that do not exist."""
+    if words[0].startswith("-"):
+        return [word for word in words if word not in options_of(application) | {"--install-completion"}]
+    if words[0] not in application.commands:
+        return [f"extremax {words[0]}"]
+    known = options_of(application.commands[words[0]])
+    named = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
+    return [f"extremax {words[0]} {option}" for option in named if option not in known]
+
+
+def test_faults_are_found(application: Group) -> None:
+    assert faults_of(["train", "x.csv", "--out", "model"], application) == []
+    assert faults_of(["train", "--outt", "model"], application) == ["extremax train --outt"]
+    assert faults_of(["trian"], application) == ["extremax trian"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_options_exist(page: Path, application: Group) -> None:
+    inline = re.findall(r"`(extremax [^`]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    shell = [block.text for block in blocks_of(page) if block.language == "bash"]
+    for words in commands_of("\n".join([*shell, *inline])):
+        assert not faults_of(words, application), words
+        if words[0] in ("run", "tune"):
+            from extremax.experiments.recipes import find_recipe
+
+            recipe = words[1]
+            assert (ROOT / recipe).exists() or find_recipe(recipe)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_files_exist(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert link.startswith("https://") or (page.parent / link.split("#")[0]).exists(), link
+    for path in re.findall(r"`((?:src|docs|examples|benchmarks|recipes|tests)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_method_names_modules_that_exist() -> None:
+    cells = [line.split("|")[2] for line in (DOCS / "method.md").read_text().splitlines() if line.startswith("| ")]
+    modules = re.findall(r"`(?:src/extremax/)?([a-z_/]+\.py)`", " ".join(cells))
+    assert len(modules) > 15
+    for module in modules:
+        assert (ROOT / "src" / "extremax" / module).exists() or (ROOT / module).exists(), module
+    for module, name in re.findall(r"`([a-z_/]+\.py)` \(`(\w+)`", " ".join(cells)):
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / "src" / "extremax" / module).read_text(), flags=re.MULTILINE), name
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        path = page.relative_to(DOCS).as_posix()
+        assert path in menu or path.startswith("results/"), path
