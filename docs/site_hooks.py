@@ -11,10 +11,11 @@ RESULTS = Path(__file__).parent / "results"
 def _pages() -> dict[str, str]:
     """File name -> title of each page of results."""
     pages = {}
-    for path in sorted(RESULTS.glob("*.md")):
+    for path in sorted(RESULTS.rglob("*.md")):
         heading = next((line for line in path.read_text().splitlines() if line.startswith("# ")), f"# {path.stem}")
-        if path.name != "index.md":
-            pages[path.name] = heading.removeprefix("# ")
+        name = path.relative_to(RESULTS).as_posix()
+        if name != "index.md":
+            pages[name] = heading.removeprefix("# ")
     return pages
 
 

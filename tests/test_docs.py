@@ -48,7 +48,7 @@ def same_output(printed: str, promised: str) -> bool:
 
 
 def _check_tutorial(names: dict[str, Any]) -> None:
-    assert [row[0] for row in names["labels"]] == ["W11", "W54"]  # ladders and dogs
+    assert names["labels"][0, 0] == "W54"  # contact with dog
     assert names["report"].accuracy[1] > 10 * names["frequency_accuracy"] > 0.0
     assert names["frequency_accuracy"] < 0.02
     assert names["report"].n_left_out > 0
@@ -216,4 +216,4 @@ def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
         path = page.relative_to(DOCS).as_posix()
-        assert path in menu or path.startswith("results/"), path
+        assert f" {path}\n" in menu or path.startswith("results/"), path
