@@ -1,4 +1,4 @@
-"""The documentation keeps its word: code runs from top to bottom of a page, output is what it prints, commands and files exist."""
+"""The documentation keeps its word: code runs from top to bottom of a page, output is as printed, commands and files exist."""
 
 from __future__ import annotations
 
