@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 
-from extremax import ExtremeClassifier, LabelTree, load_model
+from extremax import ExtremeClassifier, LabelTree, load_model, shared, whitening
 from extremax.kernels.shared import draw_shared
 from extremax.linear import LinearModel
 from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
@@ -300,3 +302,60 @@ def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
     lists = [[int(a), int((a + 1) % 43)] for a in y]
     several = ExtremeClassifier(random_state=0, n_epochs=6).fit(X, lists)
     assert several.model_.n_samples == 2800
+
+
+def test_rounding_adds_no_class_to_a_set_rejects():
+    whole = np.array([0.5, 1.0, 1.5, np.nextafter(2.0, 3.0)])  # probabilities that sum to a hair more than two
+    classes, minus_log_pi, scratch = np.empty(8, np.int32), np.empty(8, np.float32), np.empty(8, np.int64)
+    assert draw_shared(whole, np.empty(0, np.int32), np.empty(0), 0.0, 0.0, classes, minus_log_pi, scratch) == 2
+
+
+@pytest.mark.parametrize("moment", ["unfold", "epoch", "prediction"])
+def test_ctrl_c_leaves_weights_for_the_features_themselves_identity(data, monkeypatch, moment):
+    X, y = data
+    rng = np.random.default_rng(3)
+    white = Whitening.fit(np.cov(X.T), X.mean(axis=0))
+    model = start(12, 5, "sgd", rng)
+    before = model.weights.copy(), model.biases.copy()
+    monkeypatch.setattr(whitening, "_BLOCK", 4)  # three blocks
+    monkeypatch.setattr(shared, "_LOOK", 1)
+    blocks = []
+
+    def interrupt(*args):
+        blocks.append(args)
+        if len(blocks) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pairs = shared_set(X, y, ClassSets.make(np.ones(12), 12, exponent=0.0), batch_size=300, white=white)
+    split = whitening._blocks
+
+    def slow(model, n_threads, change):
+        split(model, n_threads, lambda w, b: (interrupt(w), change(w, b))[1])
+
+    def look(*_):
+        if moment == "epoch":
+            signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(whitening, "_blocks", slow)
+        with pairs.for_prediction(model):
+            pass
+
+    if moment == "unfold":
+        monkeypatch.setattr(whitening, "_blocks", slow)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_shared_epoch(model, pairs, learning_rate=(0.0, 0.0), progress=look)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    # At a step size of zero nothing but the way there and back happens, in float32.
+    np.testing.assert_allclose(model.weights, before[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(model.biases, before[1], rtol=1e-4, atol=1e-4)
+
+
+def test_common_factor_of_all_weights_invariant(data):
+    X, y = data
+    settings = {"noise": "frequency", "n_shared": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
+    plain = ExtremeClassifier("shared_softmax", **settings).fit(X, y)
+    scaled = ExtremeClassifier("shared_softmax", **settings).fit(X, y, sample_weight=np.full(len(y), 2.0**-10))
+    # A power of two, so that only the last bits of sums in float64 differ.
+    np.testing.assert_allclose(scaled.predict_log_proba(X), plain.predict_log_proba(X), atol=1e-3)

@@ -211,6 +211,15 @@ def test_patience_without_validation_never_stops():
     assert len(history) == 4
 
 
+def test_run_without_validation_after_one_with_it_keeps_what_it_learns():
+    model, data, options = problem()
+    history = []
+    train(model, data, options, Plan(1, 0.2, patience=2), history=history, evaluate=Script(model, [-1.0]))
+    before = model.weights.copy()
+    assert train(model, data, options, Plan(1, 0.2, patience=2), history=history)
+    assert np.any(model.weights != before)
+
+
 # -- callbacks -----------------------------------------------------------------------------------------------------------------
 
 

@@ -194,9 +194,11 @@ def prepare(
     choices: dict[str, Any] = {name: getattr(options, name) for name in _RESOLVED}
     white = Whitening.none(n_features)
     if whitens:
-        linear.squares[...] = _FIRST_GRADIENTS / n_features
-        linear.bias_squares[...] = _FIRST_BIAS_SQUARE
         weights = np.ones(len(ids), np.float32) if weight is None else weight
+        unit = float(weights.mean(dtype=np.float64))  # weights that sum to one train like weights of one
+        weights = weights / np.float32(unit)
+        linear.squares[...] = _FIRST_GRADIENTS / n_features * unit**2
+        linear.bias_squares[...] = _FIRST_BIAS_SQUARE * unit**2
         white, sharpness = whiten_and_start(linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs)
         choices["sharpness"] = sharpness
     if options.uses_tree and whitens:

@@ -23,7 +23,7 @@ from extremax.data.products import one_blas_thread
 from extremax.kernels.shared import apply_shared, draw_shared, find_slots, shared_softmax
 from extremax.kernels.updates import ModelArrays
 from extremax.linear import DenseWindows, Features, LinearModel, Window, epoch_seed, shuffled_windows
-from extremax.parallel import run, split
+from extremax.parallel import run, split, uninterrupted
 from extremax.tree import LabelTree
 from extremax.whitening import Whitening, fold, unfold
 
@@ -31,7 +31,6 @@ _ROWS_PER_CELL = 4096  # on average, at least
 _MOST_CELLS = 256
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; numbers of their own, so that the thread count changes no result
 _LOOK = 64  # minibatches between two looks at the keyboard
-_SCORES = 1 << 25  # scores of a minibatch at most
 
 
 def inclusion(weights: NDArray[np.float64], size: int) -> NDArray[np.float64]:
@@ -152,12 +151,13 @@ class SharedSet:
     def for_prediction(self, model: LinearModel) -> Iterator[None]:
         """In the middle of an epoch, the weights as prediction wants them; afterwards exactly as they were."""
         kept = model.weights.copy(), model.biases.copy()
-        fold(model, self.white, self.n_threads)
         try:
+            fold(model, self.white, self.n_threads)
             yield
         finally:
-            np.copyto(model.weights, kept[0])
-            np.copyto(model.biases, kept[1])
+            with uninterrupted():
+                np.copyto(model.weights, kept[0])
+                np.copyto(model.biases, kept[1])
 
 
 class _Batch:
@@ -198,8 +198,11 @@ def train_shared_epoch(
     source = DenseWindows(data.X)
     total, weight_done, done = 0.0, 0.0, 0
     n_pairs = len(data.y)
-    unfold(model, data.white, threads)
+    unfolded = False
     try:
+        with uninterrupted():
+            unfold(model, data.white, threads)
+            unfolded = True
         with one_blas_thread():
             shuffled = shuffled_windows(n_pairs, source.row_bytes(), data.seed, model.n_epochs)
             order = (Window(chosen, data.rows_of(chosen)) for chosen in shuffled)
@@ -216,7 +219,9 @@ def train_shared_epoch(
                     if progress is not None and turn % _LOOK == _LOOK - 1:
                         progress(done, total / max(weight_done, 1e-300))
     finally:
-        fold(model, data.white, threads)
+        if unfolded:
+            with uninterrupted():
+                fold(model, data.white, threads)
     model.n_epochs += 1
     return total / max(weight_done, 1e-300)
 

@@ -119,7 +119,8 @@ def train(
     seconds = history[-1]["seconds"] if history else 0.0
     n_rows = len(data.y)
     finished = True
-    if plan.patience is not None and history and history[-1].get("valid_log_likelihood") is not None:
+    # Only a run that is validated has a best epoch to go back to, whatever the runs before it were.
+    if plan.patience is not None and evaluate is not None and history and history[-1].get("valid_log_likelihood") is not None:
         best.keep(model, history[-1])  # where the run starts may stay the best
     watchers = [callback for callback in callbacks if isinstance(callback, Watcher)]
     try:

@@ -21,8 +21,10 @@ _LEAST = np.float32(-1e30)
 def _walk(cumulative, start, out):
     """Numbers of the items hit by start, start + 1, start + 2, ... on the line of cumulated lengths (each at most 1)."""
     count, first, n = 0, 0, cumulative.shape[0]
+    # Lengths sum to a whole number; what rounding adds to it must not make one hit more, for which there is no room.
+    end = min(cumulative[n - 1], np.floor(cumulative[n - 1] + 0.5))
     mark = start
-    while mark < cumulative[n - 1]:
+    while mark < end:
         low, high = first, n - 1
         while low < high:  # first item whose end lies behind the mark
             middle = (low + high) // 2
