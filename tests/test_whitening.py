@@ -98,6 +98,16 @@ def test_constant_features_and_single_rows(data):
     assert np.isfinite(flat.weights).all()
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+def test_classes_without_spread_do_not_blow_up_rows_identity(copies):
+    X = np.repeat(np.random.default_rng(4).normal(size=(20, 6)), copies, axis=0).astype(np.float32)
+    y = np.repeat(np.arange(20), copies).astype(np.int32)
+    model, white, _ = started(X, y, ridge=0.1)
+    lengths = np.square(white.rows(X, model.feature_scale)).sum(axis=1)
+    # One twentieth of the variance is taken to be inside the classes, where rows have unit length: 20 in all.
+    assert 10.0 < lengths.mean() < 21.0
+
+
 def test_thread_count_invariant(data):
     X, y = data
     one, three = started(X, y, threads=1)[0], started(X, y, threads=3)[0]

@@ -30,6 +30,7 @@ from extremax.parallel import run, split
 
 RIDGE = 0.1
 _SHRINKAGE = 1.0  # rows at the mean of all that each class is given
+_LEAST_WITHIN = 0.05  # share of the variance that is taken to be inside the classes, at least
 _BLOCK = 4096
 _JUDGES = 512  # training rows that choose the sharpness
 _RIVALS = 2048  # classes they are compared with
@@ -137,7 +138,11 @@ def whiten_and_start(
     means -= root.astype(np.float32)[:, None] * mean
     between = _gram(means, n_threads)
     total = (pca.components.T * (pca.explained_variance * scale**2)) @ pca.components.astype(np.float64)
-    white = Whitening.fit(total - between, mean, ridge=ridge)
+    within = total - between
+    spread, inside = float(np.trace(total)), max(float(np.trace(within)), 0.0)
+    if inside < _LEAST_WITHIN * spread:  # one row per class, or copies: the difference is rounding error, nothing to divide by
+        within += (_LEAST_WITHIN - inside / spread) * total
+    white = Whitening.fit(within, mean, ridge=ridge)
     kept = counts / (counts + _SHRINKAGE)
     means *= (kept / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
     _blocks(model, n_threads, lambda w, b: (w @ white.matrix, b))
