@@ -70,6 +70,7 @@ def run_extremax(parameters: dict, data: datasets.BenchmarkData, X, y, budgets: 
     clf = ExtremeClassifier(**parameters)
     score = Score(clf, X, y, budgets)
     clf.fit(data.X_train, data.y_train, callbacks=[score])
+    score.look(clf.history_[-1])  # with what comes after the epochs
     return score.curve, clf
 
 

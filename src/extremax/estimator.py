@@ -352,9 +352,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         )
         if finished:
             started = time.perf_counter()
-            fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_)
+            try:
+                fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_)
+            except KeyboardInterrupt:
+                finished = False
             self.history_[-1]["seconds"] += time.perf_counter() - started
-        else:
+        if not finished:
             done = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)
 

@@ -385,7 +385,7 @@ def _shared_set(
         Z = model.project(X, n_jobs=jobs)
         if model.class_means is None:
             model.class_means = _class_means(Z, ids, rows, n_classes)
-        n_cells = default_cells(len(ids), model.tree) if size < n_classes else 1
+        n_cells = default_cells(len(ids), model.tree) if size < n_classes and not options.defers_tree(n_classes) else 1
         if n_cells > 1:
             cells = route(model.tree, Z, n_cells, jobs)
             cells = cells if rows is None else cells[rows]
