@@ -104,7 +104,7 @@ def test_rows_on_disk_invariant(rows, fitted, tmp_path):
 def test_features_are_not_copied(rows, monkeypatch):
     X, y = rows
     seen = []
-    monkeypatch.setattr("extremax.estimator.training_set", lambda m, X, *a, **k: seen.append(X) or 1 / 0)
+    monkeypatch.setattr("extremax.fitting.training_set", lambda m, X, *a, **k: seen.append(X) or 1 / 0)
     with pytest.raises(ZeroDivisionError), pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"):
         model(n_epochs=0).fit(X, [[], *y[1:]], sample_weight=np.arange(len(y)) % 5 > 0)
     assert seen[0] is X

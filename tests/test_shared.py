@@ -282,6 +282,7 @@ def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
     monkeypatch.setattr(fitting, "_JUDGES", 200)
+    monkeypatch.setattr(fitting, "_WORTH", 0.0)
     rng = np.random.default_rng(0)
     y = rng.integers(40, size=3000)
     y[:3] = [40, 41, 42]  # one row each: these stay

@@ -119,8 +119,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     >>> clf.score(X[1500:], y[1500:]) > 0.8
     True
     >>> labels, log_prob = clf.predict_topk(X[1500:], k=3)
-    >>> labels.shape
-    (500, 3)
 
     Rows may have any number of labels:
 

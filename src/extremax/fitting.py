@@ -33,8 +33,9 @@ _SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
 _CELL_CLASSES = 64  # classes for each that a minibatch shares, up to which cells of the tree are worth their time
 _JUDGED_PAIRS = 20_000  # pairs from which on some rows are set aside to judge the temperature ...
 _JUDGES = 512  # ... so many, or half of that ...
+_WORTH = 0.1  # nats that a temperature must gain: small gains come from rows without a likely class, and cost calibration
 _MANY_CLASSES = 50_000  # ... where scoring all classes takes its time
-_FIRST_GRADIENTS = 5.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild
+_FIRST_GRADIENTS = 20.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild
 _FIRST_BIAS_SQUARE = 0.02
 _RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
 _START_PAIRS = 1 << 24  # log-probabilities of the noise that the start of NCE is averaged from
@@ -249,9 +250,17 @@ def finish(
 ) -> None:
     """What comes after the epochs: the tree, if it was put off (`Options.defers_tree`), and the temperature, by the judges."""
     if judges is not None:
-        jobs = options.n_threads
-        choices["temperature"] = model.fit_temperature(judges.X, judges.ids, rows=judges.rows, n_jobs=jobs)
-        report.say(f"temperature {choices['temperature']:.3f}, by {judges.X.shape[0]:,} rows that were not trained on")
+        known, jobs = judges, options.n_threads
+
+        def log_likelihood() -> float:
+            return float(model.judge(known.X, known.ids, rows=known.rows, k=1, n_jobs=jobs).pair_log_prob.mean())
+
+        before = log_likelihood()
+        model.fit_temperature(known.X, known.ids, rows=known.rows, n_jobs=jobs)
+        if log_likelihood() < before + _WORTH:
+            model.temperature = 1.0
+        choices["temperature"] = model.temperature
+        report.say(f"temperature {model.temperature:.3f}, by {known.X.shape[0]:,} rows that were not trained on")
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
         X = dense_if_shared(data.X, options)

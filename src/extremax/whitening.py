@@ -61,8 +61,8 @@ class Whitening(NamedTuple):
         >>> import numpy as np
         >>> X = (np.random.default_rng(0).normal(size=(4000, 3)) * [1.0, 10.0, 100.0]).astype(np.float32)
         >>> white = Whitening.fit(np.cov(X.T), X.mean(axis=0), ridge=1e-9)
-        >>> np.cov(white.rows(X, 1.0).T).round(2).tolist()
-        [[0.33, 0.0, 0.0], [0.0, 0.33, 0.0], [0.0, 0.0, 0.33]]
+        >>> bool(np.allclose(np.cov(white.rows(X, 1.0).T), np.eye(3) / 3, atol=0.01))
+        True
         """
         variance, basis = scipy.linalg.eigh(covariance)
         variance = np.maximum(variance, 0.0)
