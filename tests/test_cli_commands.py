@@ -168,8 +168,7 @@ def test_pipe_closed_early_ends_quietly(folder: Path, tmp_path: Path) -> None:
 
 
 _TRAINING_THAT_TELLS = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background may ignore Ctrl-C
+import sys
 from extremax.cli.app import app
 from extremax.estimator import ExtremeClassifier
 fit = ExtremeClassifier.fit

@@ -278,16 +278,8 @@ class Interrupting(ProgressLine):
         self.closed = True
 
 
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C raises KeyboardInterrupt, also where the test runner has another handler."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_ctrl_c_keeps_the_model_usable(ctrl_c, n_threads):
+def test_ctrl_c_keeps_the_model_usable(n_threads):
     (model, data, options), (reference, _, _) = problem(n_threads), problem()
     history, report = [], Interrupting(after=6)  # four minibatches an epoch: in the middle of the second
     assert train(model, data, options, Plan(5, 0.2), history=history, report=report) is False
@@ -301,7 +293,7 @@ def test_ctrl_c_keeps_the_model_usable(ctrl_c, n_threads):
     assert [record["epoch"] for record in history] == [1, 2]
 
 
-def test_ctrl_c_waits_for_threads_that_wait_for_each_other(ctrl_c):
+def test_ctrl_c_waits_for_threads_that_wait_for_each_other():
     # The first call compiles, for seconds; whoever is interrupted there must not leave the others at the barrier for ever.
     barrier, passed = threading.Barrier(3), []
 
@@ -337,7 +329,7 @@ def test_threads_that_cannot_all_start_do_not_start_at_all(monkeypatch):
     assert done == []
 
 
-def test_ctrl_c_in_validation_or_callback_keeps_the_model(ctrl_c):
+def test_ctrl_c_in_validation_or_callback_keeps_the_model():
     def interrupt(*args):
         signal.raise_signal(signal.SIGINT)
 
@@ -349,7 +341,7 @@ def test_ctrl_c_in_validation_or_callback_keeps_the_model(ctrl_c):
         assert model.n_epochs == 1
 
 
-def test_ctrl_c_with_patience_goes_back_to_the_best_epoch(ctrl_c):
+def test_ctrl_c_with_patience_goes_back_to_the_best_epoch():
     model, data, options = problem()
     script = Script(model, [-1.0, -2.0])
     report = Interrupting(after=10)  # in the third epoch
@@ -357,7 +349,7 @@ def test_ctrl_c_with_patience_goes_back_to_the_best_epoch(ctrl_c):
     assert_parameters(model, script.seen[0])
 
 
-def test_ctrl_c_before_anything_was_validated_keeps_what_there_is(ctrl_c):
+def test_ctrl_c_before_anything_was_validated_keeps_what_there_is():
     model, data, options = problem()
     report = Interrupting(after=2)
     assert train(model, data, options, Plan(5, 0.2, patience=3), history=[], evaluate=Script(model, []), report=report) is False
