@@ -9,7 +9,9 @@ import pytest
 
 from extremax import ExtremeClassifier, LabelTree, load_model, shared, whitening
 from extremax.kernels.shared import draw_shared
+from extremax.labelled_rows import LabelledRows
 from extremax.linear import LinearModel
+from extremax.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
 from extremax.whitening import Whitening
 
@@ -303,6 +305,28 @@ def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
     lists = [[int(a), int((a + 1) % 43)] for a in y]
     several = ExtremeClassifier(random_state=0, n_epochs=6).fit(X, lists)
     assert several.model_.n_samples == 2800
+
+
+@pytest.mark.parametrize(("sure", "kept"), [(0.75, True), (0.05, False)])
+def test_temperature_that_makes_the_first_guess_less_honest_rejects(monkeypatch, sure, kept):
+    """Of four judges' first guesses two are right; before, they have probability 0.9."""
+    from extremax import fitting
+    from extremax.model import ExtremeModel
+    from extremax.predict import Judged
+
+    clf = ExtremeClassifier(random_state=0, n_epochs=1).fit(np.eye(4, dtype=np.float32), [0, 1, 2, 3])
+
+    def judge(self, X, ids, **_):
+        probability, gained = (0.9, 0.0) if self.temperature == 1.0 else (sure, 0.5)
+        first = np.full((4, 1), np.log(probability), np.float32)
+        return Judged(np.array([[0], [1], [0], [0]], np.int32), first, np.full(4, gained - 2.0, np.float32))
+
+    monkeypatch.setattr(ExtremeModel, "judge", judge)
+    monkeypatch.setattr(ExtremeModel, "fit_temperature", lambda self, *_, **__: setattr(self, "temperature", 1.3))
+    judges = LabelledRows(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32), None, None)
+    choices = {}
+    fitting.finish(clf.model_, judges, judges, clf._options(judges), 0, ProgressLine(0), choices)
+    assert choices["temperature"] == (1.3 if kept else 1.0)
 
 
 def test_rounding_adds_no_class_to_a_set_rejects():

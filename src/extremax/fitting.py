@@ -33,9 +33,10 @@ _SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
 _CELL_CLASSES = 64  # classes for each that a minibatch shares, up to which cells of the tree are worth their time
 _JUDGED_PAIRS = 20_000  # pairs from which on some rows are set aside to judge the temperature ...
 _JUDGES = 512  # ... so many, or half of that ...
-_WORTH = 0.1  # nats that a temperature must gain: small gains come from rows without a likely class, and cost calibration
+_WORTH = 0.02  # nats that a temperature must gain
 _MANY_CLASSES = 50_000  # ... where scoring all classes takes its time
-_FIRST_GRADIENTS = 20.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild
+_FIRST_GRADIENTS = 20.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild, ...
+_FIRST_SQUARE = 0.08  # ... and with many features no first step changes a score by more than about 3.5 times the rate
 _FIRST_BIAS_SQUARE = 0.02
 _RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
 _START_PAIRS = 1 << 24  # log-probabilities of the noise that the start of NCE is averaged from
@@ -198,7 +199,7 @@ def prepare(
         weights = np.ones(len(ids), np.float32) if weight is None else weight
         unit = float(weights.mean(dtype=np.float64))  # weights that sum to one train like weights of one
         weights = weights / np.float32(unit)
-        linear.squares[...] = _FIRST_GRADIENTS / n_features * unit**2
+        linear.squares[...] = max(_FIRST_GRADIENTS / n_features, _FIRST_SQUARE) * unit**2
         linear.bias_squares[...] = _FIRST_BIAS_SQUARE * unit**2
         white, sharpness = whiten_and_start(linear, found, X, rows, ids, weights, seed=seed, n_threads=jobs)
         choices["sharpness"] = sharpness
@@ -252,12 +253,18 @@ def finish(
     if judges is not None:
         known, jobs = judges, options.n_threads
 
-        def log_likelihood() -> float:
-            return float(model.judge(known.X, known.ids, rows=known.rows, k=1, n_jobs=jobs).pair_log_prob.mean())
+        def judge() -> tuple[float, float]:
+            """Log-likelihood, and how far the probability of the first guess is from how often it is right."""
+            found = model.judge(known.X, known.ids, rows=known.rows, k=1, n_jobs=jobs)
+            rows = slice(None) if known.rows is None else known.rows
+            sure = np.exp(found.log_prob[rows, 0].astype(np.float64))
+            return float(found.pair_log_prob.mean()), abs(float(np.mean(sure - (found.labels[rows, 0] == known.ids))))
 
-        before = log_likelihood()
+        before, gap_before = judge()
         model.fit_temperature(known.X, known.ids, rows=known.rows, n_jobs=jobs)
-        if log_likelihood() < before + _WORTH:
+        after, gap = judge()
+        # A likelihood gained on rows that have no likely class can cost the honesty of the others.
+        if after < before + _WORTH or gap > gap_before:
             model.temperature = 1.0
         choices["temperature"] = model.temperature
         report.say(f"temperature {model.temperature:.3f}, by {known.X.shape[0]:,} rows that were not trained on")
