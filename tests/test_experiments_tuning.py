@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from experiment_files import make_recipe, write_recipe
 from extremax.cli.app import app
 from extremax.experiments import load_recipe, reproduce, tune, tuning
+from extremax.experiments.curve import Evaluator
+from extremax.experiments.methods import METHODS
 from extremax.experiments.recipes import find_recipe, shipped_recipes
 from extremax.experiments.reproduction import ALL_METHODS, recipe_for
 from extremax.experiments.rows import load_rows
@@ -70,6 +72,16 @@ def test_interrupted_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(tune(recipe, tmp_path / "search", rows=rows, n_trials=5).trials) == 5
 
 
+def test_no_setting_is_tried_twice(tmp_path: Path) -> None:
+    """A space of four settings is used up by four trials, however many are asked for."""
+    space = SPACE.replace("{low = 1e-5, high = 1e-3}", "[1e-5, 1e-4]").replace("n_trials = 4", "n_trials = 9")
+    said: list[str] = []
+    result = tune(make_recipe(tmp_path, n_epochs=1, more=space), tmp_path / "search", say=said.append)
+    tried = [tuple(trial.parameters.values()) for trial in result.trials]
+    assert sorted(tried) == [(1e-4, 1e-5), (1e-4, 1e-4), (0.3, 1e-5), (0.3, 1e-4)]
+    assert said[-1] == "every setting of the space has been tried"
+
+
 def test_bad_trials_are_given_up(tmp_path: Path) -> None:
     space = SPACE.replace("'none'", "'median'").replace("n_trials = 4", "n_trials = 10").replace("1e-4, 0.3", "0.3, 1e-6")
     result = tune(make_recipe(tmp_path, n_epochs=8, more=space), tmp_path / "search")
@@ -89,9 +101,28 @@ def test_folder_of_another_search_rejects(tmp_path: Path) -> None:
 
 
 def test_default_space_is_the_grid_of_the_paper() -> None:
-    space = default_space({"noise": "uniform"})
+    space = default_space({"objective": "negative_sampling", "noise": "uniform"})
     assert {0.0003, 0.001, 0.003, 0.01, 0.03} <= set(space["learning_rate"])
     assert space["score_penalty"] == [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03]
+    assert set(default_space({"objective": "one_vs_each"})) == {"learning_rate", "prior_variance"}
+    # The appendix went up to 10 for softmax; nothing is searched that the objective does not use.
+    assert max(default_space({"objective": "softmax"})["learning_rate"]) == 10.0
+    assert [set(default_space({"objective": name})) for name in ("auto", "shared_softmax", "softmax")] == [{"learning_rate"}] * 3
+
+
+def test_long_trials_are_scored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After epochs 1 to 8, then every second one and so on, and always after the last."""
+    looks = []
+    evaluate = Evaluator.__call__
+
+    def count(self: Evaluator, model: Any) -> dict[str, float]:
+        looks.append(model.linear.n_epochs)
+        return evaluate(self, model)
+
+    monkeypatch.setattr(Evaluator, "__call__", count)
+    recipe = make_recipe(tmp_path, n_epochs=19)
+    tune(replace(recipe, search=replace(recipe.search, pruner="none")), tmp_path / "search", n_trials=1)
+    assert looks == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19]
 
 
 # -- recipes of the package, and the terminal ---------------------------------------------------------------------------------
@@ -104,6 +135,9 @@ def test_shipped_recipe_resolves(name: str) -> None:
     assert recipe.data.name == data
     assert recipe.method == method
     assert recipe_for(data, method) == recipe
+    # A recipe may add rates and epochs to its method, and change nothing else about it.
+    given = {key: value for key, value in METHODS[method].model.items() if key != "learning_rate"}
+    assert given.items() <= recipe.model.items()
 
 
 def test_unknown_recipe_rejects() -> None:

@@ -203,6 +203,15 @@ def test_every_setting_learns_recovers(data, objective, noise, precondition):
     assert clf.choices_["objective"] == objective
 
 
+def test_plain_softmax_steps_at_a_constant_rate(data):
+    X, y = data
+    rates = {}
+    for precondition in (True, False):
+        clf = ExtremeClassifier("softmax", "uniform", precondition=precondition, learning_rate=0.5, n_epochs=4, random_state=0)
+        rates[precondition] = [record["learning_rate"] for record in clf.fit(X, y).history_[1:]]
+    assert rates == {True: [0.5, 0.375, 0.25, 0.125], False: [0.5] * 4}
+
+
 def test_saved_model_goes_on_as_if_it_had_never_stopped_invariant(data, tmp_path):
     X, y = data
     clf = ExtremeClassifier("shared_softmax", n_shared=8, n_epochs=6, random_state=0)

@@ -59,15 +59,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     n_shared : int
         Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the rows' cell of the tree.
     precondition : bool
-        For "shared_softmax" and "softmax": train on whitened features, starting from a linear discriminant.
+        For "shared_softmax" and "softmax": start from a linear discriminant, train on whitened features, with falling steps.
     n_epochs : int, optional
         Passes over the data; 0 gives the start as classifier: the noise distribution, or the discriminant.
     learning_rate : float, optional
-        Step size, for rows of mean square length one; where minibatches share classes, it falls to zero over the epochs.
+        Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to zero over the epochs.
     optimizer : {"adagrad", "adagrad_row", "sgd"}, optional
         Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
     score_penalty : float
-        The paper's lambda: strength of the square penalty on debiased scores.
+        The paper's lambda: square penalty on debiased scores, of objectives whose rows draw their own negatives.
     prior_variance : float, optional
         Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
     batch_size : int, optional
@@ -342,7 +342,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             self.model_.linear,
             pairs,
             epoch_options,
-            Plan(n_epochs, options.learning_rate, self.patience, options.n_epochs if decays and options.shares else None),
+            Plan(n_epochs, options.learning_rate, self.patience, options.n_epochs if decays and options.decays else None),
             history=self.history_,
             evaluate=None if validation is None else evaluate,
             callbacks=callbacks,

@@ -72,6 +72,11 @@ class Options:
         """Whether the rows of a minibatch share their classes (extremax.shared)."""
         return self.objective in SHARED_OBJECTIVES
 
+    @property
+    def decays(self) -> bool:
+        """Whether the learning rate of a `fit` falls to zero; without the precondition, softmax is the textbook's."""
+        return self.shares and self.precondition
+
     def defers_tree(self, n_classes: int) -> bool:
         """Whether the tree is fitted after training: it then serves beam search alone, and the epochs need not wait for it.
 

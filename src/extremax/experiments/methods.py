@@ -55,7 +55,11 @@ METHODS: dict[str, Method] = {
     "one_vs_each": Method(
         "One-vs-Each", "#D55E00", "P", {"objective": "one_vs_each", "noise": "uniform", "n_negatives": 1}, ("prior_variance",)
     ),
-    "softmax": Method("full softmax", "#000000", "X", {"objective": "softmax"}),
+    # Set up as the others are: weights of zero, Adagrad at a constant rate, no tree, features as they are.
+    "softmax": Method(
+        "full softmax", "#000000", "X",
+        {"objective": "softmax", "noise": "uniform", "precondition": False, "optimizer": "adagrad", "learning_rate": 1.0}, (),
+    ),
     "sampled_softmax": Method(
         "sampled softmax", "#777777", "h", {"objective": "sampled_softmax", "noise": "frequency", "n_negatives": 1}
     ),

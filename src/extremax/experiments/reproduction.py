@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,8 @@ def _markdown(
         "",
         "![Learning curves](figure.png)",
         "",
-        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error.",
+        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error. Every method"
+        " trains the same affine model by Adagrad at a constant rate ρ, from weights of zero. " + _whole_time(summaries.values()),
         "",
     ]
     best = max((outcomes[name].accuracy for name in BASELINES if name in outcomes), default=None)
@@ -165,7 +166,7 @@ def _markdown(
     lines += ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for name, outcome in outcomes.items():
         model, last = settings[name], summaries[name]["last"]
-        strength = model.get("prior_variance") if "prior_variance" in METHODS[name].searched else model.get("score_penalty")
+        strength = next((model.get(searched) for searched in METHODS[name].searched), None)
         reached = None if best is None else time_to_accuracy(outcome.points, best, clock=clock)
         rate = model["learning_rate"]
         cells = [METHODS[name].label, "default" if rate is None else f"{rate:g}", "-" if strength is None else f"{strength:g}"]
@@ -176,3 +177,13 @@ def _markdown(
     lines += ["", "The paper's figures are of other data and other features: what can be compared is the order.", ""]
     lines += ["## What held", "", *(f"- {verdict}" for verdict in verdicts), ""]
     return "\n".join(lines)
+
+
+def _whole_time(summaries: Iterable[dict[str, Any]]) -> str:
+    """What the runs took on the clock on the wall, all together; reading the data comes on top."""
+    parts = dict.fromkeys(("training", "evaluation", "compilation"), 0.0)
+    for summary in summaries:
+        for part in parts:
+            parts[part] += summary[f"{part}_seconds"]
+    listed = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in parts.items())
+    return f"All runs together took {sum(parts.values()) / 60:.1f} minutes on the wall: {listed}."

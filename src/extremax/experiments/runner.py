@@ -43,6 +43,7 @@ from extremax.text_classifier import TextClassifier
 from extremax.training import Record, Watcher
 
 OnPoint = Callable[[Point], None]
+_WORTH_SAYING = 5.0  # seconds of compilation
 
 
 def run(
@@ -91,8 +92,11 @@ def run(
     started = time.perf_counter()
     rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
     load_seconds = time.perf_counter() - started
+    say(f"{rows.name}: {len(rows.y['train']):,} training rows, {rows.n_classes:,} classes, {rows.X['train'].shape[1]:,} features")
     parameters = {**settings["model"], "patience": None}
     compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
+    if compile_seconds > _WORTH_SAYING:
+        say(f"compiled what training needs in {compile_seconds:.0f} s; the next run finds it ready")
     limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
     samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
     curve = CurveFile(folder / "curve.jsonl")

@@ -10,6 +10,7 @@ data sets of the recipes, learning rates of 0.03 to 1 are the useful ones.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -28,9 +29,11 @@ from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.experiments.runner import uninterrupted, warm_up
 from extremax.experiments.whole_files import write_json, write_text
+from extremax.objectives import SHARED_OBJECTIVES
 from extremax.training import Record
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise bear longer steps
 SCORE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _STUDY = "search"
@@ -62,17 +65,23 @@ class SearchResult:
 
 
 def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's grid for a method: learning rate, and lambda or the prior's variance.
+    """The paper's grid for a method: learning rate, and lambda or the prior's variance where the method has one.
 
     Examples
     --------
     >>> sorted(default_space({"objective": "negative_sampling", "noise": "uniform"}))
     ['learning_rate', 'score_penalty']
+    >>> default_space({"objective": "softmax"})["learning_rate"][-1]
+    10.0
     """
-    method = METHODS.get(method_of({**KNOWN.model, **model}))
+    settings = {**KNOWN.model, **model}
+    if settings["objective"] in ("auto", *SHARED_OBJECTIVES):
+        rates = SOFTMAX_RATES if settings["objective"] == "softmax" else LEARNING_RATES
+        return {"learning_rate": list(rates)}
+    method = METHODS.get(method_of(settings))
     values = {"score_penalty": list(SCORE_PENALTIES), "prior_variance": list(PRIOR_VARIANCES)}
     searched = ("score_penalty",) if method is None else method.searched
-    return {"learning_rate": list(LEARNING_RATES), **{name: values[name] for name in searched if name in KNOWN.model}}
+    return {"learning_rate": list(LEARNING_RATES), **{name: values[name] for name in searched}}
 
 
 def tune(
@@ -108,7 +117,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
     study = optuna.create_study(
-        study_name=_STUDY, storage=storage, load_if_exists=True, direction="maximize", pruner=_pruner(search.pruner)
+        study_name=_STUDY, storage=storage, load_if_exists=True, direction="maximize", pruner=_pruner(recipe)
     )
     try:
         settled = _settle(study, optuna)
@@ -119,7 +128,11 @@ def tune(
             parameters = {**resolve(recipe, KNOWN)["model"], "patience": None}
             warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
             for _ in range(wanted - settled):
-                _try(study, optuna, recipe, space, rows, n_jobs)
+                trial = _ask(study, optuna, space)
+                if trial is None:
+                    say("every setting of the space has been tried")
+                    break
+                _try(study, optuna, recipe, space, trial, rows, n_jobs)
                 trials = _trials(study)
                 on_trial(trials[-1])
                 write_json(folder / "trials.json", [vars(trial) for trial in trials])
@@ -143,8 +156,26 @@ def best_trial(trials: Sequence[Trial]) -> Trial:
     return max(scored, key=lambda trial: trial.score or 0.0)
 
 
-def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], rows: Rows, n_jobs: int | None) -> None:
+def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
+    """The next trial, none twice: the same setting would only train the same model.  None if a space of lists is used up."""
+    known = [trial.parameters for trial in _trials(study)]
     trial = study.ask()
+    chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
+    if chosen not in known or any(isinstance(values, Mapping) for values in space.values()):
+        return trial
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)  # without a mark of its own, so that it does not count
+    left = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    left = [setting for setting in left if setting not in known]
+    if not left:
+        return None
+    # What the sampler asked for again is what it likes best; near it is where to look.
+    study.enqueue_trial(max(left, key=lambda setting: sum(setting[name] == chosen[name] for name in setting)))
+    return study.ask()
+
+
+def _try(
+    study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], trial: Any, rows: Rows, n_jobs: int | None
+) -> None:
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
     parameters = {**resolve(recipe.with_model(**chosen), KNOWN)["model"], "patience": None}
     if recipe.search.n_epochs is not None:
@@ -156,10 +187,13 @@ def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], rows
     started = time.perf_counter()
 
     def watch(record: Record) -> bool:
+        epoch = record["epoch"]
+        if not is_looked_at(epoch) and epoch != clf.choices_["n_epochs"]:
+            return False
         score = evaluate(clf.model_)[f"valid_{recipe.search.score}"]
-        trial.report(score, record["epoch"])
+        trial.report(score, epoch)
         if best["score"] is None or score > best["score"]:
-            best.update(score=score, epoch=record["epoch"])
+            best.update(score=score, epoch=epoch)
         best["pruned"] = bool(trial.should_prune())
         return bool(best["pruned"])
 
@@ -179,6 +213,17 @@ def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], rows
     study.tell(trial, best["score"] if state == optuna.trial.TrialState.COMPLETE else None, state=state)
 
 
+def is_looked_at(epoch: int) -> bool:
+    """Whether a trial is scored after an epoch: after each at first, later after every few: scoring can take longer than training.
+
+    Examples
+    --------
+    >>> [epoch for epoch in range(1, 41) if is_looked_at(epoch)]
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40]
+    """
+    return epoch % max(1, (1 << epoch.bit_length()) // 8) == 0
+
+
 def _suggest(trial: Any, name: str, values: Any) -> Any:
     if not isinstance(values, Mapping):
         return trial.suggest_categorical(name, list(values))
@@ -188,13 +233,15 @@ def _suggest(trial: Any, name: str, values: Any) -> Any:
     return trial.suggest_float(name, float(low), float(high), log=log)
 
 
-def _pruner(name: str) -> Any:
+def _pruner(recipe: Recipe) -> Any:
     import optuna
 
-    if name == "hyperband":
+    if recipe.search.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner()
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=2)
+    if recipe.search.pruner == "median":
+        # Small learning rates begin slowly and may end best: none is judged before a third of its epochs.
+        n_epochs = recipe.search.n_epochs or recipe.model.get("n_epochs") or 0
+        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=max(2, n_epochs // 3))
     return optuna.pruners.NopPruner()
 
 
