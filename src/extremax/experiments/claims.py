@@ -121,7 +121,9 @@ def _fastest(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
         return Verdict(claim, False, f"It never reached {target}; that took the baseline {theirs:.1f} s.")
     factor = theirs / ours
     pace = f"{factor:.1f} times faster" if factor >= 1 else f"{1 / factor:.1f} times slower"
-    words = f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace} (in the paper, ten times or more)."
+    words = (
+        f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace} (in the paper, ten times or more)."
+    )
     return Verdict(claim, factor > 1.0, words)
 
 

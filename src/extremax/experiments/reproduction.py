@@ -156,8 +156,9 @@ def _markdown(
         "",
         "![Learning curves](figure.png)",
         "",
-        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error. Every method"
-        " trains the same affine model by Adagrad at a constant rate ρ, from weights of zero. " + _whole_time(summaries.values()),
+        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error. Every"
+        " method trains the same affine model by Adagrad at a constant rate ρ, from weights of zero. "
+        + _whole_time(summaries.values()),
         "",
     ]
     best = max((outcomes[name].accuracy for name in BASELINES if name in outcomes), default=None)

@@ -92,7 +92,8 @@ def run(
     started = time.perf_counter()
     rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
     load_seconds = time.perf_counter() - started
-    say(f"{rows.name}: {len(rows.y['train']):,} training rows, {rows.n_classes:,} classes, {rows.X['train'].shape[1]:,} features")
+    n_rows, n_features = rows.X["train"].shape
+    say(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
     parameters = {**settings["model"], "patience": None}
     compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
     if compile_seconds > _WORTH_SAYING:

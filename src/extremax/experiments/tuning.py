@@ -173,9 +173,7 @@ def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
     return study.ask()
 
 
-def _try(
-    study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], trial: Any, rows: Rows, n_jobs: int | None
-) -> None:
+def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], trial: Any, rows: Rows, n_jobs: int | None) -> None:
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
     parameters = {**resolve(recipe.with_model(**chosen), KNOWN)["model"], "patience": None}
     if recipe.search.n_epochs is not None:
@@ -214,7 +212,7 @@ def _try(
 
 
 def is_looked_at(epoch: int) -> bool:
-    """Whether a trial is scored after an epoch: after each at first, later after every few: scoring can take longer than training.
+    """Whether a trial is scored after an epoch: at first after each, later now and then, as scoring can take longer than that.
 
     Examples
     --------
