@@ -239,3 +239,20 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
         "precision": float(np.mean(precision)),
         "ndcg": float(np.mean(ndcg)),
     }
+
+
+def best_score_guesses(
+    X: np.ndarray, scores: np.ndarray, prior: np.ndarray, nodes: list[np.ndarray], ridge: float
+) -> list[np.ndarray]:
+    """For each node, a set of classes: slopes and value at the mean of the rows that fit the best of its scores, in float64.
+
+    ``sum over rows of (best - value - (x - mean) . v)^2 + ridge |v - prior mean|^2``, solved as one least-squares problem.
+    """
+    centred = X - X.mean(axis=0)
+    design = np.vstack([centred, np.sqrt(ridge) * np.eye(X.shape[1])])
+    found = []
+    for classes in nodes:
+        best, middle = scores[:, classes].max(axis=1), prior[classes].mean(axis=0)
+        target = np.concatenate([best - best.mean(), np.sqrt(ridge) * middle])
+        found.append(np.append(np.linalg.lstsq(design, target, rcond=None)[0], best.mean()))
+    return found

@@ -351,7 +351,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if finished:
             started = time.perf_counter()
             try:
-                fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_)
+                fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_, whole=decays)
             except KeyboardInterrupt:
                 finished = False
             self.history_[-1]["seconds"] += time.perf_counter() - started
@@ -396,7 +396,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return self._named(ids)[:, 0]
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int = 64
+        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The k most probable labels of each row, best first, and their log-probabilities.
 
@@ -406,21 +406,20 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         k : int
             At most the number of classes.
         search : {"exact", "beam"}
-            "exact" scores every class, in blocks, and normalises over all classes.  "beam" goes down the label tree with
-            `beam_width` nodes a level and scores the leaves it reaches: far faster for many classes, with log-probabilities
-            **normalised over those candidates only**.
-        beam_width : int
-            Nodes kept at each level.
+            "exact" scores every class, in blocks, and normalises over all classes.  "beam" scores the classes that a beam down
+            a tree over them reaches: faster for many classes, with log-probabilities **normalised over those only**.
+        beam_width : int, optional
+            Nodes kept at each level; by default as many as found the exact best class in 99% of some rows of `fit`
+            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
         """
         features = self._fitted(X)
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(self.classes_))],
             "search": [Choice(("exact", "beam"))],
-            "beam_width": [Interval(int, 1)],
+            "beam_width": [Interval(int, 1), None],
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
-        width = max(beam_width, k) if search == "beam" else None
-        ids, log_prob = self.model_.top_k(features, k, beam_width=width, n_jobs=self.n_jobs)
+        ids, log_prob = self.model_.top_k(features, k, search=search, beam_width=beam_width, n_jobs=self.n_jobs)
         return self._named(ids), log_prob
 
     def _named(self, ids: NDArray[np.int32]) -> NDArray[Any]:

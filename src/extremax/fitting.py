@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from extremax import predict
 from extremax.data.pca import PCA
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
 from extremax.model import ExtremeModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise, mean_log_prob
-from extremax.objectives import OBJECTIVES, SHARED_OBJECTIVES
+from extremax.objectives import OBJECTIVES, SHARED_OBJECTIVES, removes_bias
 from extremax.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, default_cells, route
 from extremax.strength import fit_tuned
@@ -66,6 +67,11 @@ class Options:
     @property
     def uses_tree(self) -> bool:
         return self.noise in ("adversarial", "mixture")
+
+    @property
+    def linear_scores(self) -> bool:
+        """Whether what is predicted is linear in the features: no noise is added to the scores, or one that all rows share."""
+        return not removes_bias(self.objective) or self.noise in ("uniform", "frequency")
 
     @property
     def shares(self) -> bool:
@@ -161,6 +167,8 @@ def fit_memory(
         need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * (n_rows + n_pairs) * k + 8 * n_classes * (k + 2)}
     if keeps_best:
         need["best epoch"] = weights
+    if options.linear_scores:
+        need["cells"] = sum(predict.index_bytes(n_classes, n_features))
     return need
 
 
@@ -253,8 +261,12 @@ def finish(
     seed: int,
     report: ProgressLine,
     choices: dict[str, Any],
+    *,
+    whole: bool = True,
 ) -> None:
-    """What comes after the epochs: the tree, if it was put off (`Options.defers_tree`), and the temperature, by the judges."""
+    """What comes after the epochs: the temperature, by the judges; the tree, if it was put off (`Options.defers_tree`); in a
+    `whole` fit, the index for beam search.
+    """
     if judges is not None:
         known, jobs = judges, options.n_threads
 
@@ -279,6 +291,25 @@ def finish(
         noise = _make_noise(X, data.ids, data.weight, data.rows, n_classes, options, model.projection, seed, report, choices)
         model.noise = noise
         model.class_means = _class_means(model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes)
+    if whole and model.takes_cells:
+        _fit_cells(model, data, options, seed, report, choices)
+
+
+def _fit_cells(
+    model: ExtremeModel, data: LabelledRows, options: Options, seed: int, report: ProgressLine, choices: dict[str, Any]
+) -> None:
+    labelled = np.arange(data.X.shape[0]) if data.rows is None else np.unique(data.rows)
+    size = min(len(labelled), predict.sample_size(model.linear.n_features))
+    some = np.random.default_rng((seed, 5)).choice(labelled, size, replace=False)
+    places = np.argsort(some)  # read from the file in its order, then put back: the last rows judge the others' work
+    rows = dense_if_shared(data.X[some[places]], options)
+    back = np.empty(size, np.int64)
+    back[places] = np.arange(size)
+    report.say("fitting the cells of beam search")
+    model.fit_cells(rows[back], n_jobs=options.n_threads)
+    assert model.cells is not None
+    choices |= {"beam_width": model.cells.beam_width, "beam_agreement": model.cells.agreement}
+    report.say(f"beam search: width {model.cells.beam_width}, the exact best class in {model.cells.agreement:.1%} of the rows")
 
 
 def _make_noise(

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import minimize_scalar
 
 from extremax import predict
@@ -54,6 +56,8 @@ class ExtremeModel:
         Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the class.
     descriptions
         A text on each class, such as the name that a code stands for, where they were given.
+    cells
+        Index for beam search, where the scores are no tree's and the classes many.
     """
 
     linear: LinearModel
@@ -66,6 +70,7 @@ class ExtremeModel:
     n_samples: int = 0
     class_means: NDArray[np.float16] | None = None
     descriptions: Descriptions | None = None
+    cells: predict.CellIndex | None = None
 
     @property
     def base(self) -> Noise | None:
@@ -83,21 +88,50 @@ class ExtremeModel:
             return np.empty((X.shape[0], 0), np.float32)
         return self.projection.transform(X, n_jobs=n_jobs)
 
+    @property
+    def offsets(self) -> NDArray[np.float32] | None:
+        """What bias removal adds to the scores of every row alike, if anything."""
+        return getattr(self.base, "log_prob_", None)
+
+    @property
+    def takes_cells(self) -> bool:
+        """Whether an index for beam search makes sense: many classes, and scores that are linear in the features."""
+        n_classes, n_features = self.linear.weights.shape
+        linear = self.base is None or self.offsets is not None
+        return linear and any(predict.index_bytes(n_classes, n_features))
+
+    def fit_cells(self, X: Features, *, n_jobs: int | None = None) -> None:
+        """Fit the index for beam search on rows like those to be predicted, some thousands in random order."""
+        rows = X.toarray() if sparse.issparse(X) else X
+        self.cells = predict.CellIndex.fit(rows, self.linear, offsets=self.offsets, n_jobs=n_jobs)
+        self.cells.n_epochs = self.linear.n_epochs
+
     def top_k(
-        self, X: Features, k: int, *, beam_width: int | None = None, n_jobs: int | None = None
+        self, X: Features, k: int, *, search: str = "exact", beam_width: int | None = None, n_jobs: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best classes of each row: by scoring all classes, or by a beam of the given width."""
-        Z = self.project(X, n_jobs=n_jobs)
-        if beam_width is None:
-            return predict.exact_topk(X, self.linear, self.base, Z, k, temperature=self.temperature, n_jobs=n_jobs)
+        """The k best classes of each row: by scoring all classes, or by a beam; without a width, the model's own."""
+        options: dict[str, Any] = {"temperature": self.temperature, "n_jobs": n_jobs}
+        cells = self.cells if search == "beam" else None
+        if search == "exact" or (cells is not None and beam_width is None and cells.beam_width is None):
+            return predict.exact_topk(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), k, **options)
+        if cells is not None:
+            if cells.n_epochs != self.linear.n_epochs:
+                warnings.warn(
+                    f"The cells of beam search were fitted after {cells.n_epochs} epochs, and the model has been trained for"
+                    f" {self.linear.n_epochs}: it may miss more of the best classes. Fit them again with model_.fit_cells(X).",
+                    stacklevel=3,
+                )
+            width = beam_width if beam_width is not None else cells.beam_width
+            assert width is not None
+            return predict.cells_topk(X, self.linear, cells, k, beam_width=width, offsets=self.offsets, **options)
         if self.tree is None:
             raise ValueError(
                 "search='beam' needs a label tree, and this model was trained with noise that has none. Use search='exact', or"
                 " train with noise='adversarial'."
             )
-        return predict.beam_topk(
-            X, self.linear, self.tree, self.base, Z, k, beam_width=beam_width, temperature=self.temperature, n_jobs=n_jobs
-        )
+        Z = self.project(X, n_jobs=n_jobs)
+        width = max(predict.BEAM_WIDTH if beam_width is None else beam_width, k)
+        return predict.beam_topk(X, self.linear, self.tree, self.base, Z, k, beam_width=width, **options)
 
     def debiased_scores(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
         """Scores of every class, bias removed: (n, n_classes)."""
@@ -211,6 +245,9 @@ class ExtremeModel:
             own |= {f"whitening.{name}": value for name, value in self.whitening._asdict().items()}
         content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
         content |= {"n_samples": self.n_samples, **header}
+        if self.cells is not None:
+            own |= {f"cells.{name}": value for name, value in self.cells.to_arrays().items()}
+            content["cells"] = self.cells.header()
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
 
     @classmethod
@@ -224,8 +261,8 @@ class ExtremeModel:
         tables: dict[str, Any] = {name: arrays[name] for name in _LINEAR_ARRAYS}
         linear = LinearModel(**tables, **header["linear"], eta=arrays.get("eta"))
         noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
-        parts = ("components", "mean", "explained_variance")
-        projection = PCA(*(arrays[f"projection.{part}"] for part in parts))
+        names = ("components", "mean", "explained_variance")
+        projection = PCA(*(arrays[f"projection.{name}"] for name in names))
         model = cls(linear, noise, projection, header["objective"], header["temperature"])
         model.n_samples = header.get("n_samples", 0)
         model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
@@ -233,6 +270,9 @@ class ExtremeModel:
             model.descriptions = Descriptions(*(arrays[f"descriptions.{name}"] for name in Descriptions._fields))
         if "whitening.matrix" in arrays:
             model.whitening = Whitening(*(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields))
+        if "cells" in header:
+            parts = {name[6:]: array for name, array in arrays.items() if name.startswith("cells.")}
+            model.cells = predict.CellIndex.from_arrays(header["cells"], parts)
         return SavedModel(model, folder.labels, header, arrays)
 
 

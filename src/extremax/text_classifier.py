@@ -156,7 +156,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self._of(texts).predict(self.transform(texts))
 
     def predict_topk(
-        self, texts: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int = 64
+        self, texts: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The k most probable labels of each text, best first, and their log-probabilities; see `ExtremeClassifier`."""
         return self._of(texts).predict_topk(self.transform(texts), k, search=search, beam_width=beam_width)

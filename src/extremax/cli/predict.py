@@ -37,8 +37,15 @@ def predict(
         Output | None, typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]")
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
-    search: Annotated[Search, typer.Option(help="Score all classes, or go down the label tree.")] = Search.exact,
-    beam_width: Annotated[int, typer.Option(min=1, help="Nodes kept at each level by --search beam.")] = 64,
+    search: Annotated[Search, typer.Option(help="Score all classes, or those that a beam down a tree of them reaches.")] = (
+        Search.exact
+    ),
+    beam_width: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Nodes kept at each level by --search beam.  [default: what the model chose]", show_default=False
+        ),
+    ] = None,
     threads: Threads = None,
     quiet: Quiet = False,
     *,

@@ -5,31 +5,38 @@
 An objective whose scores need no correction (NCE, softmax) passes ``noise=None``.
 
 Exact search works on blocks of rows and, inside, on tiles of classes that stay in cache: matrix product, then one compiled pass
-that keeps the best classes and the normaliser.  Beam search scores only the leaves that survive a beam down the label tree.
+that keeps the best classes and the normaliser.  Beam search scores only the leaves that survive a beam down the label tree, or
+down an index over the scores themselves where the tree's probabilities are no part of them.
 
 Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_scale`` is applied here), ``Z`` (n, n_components)
 for the tree.  ``temperature`` divides debiased scores before they are normalised; it never changes an order.
 """
 
+from extremax.predict.cells import CellIndex, cells_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import RESULT_BYTES, debiased_scores, log_softmax, predict_log_proba, remove_bias
-from extremax.predict.search import Evaluation, beam_topk, evaluate, exact_topk, log_likelihood
+from extremax.predict.search import BEAM_WIDTH, Evaluation, beam_topk, evaluate, exact_topk, log_likelihood
 
 __all__ = [
+    "BEAM_WIDTH",
     "RESULT_BYTES",
     "SCRATCH_BYTES",
+    "CellIndex",
     "Evaluation",
     "Features",
     "Judged",
     "Scorer",
     "beam_topk",
+    "cells_topk",
     "debiased_scores",
     "evaluate",
     "exact_topk",
+    "index_bytes",
     "judge_pairs",
     "log_likelihood",
     "log_softmax",
     "predict_log_proba",
     "remove_bias",
+    "sample_size",
 ]

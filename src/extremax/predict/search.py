@@ -17,6 +17,7 @@ from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
 from extremax.predict.scores import check_arguments, remove_bias
 from extremax.tree import LabelTree
 
+BEAM_WIDTH = 64  # of a beam down the label tree, unless given
 _BEAM_BLOCK = 16384  # rows at a time
 _BEAM_ROWS = 64  # rows of these that a thread takes at a time
 
@@ -88,7 +89,7 @@ def beam_topk(
     Z: NDArray[np.float32],
     k: int,
     *,
-    beam_width: int = 64,
+    beam_width: int = BEAM_WIDTH,
     temperature: float = 1.0,
     n_jobs: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

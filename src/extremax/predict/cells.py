@@ -1,0 +1,339 @@
+"""An index over the scores of all classes: cells of classes, and a linear guess at the best score in each.
+
+Where the label tree's log-probability is no part of the scores, the best class of a row may hang anywhere in that tree.  Here
+classes whose scores rise and fall together lie side by side: the weights, in a metric in which a distance is the root mean
+square difference of two scores over the rows, are cut in halves of equal size again and again.  Each node g of the tree that
+comes out has a linear guess at the best score among its classes,
+
+    max over y in g of s_y(x)  ~  v_g . x + c_g,
+
+by least squares over rows that were scored exactly.  A search keeps the `beam_width` nodes of the highest guess at each level
+and scores the classes of the last ones exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.data.products import one_blas_thread
+from extremax.kernels import cells as kernels
+from extremax.parallel import resolve_threads, run, split
+from extremax.predict.scan import Features, Scorer
+from extremax.predict.scores import check_arguments
+
+Float32: TypeAlias = NDArray[np.float32]
+
+LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
+MOST_FEATURES = 2048  # the least squares take their square in memory and their cube in time
+AGREEMENT = (
+    0.991  # rows that the default width is to find the exact best class of: a little more than the 99% that are promised
+)
+_ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
+_ROWS = (2048, 8192)  # ... between these
+_JUDGES = 2048  # rows that choose the width
+_RIDGE = 1e-3  # of the mean variance of a feature: towards the mean weights of the cell
+_ITERATIONS, _SAMPLE = 4, 2048  # of two means, and the classes of a large node that they look at
+_SUBTREE = 2048  # classes that are copied together before they are cut further
+_BLOCK_ROWS = 2048  # rows that are searched together: the weights of a cell are read once for all of them
+_BLOCK_SCORES = 1 << 23  # ... fewer where the beam is wide
+_ROUTED_ROWS = 256  # rows of these that go through the levels together: they stay in the second cache
+_GATHER = 1.6  # time of a score that is looked up over that of one in a large product
+
+
+def sample_size(n_features: int) -> int:
+    """Training rows that `CellIndex.fit` makes use of."""
+    return int(np.clip(_ROWS_PER_FEATURE * n_features, *_ROWS)) + _JUDGES
+
+
+def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
+    """Bytes of an index, and those that fitting it takes beside."""
+    if n_classes < LEAST_CLASSES or n_features > MOST_FEATURES:
+        return 0, 0
+    nodes = sum(1 << depth for depth in _depths(n_classes))
+    rows = sample_size(n_features)
+    return 4 * (nodes * (n_features + 1) + n_classes), 4 * (n_classes + 2 * rows) * n_features + 4 * rows * nodes
+
+
+def _depths(n_classes: int) -> list[int]:
+    """Depths of the levels in use: cells of two to four classes at the last, and at least 4 sqrt(C) nodes at the first."""
+    last = (-(-n_classes // kernels.CHILDREN) - 1).bit_length()
+    first = last
+    while first >= 4 and 4 ** (first - 2) >= 16 * n_classes:
+        first -= 2
+    return list(range(first, last + 1, 2))
+
+
+def _starts(n_classes: int, depth: int) -> NDArray[np.int64]:
+    """Where each node of a depth begins in the order of the classes, and the end."""
+    bounds = np.array([0, n_classes], np.int64)
+    for _ in range(depth):
+        middles = bounds[:-1] + (np.diff(bounds) + 1) // 2
+        bounds = np.insert(bounds, np.arange(1, len(bounds)), middles)
+    return bounds
+
+
+@dataclass
+class CellIndex:
+    """Cells of classes and the guesses at their best scores; made by `fit`.
+
+    Attributes
+    ----------
+    order
+        Classes in the order of the cells, (n_classes,).
+    depths
+        Depths of the levels in use, from the top; a level has ``2 ** depth`` nodes.
+    tables, biases
+        Guesses at each level, (nodes, n_features) and (nodes,), for features multiplied by the model's scale.
+    beam_width
+        Nodes to keep at each level so that the exact best class is found in 99% of the rows; None where scoring all classes
+        takes no longer.
+    agreement
+        Share of the rows kept back in `fit` whose exact best class that width finds.
+    n_epochs
+        Epochs that the model had been trained for.
+    """
+
+    order: NDArray[np.int32]
+    depths: list[int]
+    tables: list[Float32]
+    biases: list[Float32]
+    beam_width: int | None = None
+    agreement: float = 1.0
+    n_epochs: int = 0
+
+    @classmethod
+    def fit(cls, X: Float32, model: Scorer, *, offsets: Float32 | None = None, n_jobs: int | None = None) -> CellIndex:
+        """From rows, of which the last `_JUDGES`, or a third, choose the width; `offsets` are added to the biases."""
+        threads = resolve_threads(n_jobs)
+        scale = np.float32(model.feature_scale)
+        n_classes, n_features = model.weights.shape
+        biases = model.biases if offsets is None else model.biases + offsets
+        n_judges = min(_JUDGES, len(X) // 3)
+        rows = np.ascontiguousarray(X[: len(X) - n_judges], np.float32) * scale
+        mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        rows -= mean
+        with one_blas_thread():
+            gram = rows.T.astype(np.float64) @ rows / len(rows)
+            ridge = max(_RIDGE * np.trace(gram) / n_features, float(np.finfo(np.float32).tiny))
+            factor = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
+            depths = _depths(n_classes)
+            order = _cut(model.weights, factor.astype(np.float32), depths[-1], threads)
+            at_mean = biases + model.weights @ mean
+            fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, (factor, True), threads)
+        index = cls(order, depths, [v for v, _ in fitted], [c - v @ mean for v, c in fitted])
+        judges = np.ascontiguousarray(X[len(X) - n_judges :], np.float32)
+        index._choose_width(judges, model, biases, scale, threads)
+        return index
+
+    def _choose_width(self, X: Float32, model: Scorer, biases: Float32, scale: np.float32, threads: int) -> None:
+        place = np.empty(len(self.order), np.int64)
+        place[self.order] = np.arange(len(self.order))
+        need = np.zeros(len(X), np.int64)
+        cuts = split(len(X), 256)
+
+        def work(number: int) -> None:
+            x = X[slice(*cuts[number])] * scale
+            best = place[_best_class(x, model.weights, biases)]
+            for depth, table, c in zip(self.depths, self.tables, self.biases, strict=True):
+                guess = x @ table.T + c
+                own = np.searchsorted(_starts(len(self.order), depth), best, side="right") - 1
+                rank = (guess >= guess[np.arange(len(x)), own][:, None]).sum(axis=1)
+                np.maximum(need[slice(*cuts[number])], rank, out=need[slice(*cuts[number])])
+
+        with one_blas_thread():
+            run(work, len(cuts), threads)
+        width = int(np.quantile(need, AGREEMENT, method="higher")) if len(X) else 1 << self.depths[-1]
+        self.agreement = float(np.mean(need <= width)) if len(X) else 1.0
+        self.beam_width = width if self.cost(width) < 1.0 else None
+
+    def cost(self, beam_width: int) -> float:
+        """Time of a search over that of scoring every class, roughly."""
+        widths = [min(beam_width, 1 << depth) for depth in self.depths]
+        n_classes = len(self.order)
+        scores = (1 << self.depths[0]) + kernels.CHILDREN * sum(widths[:-1]) + widths[-1] * n_classes / (1 << self.depths[-1])
+        return _GATHER * scores / n_classes
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """What `from_arrays` takes, beside the fields of `header`."""
+        return {"order": self.order, "weights": np.concatenate(self.tables), "biases": np.concatenate(self.biases)}
+
+    def header(self) -> dict[str, Any]:
+        """The rest, for a JSON header."""
+        own = {"depths": self.depths, "beam_width": self.beam_width, "agreement": self.agreement}
+        return own | {"n_epochs": self.n_epochs}
+
+    @classmethod
+    def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> CellIndex:
+        """The index that `to_arrays` and `header` described."""
+        ends = np.cumsum([1 << depth for depth in header["depths"]])
+        tables, biases = (np.split(arrays[name], ends[:-1]) for name in ("weights", "biases"))
+        return cls(arrays["order"], **{**header, "tables": tables, "biases": biases})
+
+
+def _cut(weights: Float32, factor: Float32, depth: int, threads: int) -> NDArray[np.int32]:
+    """The order of the classes in which the nodes of a balanced tree are runs of classes with like scores."""
+    n_classes = len(weights)
+    table = np.empty_like(weights)
+    blocks = split(n_classes, 1 << 14)
+    run(lambda i: np.matmul(weights[slice(*blocks[i])], factor, out=table[slice(*blocks[i])]), len(blocks), threads)
+    order = np.arange(n_classes, dtype=np.int32)
+    top = 0
+    while top < depth and n_classes >> top > _SUBTREE:
+        nodes = _starts(n_classes, top)
+
+        def halve(i: int, nodes: NDArray[np.int64] = nodes) -> None:
+            kernels.cut_levels(table, order[nodes[i] : nodes[i + 1]], 1, _ITERATIONS, _SAMPLE)
+
+        run(halve, len(nodes) - 1, threads)
+        top += 1
+    nodes = _starts(n_classes, top)
+
+    def cut(i: int) -> None:
+        classes = order[nodes[i] : nodes[i + 1]]
+        places = np.arange(len(classes), dtype=np.int32)
+        kernels.cut_levels(np.take(table, classes, axis=0), places, depth - top, _ITERATIONS, _SAMPLE)
+        classes[:] = classes[places]
+
+    run(cut, len(nodes) - 1, threads)
+    return order
+
+
+def _fit_maxima(
+    rows: Float32,
+    weights: Float32,
+    biases: Float32,
+    order: NDArray[np.int32],
+    depths: list[int],
+    gram: NDArray[np.float64],
+    factor: tuple[NDArray[np.float64], bool],
+    threads: int,
+) -> list[tuple[Float32, Float32]]:
+    """Least squares for the best score in each node, at each level, over centred rows: slopes and values at the mean.
+
+    Slopes are pulled to the mean weights of the node's classes, where the rows leave them open.
+    """
+    n_rows, n_features = rows.shape
+    starts = [_starts(len(order), depth) for depth in depths]
+    fitted = [(np.empty((1 << depth, n_features), np.float32), np.empty(1 << depth, np.float32)) for depth in depths]
+
+    def work(top: int) -> None:
+        first, last = starts[0][top : top + 2]
+        classes = order[first:last]
+        scores = weights[classes] @ rows.T
+        scores += biases[classes, None]
+        for level in range(len(depths) - 1, -1, -1):
+            shift = depths[level] - depths[0]
+            nodes = slice(top << shift, (top + 1) << shift)
+            if level == len(depths) - 1:
+                best = np.maximum.reduceat(scores, starts[level][nodes] - first, axis=0)
+            else:
+                best = best.reshape(-1, kernels.CHILDREN, n_rows).max(axis=1)
+            sizes = np.diff(starts[level][nodes.start : nodes.stop + 1])[:, None]
+            middle = np.add.reduceat(weights[classes].astype(np.float64), starts[level][nodes] - first, axis=0) / sizes
+            slopes, values = fitted[level]
+            open_part = (best @ rows).astype(np.float64) / n_rows - middle @ gram
+            slopes[nodes] = middle + scipy.linalg.cho_solve(factor, open_part.T).T
+            values[nodes] = best.mean(axis=1)
+
+    run(work, 1 << depths[0], threads)
+    return fitted
+
+
+def _best_class(x: Float32, weights: Float32, biases: Float32) -> NDArray[np.intp]:
+    best, label = np.full(len(x), -np.inf, np.float32), np.zeros(len(x), np.intp)
+    for first, last in split(len(weights), 4096):
+        scores = x @ weights[first:last].T
+        scores += biases[first:last]
+        highest = scores.argmax(axis=1)
+        value = scores[np.arange(len(x)), highest]
+        better = value > best
+        best[better], label[better] = value[better], first + highest[better]
+    return label
+
+
+def cells_topk(
+    X: Features,
+    model: Scorer,
+    index: CellIndex,
+    k: int,
+    *,
+    beam_width: int,
+    offsets: Float32 | None = None,
+    temperature: float = 1.0,
+    n_jobs: int | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best classes of each row among those of the `beam_width` cells that promise most.
+
+    **Log-probabilities are normalised over the classes scored**, not over all.  A row's result depends neither on the other
+    rows nor on the number of threads.  A beam as wide as there are cells is exact search.
+
+    Parameters are those of `exact_topk`, and
+
+    index
+        Made by `CellIndex.fit`.
+    beam_width
+        Nodes to keep at each level; more where k classes need more.
+    offsets
+        Added to the biases, where `CellIndex.fit` had them: log p_n of a distribution that is the same for all rows.
+    """
+    check_arguments(X, None, model, k, temperature)
+    n_rows = X.shape[0]
+    smallest = len(index.order) >> index.depths[-1]
+    widths = [min(max(beam_width, -(-k // smallest)), 1 << depth) for depth in index.depths]
+    biases = np.require(model.biases if offsets is None else model.biases + offsets, np.float32, ["C", "W"])
+    weights, order = np.require(model.weights, np.float32, ["C", "W"]), np.require(index.order, np.int32, ["C", "W"])
+    scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
+    starts = _starts(len(order), index.depths[-1])
+    guesses = [
+        (np.require(table, np.float32, ["C", "W"]), np.require(c, np.float32, ["C", "W"]))
+        for table, c in zip(index.tables, index.biases, strict=True)
+    ]
+    threads = resolve_threads(n_jobs)
+    columns = max(1 << index.depths[0], kernels.CHILDREN * max(widths))
+    most = min(_BLOCK_ROWS, max(16, _BLOCK_SCORES // columns), -(-n_rows // threads))
+    blocks = split(n_rows, max(most, 1))
+    labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+
+    def search(number: int) -> None:
+        cut = slice(*blocks[number])
+        x = X[cut].toarray() if sparse.issparse(X) else X[cut]  # type: ignore[union-attr]
+        x = np.require(x, np.float32, ["C", "W"])
+        scores, kept = np.empty((len(x), columns), np.float32), np.empty((len(x), widths[-1]), np.int32)
+        places, listed = np.empty(kept.size, np.int32), np.empty((1 << index.depths[-1]) + 2, np.int64)
+        for first, last in split(len(x), _ROUTED_ROWS):
+            _route(x[first:last], guesses, widths, scale, scores[first:last], kept[first:last])
+        kernels.list_rows(kept, listed, places)
+        kernels.score_classes(x, widths[-1], listed, places, starts, order, weights, biases, scale, scores)
+        kernels.choose_classes(scores, kept, starts, order, sharpness, labels[cut], log_prob[cut])
+
+    run(search, len(blocks), threads)
+    return labels, log_prob
+
+
+def _route(
+    x: Float32,
+    guesses: list[tuple[Float32, Float32]],
+    widths: list[int],
+    scale: np.float32,
+    scores: Float32,
+    kept: NDArray[np.int32],
+) -> None:
+    """Fill `kept` with the best cells of each row; `scores` is scratch."""
+    keys, before = np.empty(scores.shape[1], np.int32), np.empty((len(x), 0), np.int32)
+    kernels.score_top(x, *guesses[0], scale, scores)
+    n_scores = len(guesses[0][0])
+    for level, width in enumerate(widths[:-1]):
+        now = np.empty((len(x), width), np.int32)
+        kernels.keep_best(scores, n_scores, before, keys, now)
+        places, listed = np.empty(now.size, np.int32), np.empty(len(guesses[level][0]) + 2, np.int64)
+        kernels.list_rows(now, listed, places)
+        kernels.score_children(x, width, listed, places, *guesses[level + 1], scale, scores)
+        before, n_scores = now, kernels.CHILDREN * width
+    kernels.keep_best(scores, n_scores, before, keys, kept)
