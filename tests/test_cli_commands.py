@@ -22,6 +22,8 @@ from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.cli import parameters
 from extremax.cli.app import app
 from extremax.data import TextFeatures
+from extremax.settings import CONSTRAINTS
+from extremax.validation import Choice
 
 RUN = [sys.executable, "-m", "extremax"]
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
@@ -89,6 +91,72 @@ def test_every_parameter_is_an_option() -> None:
     for name, parameter in read.items():
         assert parameter.default == signature[name].default
         assert parameter.help, name
+
+
+def test_words_of_an_option_are_those_of_the_table() -> None:
+    words = {name: [w for c in entry if isinstance(c, Choice) for w in c.options] for name, entry in CONSTRAINTS.items()}
+    read = parameters.read_choices()
+    assert {name: choices for name, (choices, _) in read.items()} == {name: found for name, found in words.items() if found}
+    assert [name for name, (_, only) in read.items() if not only] == ["regularization"]
+    shown = " ".join(cli("train", "--help").stdout.split())
+    assert "|".join(words["objective"]) in shown
+    assert "|".join(words["noise"]) in shown
+    assert "if no --valid is given" in shown
+    environment = {
+        **os.environ,
+        "_EXTREMAX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "extremax train --noise ",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(RUN, capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == words["noise"]
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--n-epochs", "-1"], "extremax: --n-epochs must be an integer >= 0"),
+        (
+            ["--regularization", "autp"],
+            "extremax: --regularization must be a number > 0.0 or one of 'auto'. Got 'autp' instead.",
+        ),
+        (["--learning-rate", "0"], "extremax: --learning-rate must be a number > 0.0"),
+    ],
+)
+def test_setting_is_checked_before_the_file_is_read_rejects(tmp_path: Path, option: list[str], sentence: str) -> None:
+    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "model", *option, code=1)
+    assert done.stderr.startswith(sentence)
+
+
+def test_nothing_is_written_of_bad_rows_rejects(folder: Path, features: Path, tmp_path: Path) -> None:
+    done = cli("predict", folder / "model", features / "X.npy", code=1)
+    assert done.stdout == ""
+    assert "holds features, but the model takes texts" in done.stderr
+    assert cli("predict", folder / "model", text="").stdout == "label,probability\n"
+    done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "answers.json", code=2)
+    assert "answers.json" in "".join(done.stderr.split())
+    done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "absent" / "answers.csv", code=1)
+    assert f"there is no folder {tmp_path / 'absent'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"", "a.csv has no rows."),
+        ("a.csv", b"text,label\n", "a.csv has no rows."),
+        ("a.csv", b"text\nx\ny\n", "a.csv has 2 rows, but no labels; name their column: --label-column NAME."),
+    ],
+)
+def test_file_without_labels_rejects(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert sentence in cli("train", tmp_path / name, "--out", tmp_path / "model", code=1).stderr
+
+
+def test_features_without_labels_rejects(features: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.load(features / "X.npy"))
+    assert "300 rows, but no labels; give their file: --labels FILE." in cli(
+        "train", tmp_path / "a.npy", "--out", tmp_path / "model", code=1
+    ).stderr  # fmt: skip
 
 
 def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
@@ -276,15 +344,15 @@ def test_bad_lines_stop_or_are_counted_rejects(tmp_path: Path) -> None:
         (["train", "nothing.csv", "--out", "m"], 1, "nothing.csv: there is no such file."),
         (["train", "data.csv"], 2, "--out"),
         (["train", "data.csv", "--out", "."], 1, "is not an extremax model, so it is left alone"),
-        (["train", "data.csv", "--out", "m", "--n-epochs", "-1"], 1, "n_epochs"),
+        (["train", "data.csv", "--out", "m", "--n-epochs", "-1"], 1, "--n-epochs must be an integer >= 0"),
         (["train", "data.csv", "--out", "m", "--noise", "loud"], 2, "loud"),
         (["train", "data.csv", "--out", "m", "--label-column", "nope"], 1, "there is no column 'nope'"),
-        (["train", "texts.csv", "--out", "m"], 1, "has no labels"),
+        (["train", "texts.csv", "--out", "m"], 1, "but no labels; name their column"),
         (["predict", "nothing", "data.csv"], 2, "nothing"),
         (["predict", "model", "X.npy"], 1, "holds features, but the model takes texts"),
         (["predict", "model", "data.csv", "--search", "wide"], 2, "wide"),
         (["predict", "model", "data.csv", "--out", "model"], 1, "is a folder"),
-        (["evaluate", "model", "texts.csv"], 1, "has no labels to compare with"),
+        (["evaluate", "model", "texts.csv"], 1, "but no labels; name their column"),
         (["evaluate", "model", "data.csv", "--k", "1,x"], 2, "such as 1,3,5"),
         (["inspect", "model", "--label", "laddr"], 1, "Did you mean ladder"),
     ],

@@ -273,6 +273,28 @@ def test_csv_quotes_and_guessing():
     assert load_dataset(io.BytesIO(b"a;1\nbcd;2\n"), format="csv", delimiter=";").y.tolist() == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("text", "texts", "labels"),
+    [
+        ("text;label\na; b, c;1\nd;2\n", None, None),  # a row of three fields is for the reader to report
+        ('Label;Text\n1;"a; b, c"\n2;d\n', ["a; b, c", "d"], ["1", "2"]),
+        ("some words|1\nmore|2\n", ["some words", "more"], ["1", "2"]),
+        ("text\na; b\nc; d\n", ["a; b", "c; d"], None),
+        ("a; b\nc\n", ["a; b", "c"], None),
+    ],
+)
+def test_delimiter_is_seen(text, texts, labels, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    if texts is None:
+        with pytest.raises(DataFileError, match="line 2: expected 2 columns, got 3"):
+            load_dataset(path)
+        return
+    data = load_dataset(path)
+    assert data.texts == texts
+    assert (None if data.y is None else data.y.tolist()) == labels
+
+
 def test_long_document():
     text = "word " * 250_000  # 1.25 MB, ten times the csv module's own limit
     data = load_dataset(io.BytesIO(f"text,label\n{text},1\n".encode()))
@@ -450,10 +472,8 @@ def test_bad_requests_rejects(tmp_path):
         load_dataset(io.BytesIO(b"1 1 1\n0 0:1\n"), reduce="last")
     with pytest.raises(DataFileError, match="cannot tell the format"):
         load_dataset(io.BytesIO(b"just words\nmore words\n"))
-    stream = io.BytesIO()
-    np.save(stream, np.zeros((2, 2)))
-    with pytest.raises(DataFileError, match="opened in place"):
-        load_dataset(io.BytesIO(stream.getvalue()))
+    with pytest.raises(ValueError, match=r"labels_path is for features in \.npy or \.npz"):
+        load_dataset(io.BytesIO(b"text,label\na,1\n"), labels_path=tmp_path / "y.npy")
     with pytest.raises(ValueError, match="batch_rows is 0"):
         iter_dataset(io.BytesIO(b""), batch_rows=0)
 

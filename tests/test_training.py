@@ -382,7 +382,7 @@ def test_bar_is_drawn_and_wiped_in_a_terminal():
     stream = Terminal()
     train(model, data, options, Plan(1, 0.2), history=[], report=ProgressLine(1, stream))
     pieces = stream.getvalue().split("\r")
-    assert any("epoch 1 [########################] 100%" in piece and "loss" in piece for piece in pieces)
+    assert any("epoch 1/1 [####################" in piece and "] 100%" in piece and "loss" in piece for piece in pieces)
     assert pieces[-1].startswith("epoch 1  ")  # wiped, then the finished line
     assert pieces[-2].strip() == ""
 
@@ -399,10 +399,32 @@ def test_bar_shows_share_rate_and_time_left(monkeypatch):
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(ticks))
     stream = Terminal()
     line = ProgressLine(1, stream)
-    line.update("epoch 3", 250, 1000, 0.0, "loss 0.5")  # at 10 s
-    assert stream.getvalue() == "\repoch 3 [######..................]  25%  25/s  loss 0.5  30.0s left"
+    line.update("epoch 3", 250, 1000, 0.0, "loss 0.5", unit="rows")  # at 10 s
+    assert stream.getvalue() == "\repoch 3 [######..................]  25%  25 rows/s  loss 0.5  30.0s left"
     line.update("epoch 3", 1000, 1000, 0.0)  # shorter: the rest of the old line is overwritten
     assert len(stream.getvalue().split("\r")[2]) == len(stream.getvalue().split("\r")[1])
+
+
+def test_bar_counts_the_whole_fit(monkeypatch):
+    model, data, options = problem()
+    seen = []
+    report = ProgressLine(1, Terminal())
+    monkeypatch.setattr(report, "update", lambda label, done, total, *_, **__: seen.append((label, done, total)))
+    train(model, data, options, Plan(3, 0.2), history=[], report=report)
+    n_rows = len(data.y)
+    assert [entry for entry in seen if entry[1] % n_rows == 0] == [
+        (f"epoch {epoch}/3", epoch * n_rows, 3 * n_rows) for epoch in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("columns", [20, 50, 66, 80, 200])
+def test_bar_fits_the_terminal(monkeypatch, columns):
+    monkeypatch.setattr(progress, "_columns", lambda stream: columns)
+    stream = Terminal()
+    ProgressLine(1, stream).update("epoch 12/50", 250, 1000, 0.0, "loss 0.5000", unit="rows")
+    drawn = stream.getvalue().removeprefix("\r")
+    assert len(drawn) < columns
+    assert ("[" in drawn) == (columns > 60)
 
 
 def test_bar_is_redrawn_at_most_five_times_a_second(monkeypatch):

@@ -356,7 +356,7 @@ def _make_noise(
         choices["regularization"] = tuned.strengths.tolist()
         choices["tree_held_out_log_likelihood"] = tuned.held_out_log_likelihood
         levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
-        report.say(f"tree: regularization by level {levels}; held-out log-likelihood {tuned.held_out_log_likelihood}")
+        report.say(f"tree: regularization by level {levels}; held-out log-likelihood {tuned.held_out_log_likelihood:.4f}")
     else:
         tree = LabelTree.fit(
             Z,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
 
 _REFRESH_SECONDS = 0.2
-_BAR_WIDTH = 24
+_BAR_WIDTH, _SHORTEST_BAR = 24, 6
 
 
 def format_seconds(seconds: float) -> str:
@@ -44,18 +45,26 @@ class ProgressLine:
             self.stream.write(text + "\n")
             self.stream.flush()
 
-    def update(self, label: str, done: float, total: float, started: float, detail: str = "") -> None:
-        """Redraw the bar, at most five times a second; `started` is the ``time.perf_counter`` of the beginning."""
+    def update(self, label: str, done: float, total: float, started: float, detail: str = "", *, unit: str = "") -> None:
+        """Redraw the bar, at most five times a second; `started` is the ``time.perf_counter`` of the beginning.
+
+        `unit` names what is counted, and has its rate shown; "B" is shown as megabytes.
+        """
         now = time.perf_counter()
         if not self.shows_bar or (now - self._drawn < _REFRESH_SECONDS and done < total):
             return
         self._drawn = now
         share = done / total if total > 0 else 1.0
         elapsed = max(now - started, 1e-9)
-        left = elapsed * (1.0 - share) / share if share > 0 else 0.0
-        filled = int(_BAR_WIDTH * share)
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        text = f"{label} [{bar}] {share:4.0%}  {done / elapsed:,.0f}/s  {detail}  {format_seconds(left)} left"
+        rate = f"{done / elapsed / 1e6:,.1f} MB/s" if unit == "B" else f"{done / elapsed:,.0f} {unit}/s" if unit else ""
+        left = f"{format_seconds(elapsed * (1.0 - share) / share)} left" if share > 0 else ""
+        words = "  ".join(word for word in (f"{share:4.0%}", rate, detail, left) if word)
+        # A line longer than the terminal is wide would break, and every update would start another one.
+        room = _columns(self.stream) - 1
+        width = min(_BAR_WIDTH, room - len(label) - len(words) - 4)
+        filled = int(width * share)
+        bar = f"[{'#' * filled}{'.' * (width - filled)}] " if width >= _SHORTEST_BAR else ""
+        text = f"{label} {bar}{words}"[:room]
         self.stream.write("\r" + text + " " * max(0, self._width - len(text)))
         self.stream.flush()
         self._width = len(text)
@@ -70,3 +79,11 @@ class ProgressLine:
         self._clear()
         if self.shows_bar:
             self.stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    """Width of the terminal behind a stream; 80 where that cannot be known."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

@@ -119,11 +119,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             report, started = ProgressLine(int(classifier.verbose)), time.perf_counter()
 
             def show(done: int, total: int) -> None:
-                report.update("texts", done, total, started)
+                report.update("words and n-grams", done, total, started, unit="texts")
+                if done == total:
+                    report.close()
+                    report.say(f"{total:,} texts are read; finding their singular vectors")
 
             self.features_ = TextFeatures(**options).fit(texts, n_jobs=classifier.n_jobs, progress=show)
-            report.close()
-            report.say(f"{len(texts):,} texts became {self.features_.n_features} features each")
+            report.say(f"{self.features_.n_features} features per text")
         self.classifier_ = classifier
         return self.transform(texts)
 

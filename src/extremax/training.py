@@ -117,7 +117,8 @@ def train(
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
     seconds = history[-1]["seconds"] if history else 0.0
-    n_rows = len(data.y)
+    n_rows, n_before = len(data.y), model.n_epochs
+    began = time.perf_counter()
     finished = True
     # Only a run that is validated has a best epoch to go back to, whatever the runs before it were.
     if plan.patience is not None and evaluate is not None and history and history[-1].get("valid_log_likelihood") is not None:
@@ -133,7 +134,8 @@ def train(
 
             def show(rows: int, loss: float) -> None:
                 nonlocal paused
-                report.update(f"epoch {epoch}", rows, n_rows, started, f"loss {loss:.4f}")
+                label, done = f"epoch {epoch}/{n_before + plan.n_epochs}", (epoch - n_before - 1) * n_rows + rows
+                report.update(label, done, plan.n_epochs * n_rows, began, f"loss {loss:.4f}", unit="rows")
                 looked = time.perf_counter()
                 moment = {"epoch": epoch, "rows": rows, "seconds": seconds + looked - started - paused, "loss": loss}
                 wanted = [watcher for watcher in watchers if watcher.wants(moment)]

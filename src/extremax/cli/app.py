@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from importlib import import_module
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from extremax.cli import terminal
+from extremax.cli.options import option_of
 
 COMMANDS: tuple[str, ...] = (
     "train",
@@ -30,7 +32,9 @@ _AS_OPTIONS = {
     "skip_bad_lines=True": "--skip-bad-lines",
     "pass format= one of": "pass --format with one of",
     "text_column and label_column": "--text-column and --label-column",
+    "labels_path is for": "--labels is for",
 }
+_PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
 
 
@@ -69,7 +73,7 @@ def _sentence(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     for argument, option in _AS_OPTIONS.items():
         text = text.replace(argument, option)
-    return text
+    return _PARAMETER.sub(lambda found: f"{option_of(found.group(1))} must be", text)
 
 
 def _let_go_of_stdout() -> None:

@@ -65,7 +65,7 @@ def demo(
 
     watched = int(sys.stderr.isatty() and not quiet)
     settings: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": watched}
-    terminal.say("compiling, once for this machine")
+    terminal.say("compiling, once for this machine: about half a minute")
     compile_kernels(settings)
     started = time.perf_counter()
     clf = TextClassifier(ExtremeClassifier(n_epochs=epochs, **settings), features=TextFeatures(random_state=seed or 0))
@@ -78,9 +78,13 @@ def demo(
     terminal.say(f"the same with negatives drawn uniformly, for {budget:.1f} s")
     X = clf.transform(texts)
     uniform = ExtremeClassifier("negative_sampling", "uniform", n_epochs=10_000, **settings | {"verbose": 0})
-    uniform.fit(
-        X, codes, eval_set=(clf.transform(eval_set[0]), eval_set[1]), callbacks=[lambda record: record["seconds"] >= budget]
-    )
+    with terminal.Bar("uniform negatives") as bar:
+
+        def stop(record: dict[str, Any]) -> bool:
+            bar(min(record["seconds"], budget), budget)
+            return bool(record["seconds"] >= budget)
+
+        uniform.fit(X, codes, eval_set=(clf.transform(eval_set[0]), eval_set[1]), callbacks=[stop])
 
     figures = {
         "class frequencies": frequency_figures(codes, test_codes),
@@ -117,10 +121,9 @@ def compile_kernels(settings: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     y = np.arange(2100) % 1050  # more classes than a minibatch shares, so that those are drawn
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
-    for objective in ("auto", "negative_sampling"):
-        clf = ExtremeClassifier(objective, n_epochs=1, **settings | {"verbose": 0})
+    for objective, noise in (("auto", "adversarial"), ("negative_sampling", "uniform")):
+        clf = ExtremeClassifier(objective, noise, n_epochs=1, **settings | {"verbose": 0})
         clf.fit(X, y, eval_set=(X[:8], y[:8])).predict_topk(X[:8])
-    ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, **settings | {"verbose": 0}).fit(X, y)
 
 
 def _figures(report: Any) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import inputs_of, named_labels, open_model, reading_for, report_skipped
+from extremax.cli.models import inputs_of, named_labels, open_model, reading_for, report_skipped, without_labels
 from extremax.cli.options import DataArgument, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
 
 
@@ -64,7 +64,7 @@ def measure(clf: Any, path: Path, reading: Reading, ranks: list[int]) -> dict[st
         data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
     report_skipped(data)
     if data.y is None:
-        raise ValueError(f"{path} has no labels to compare with; name their column: --label-column.")
+        raise ValueError(without_labels(data, path))
     report = judge(clf, inputs_of(clf, data, path), named_labels(data), ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
     if report.n_left_out:
         terminal.warn(f"{report.n_left_out:,} rows have no label that the model knows; they are left out.")

@@ -75,6 +75,14 @@ def report_skipped(data: Any) -> None:
         terminal.warn(f"{data.n_skipped:,} bad lines were skipped:{first}")
 
 
+def without_labels(data: Any, path: Path) -> str:
+    """What to say of a file without labels."""
+    if data.n_samples == 0:
+        return f"{path} has no rows."
+    what = "give their file: --labels FILE" if data.format in ("npy", "npz") else "name their column: --label-column NAME"
+    return f"{path} has {data.n_samples:,} rows, but no labels; {what}."
+
+
 def named_labels(data: Any) -> Any:
     """Labels as the estimators take them: one a row, lists of names, or an indicator matrix whose columns have no names."""
     if not data.multilabel or data.label_names is None:

@@ -74,12 +74,13 @@ class Reading:
     label_column: Annotated[str | None, typer.Option(help="Column of labels: its name, or its position from 0.")] = None
     vector_column: Annotated[str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")] = None
     label_separator: Annotated[str | None, typer.Option(help="What separates several labels in one field.")] = None
-    delimiter: Annotated[str | None, typer.Option(help="What separates columns.  [default: comma, or tab in TSV]")] = None
+    delimiter: Annotated[str | None, typer.Option(help="What separates columns.  [default: look]")] = None
     header: Annotated[
         bool | None, typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: look]")
     ] = None
     labels_path: Annotated[
-        Path | None, typer.Option("--labels", help="File of labels beside .npy features.", show_default=False)
+        Path | None,
+        typer.Option("--labels", help="File of labels beside .npy features: .npy, or a label a line.", show_default=False),
     ] = None
     n_features: Annotated[int | None, typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]")] = None
     skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Count and skip malformed lines.")] = False
@@ -91,6 +92,12 @@ class Reading:
             if named[column] is not None and named[column].isdigit():
                 named[column] = int(named[column])
         return named | {"format": self.format.value, "delimiter": _escaped(self.delimiter)}
+
+
+def option_of(parameter: str) -> str:
+    """``n_epochs`` -> ``--n-epochs``, and the spelling of those that have another one here."""
+    spelled = {"random_state": "seed", "n_jobs": "threads", "eval_set": "valid"}
+    return "--" + spelled.get(parameter, parameter).replace("_", "-")
 
 
 def _escaped(delimiter: str | None) -> str | None:

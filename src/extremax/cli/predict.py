@@ -62,7 +62,7 @@ def predict(
     echo "fell off a ladder" | extremax predict model --to jsonl
     """
     terminal.set_quiet(quiet)
-    kind = to or (Output(out.suffix[1:]) if out is not None and out.suffix[1:] in Output.__members__ else Output.csv)
+    kind = to or _output_of(out)
     clf = open_model(model, threads)
     k = min(k, len(clf.classes_))
     with terminal.whole_file(out) as file:
@@ -83,6 +83,16 @@ def predict(
         terminal.say(f"{n_rows:,} {what} answered in {out}")
 
 
+def _output_of(out: Path | None) -> Output:
+    if out is None or not out.suffix:
+        return Output.csv
+    if out.suffix[1:].lower() not in Output.__members__:
+        raise typer.BadParameter(
+            f"cannot tell what to write from the name {out}; end it in .csv, .jsonl or .parquet, or use --to."
+        )
+    return Output(out.suffix[1:].lower())
+
+
 class Writer(Protocol):
     """Takes labels and their log-probabilities, some rows at a time."""
 
@@ -101,9 +111,10 @@ class _CsvWriter:
     def __init__(self, file: IO[bytes], k: int) -> None:
         self._file = file
         names = [("label", "probability")] if k == 1 else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
-        self._send([[name for pair in names for name in pair]])
+        self._head: list[list[Any]] = [[name for pair in names for name in pair]]
 
     def _send(self, rows: list[list[Any]]) -> None:
+        rows, self._head = [*self._head, *rows], []  # with the first rows, not before: they may be bad
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         self._file.write(text.getvalue().encode())
@@ -115,7 +126,7 @@ class _CsvWriter:
         self._send(rows)
 
     def close(self) -> None:
-        pass
+        self._send([])
 
 
 class _JsonLinesWriter:

@@ -114,6 +114,8 @@ def whole_file(path: Path | None) -> Iterator[IO[bytes]]:
         return
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}.")
     stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with stage.open("xb") as file:

@@ -15,7 +15,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.app import EXIT_INTERRUPTED
-from extremax.cli.models import describe_labels, named_labels, report_skipped
+from extremax.cli.models import describe_labels, named_labels, report_skipped, without_labels
 from extremax.cli.options import DataArgument, Json, Quiet, Reading, Reduction, Seed, Threads, source, unbundled
 from extremax.cli.parameters import Parameters, given
 
@@ -65,16 +65,18 @@ def train(
     from extremax.data.text import TextFeatures
     from extremax.estimator import ExtremeClassifier
     from extremax.persist import check_target
+    from extremax.settings import check_settings
     from extremax.text_classifier import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
+    watched = sys.stderr.isatty() and not quiet
+    classifier = ExtremeClassifier(**given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched))
+    check_settings(classifier.get_params(deep=False))
     check_target(out)  # before an hour of training, not after
     started = time.perf_counter()
     rows = _load(load_dataset, data, reading, reduce)
     checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
-    watched = sys.stderr.isatty() and not quiet
-    classifier = ExtremeClassifier(**given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched))
     model: Any = classifier
     if rows.inputs is rows.texts:
         half = (text_features or 0) // 2
@@ -108,7 +110,8 @@ def train(
     figures = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
     if "valid_accuracy" in last:
         figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}, accuracy {last['valid_accuracy']:.2%}"
-    terminal.say(f"{len(model.classes_):,} classes, {last['epoch']} epochs in {last['seconds']:.1f} s: {figures}")
+    epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}"
+    terminal.say(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {figures}")
     terminal.say(f"saved in {out}" + ("; training was interrupted" if interrupts else ""))
     if interrupts:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -131,7 +134,7 @@ def _load(load_dataset: Any, path: Path, reading: Reading, reduce: Reduction | N
         data = load_dataset(opened, **reading.arguments(), progress=bar)
     report_skipped(data)
     if data.y is None:
-        raise ValueError(f"{path} has no labels; a model needs a label for each row. Name the column: --label-column.")
+        raise ValueError(without_labels(data, path))
     counts = None
     if data.multilabel and reduce is not None:
         from extremax.data.labels import label_counts

@@ -13,28 +13,56 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
-from extremax.data.streams import Progress
-from extremax.data.text_tables import LABEL_NAMES, TEXT_NAMES
+from extremax.data.dataset import DataFileError, Dataset, RaggedLabels, string_array
+from extremax.data.streams import ByteStream, Progress, in_place
+from extremax.data.text_tables import LABEL_NAMES, TEXT_NAMES, LineReader
 
 FEATURE_KEYS = ("X", "x", "features", "embeddings", "data", "vectors")
 LABEL_KEYS = ("y", "Y", *LABEL_NAMES)
 VECTOR_NAMES = ("vector", "embedding", "embeddings", "features", "X", "x")
 
 
-def read_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Dataset:
-    """Features of a ``.npy`` file, memory-mapped, and labels of another (or of ``y.npy`` beside a file called ``X.npy``)."""
+def read_npy(path: str | os.PathLike[str]) -> Dataset:
+    """Features of a ``.npy`` file, memory-mapped."""
     path = Path(path)
     X = _open_npy(path)
     if X.ndim != 2:
         raise DataFileError(str(path), f"expected an array of rows and features, got shape {X.shape}.")
-    if labels is None and path.name == "X.npy" and (path.parent / "y.npy").exists():
-        labels = path.parent / "y.npy"
-    y = None
-    if labels is not None:
-        y = np.asarray(_open_npy(Path(labels)))
-        _check_labels(str(labels), y, X.shape[0])
-    return Dataset(X=X, y=y, format="npy")
+    return Dataset(X=X, format="npy")
+
+
+def read_labels(path: str | os.PathLike[str], n_samples: int) -> tuple[Any, list[str] | None]:
+    """`y` and `label_names` of a Dataset: an ``.npy`` array, a text file with a label a line, or a sparse indicator matrix."""
+    name = os.fspath(path)
+    with ByteStream(path) as stream:
+        head = stream.peek(6)
+        if head.startswith((b"\x93NUMPY", b"PK\x03\x04")):
+            with in_place(path, stream) as file:
+                y: Any = np.array(_open_npy(file)) if head.startswith(b"\x93NUMPY") else _open_indicator(file)
+        else:
+            y = _label_lines(stream, n_samples)
+    if sp.issparse(y):
+        if y.shape[0] != n_samples:
+            raise DataFileError(name, f"expected a row for each of {n_samples} rows, got shape {y.shape}.")
+    else:
+        _check_labels(name, y, n_samples)
+    return y, None
+
+
+def _label_lines(stream: ByteStream, n_samples: int) -> NDArray[Any]:
+    labels = [text.strip() for piece in LineReader(stream).pieces(None) for text in piece.texts or []]
+    if "" in labels:
+        raise DataFileError(stream.name, "expected a label, got an empty line.", line=labels.index("") + 1)
+    first = int(len(labels) == n_samples + 1 and labels[0].lower() in LABEL_NAMES)  # the name of the column, not a label
+    return string_array(labels[first:])
+
+
+def _open_indicator(path: Path) -> sp.csr_matrix:
+    try:
+        matrix: sp.csr_matrix = sp.load_npz(path).tocsr()
+    except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise DataFileError(str(path), f"expected a matrix saved by scipy.sparse.save_npz as labels ({error}).") from error
+    return matrix
 
 
 def read_npz(path: str | os.PathLike[str]) -> Dataset:

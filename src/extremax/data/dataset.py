@@ -82,7 +82,7 @@ class RaggedLabels:
     def from_lists(cls, lists: Sequence[Sequence[str]]) -> RaggedLabels:
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(labels) for labels in lists], out=offsets[1:])
-        return cls(_string_array([label for labels in lists for label in labels]), offsets)
+        return cls(string_array([label for labels in lists for label in labels]), offsets)
 
     def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
         """`y` and `label_names` of a Dataset: one label per row if that is what every row has, else an indicator matrix."""
@@ -113,7 +113,8 @@ def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> s
     return matrix
 
 
-def _string_array(values: list[str]) -> NDArray[Any]:
+def string_array(values: list[str]) -> NDArray[Any]:
+    """Strings as an array: of fixed width, or of objects if one is very long."""
     # One long label would make every entry of a fixed-width array as long.
     longest = max(map(len, values), default=0)
     return np.array(values, dtype=object if longest > 200 else f"<U{max(longest, 1)}")

@@ -14,8 +14,17 @@ from numpy.typing import NDArray
 
 from extremax.data import array_files, labels, sparse_text
 from extremax.data.dataset import DataFileError, Dataset
-from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source
-from extremax.data.text_tables import LABEL_PREFIX, Column, FastTextReader, LineReader, TableReader, TextReader
+from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source, in_place
+from extremax.data.text_tables import (
+    LABEL_NAMES,
+    LABEL_PREFIX,
+    TEXT_NAMES,
+    Column,
+    FastTextReader,
+    LineReader,
+    TableReader,
+    TextReader,
+)
 
 Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv", "tsv", "fasttext", "lines"]
 Reduction = Literal["first", "smallest", "rarest", "all"]
@@ -68,7 +77,8 @@ def load_dataset(
 
     Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow with a vector or
     text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines, and plain lines, each a text (only
-    when asked for by ``format="lines"``).  Text formats may be compressed with gzip, xz or Zstandard.
+    when asked for by ``format="lines"``).  Files may be compressed with gzip, xz or Zstandard; of arrays and columns this means
+    a temporary file of their full size.
 
     Parameters
     ----------
@@ -82,7 +92,8 @@ def load_dataset(
     label_counts : mapping or array, or None
         For ``reduce="rarest"``: how often labels occur in the training rows (`extremax.data.label_counts`).
     labels_path : path or None
-        For ``.npy`` features: the ``.npy`` file of labels.
+        For ``.npy`` and ``.npz`` features: the file of labels, an ``.npy`` array, a text file with a label a line, or an
+        indicator matrix saved by ``scipy.sparse.save_npz``.  By default ``y.npy`` beside ``X.npy``.
     text_column, label_column : str, int or None
         Columns of a table by name or position; by default by their usual names.
     vector_column : str or None
@@ -90,7 +101,7 @@ def load_dataset(
     label_separator : str or None
         What separates several labels in one field of a table.
     delimiter : str or None
-        What separates the columns of a table; by default a comma or, in TSV, a tab.
+        What separates the columns of a table; by default a tab in TSV and a comma in CSV, or what its first row has instead.
     header : bool or None
         Whether the first row of a table holds names; None decides by looking at it.
     n_features : int or None
@@ -201,10 +212,15 @@ def detect_format(stream: ByteStream) -> str:
 def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
     if format != "auto" and format not in _EXTENSIONS.values():
         raise ValueError(f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'.")
-    if isinstance(path, str | os.PathLike) and Path(path).is_dir() and (Path(path) / "X.npy").exists():
-        path = Path(path) / "X.npy"
+    if isinstance(path, str | os.PathLike) and Path(path).is_dir():
+        inside = (Path(path) / f"X.npy{suffix}" for suffix in ("", *SUFFIXES))
+        path = next((file for file in inside if file.exists()), path)
     with ByteStream(path, progress=options.progress) as stream:
         kind = detect_format(stream) if format == "auto" else format
+        if options.labels_path is not None and kind not in ("npy", "npz"):
+            raise ValueError(
+                f"labels_path is for features in .npy or .npz; {stream.name} is {kind}, which holds its labels itself."
+            )
         if kind in _BINARY:
             yield from _read_binary(path, kind, stream, options, batch_rows)
         elif kind in ("xmc", "libsvm"):
@@ -225,29 +241,42 @@ def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None
 def _read_binary(
     path: Source | IO[bytes], kind: str, stream: ByteStream, options: _Options, batch_rows: int | None
 ) -> Iterator[Dataset]:
-    if not isinstance(path, str | os.PathLike) or stream.compression:
-        what = "compressed" if stream.compression else "a stream"
-        raise DataFileError(stream.name, f"is {what}; {kind} files are opened in place: give the path of an uncompressed file.")
-    if kind in ("parquet", "arrow"):
-        for column in (options.text_column, options.label_column):
-            if isinstance(column, int):
-                raise ValueError(f"column {column} of {stream.name} is given by position; use its name.")
-        yield from array_files.read_columns(
-            path,
-            vector_column=options.vector_column,
-            text_column=options.text_column,  # type: ignore[arg-type]
-            label_column=options.label_column,  # type: ignore[arg-type]
-            batch_rows=batch_rows,
-            progress=options.progress,
-        )
-        return
-    data = array_files.read_npy(path, options.labels_path) if kind == "npy" else array_files.read_npz(path)
-    if batch_rows is None:
-        yield data
-        return
-    for start in range(0, data.n_samples, batch_rows):
-        rows = slice(start, start + batch_rows)
-        yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
+    with in_place(path, stream) as file:
+        if kind in ("parquet", "arrow"):
+            for column in (options.text_column, options.label_column):
+                if isinstance(column, int):
+                    raise ValueError(f"column {column} of {stream.name} is given by position; use its name.")
+            yield from array_files.read_columns(
+                file,
+                vector_column=options.vector_column,
+                text_column=options.text_column,  # type: ignore[arg-type]
+                label_column=options.label_column,  # type: ignore[arg-type]
+                batch_rows=batch_rows,
+                # Of bytes that had to be unpacked it was told meanwhile.
+                progress=None if stream.compression or not isinstance(path, str | os.PathLike) else options.progress,
+            )
+            return
+        data = array_files.read_npy(file) if kind == "npy" else array_files.read_npz(file)
+        labels_path = options.labels_path or (_labels_beside(path) if data.y is None else None)
+        if labels_path is not None:
+            y, names = array_files.read_labels(labels_path, data.n_samples)
+            data = replace(data, y=y, label_names=names)
+        if batch_rows is None:
+            yield data
+            return
+        for start in range(0, data.n_samples, batch_rows):
+            rows = slice(start, start + batch_rows)
+            yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
+
+
+def _labels_beside(path: Source) -> Path | None:
+    """``y.npy`` beside ``X.npy``, compressed or not."""
+    if not isinstance(path, str | os.PathLike):
+        return None
+    place = Path(path)
+    if place.name not in {f"X.npy{suffix}" for suffix in ("", *SUFFIXES)}:
+        return None
+    return next((found for suffix in ("", *SUFFIXES) if (found := place.with_name(f"y.npy{suffix}")).exists()), None)
 
 
 def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
@@ -259,12 +288,27 @@ def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader
         stream,
         options.skip_bad_lines,
         format=kind,
-        delimiter=options.delimiter or ("\t" if kind == "tsv" else ","),
+        delimiter=options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream)),
         text_column=options.text_column,
         label_column=options.label_column,
         label_separator=options.label_separator,
         header=options.header,
     )
+
+
+def _delimiter(stream: ByteStream) -> str:
+    """A comma, unless the first row of the table has none and semicolons, tabs or bars separate names or as many fields."""
+    head = stream.peek(_HEAD).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
+    lines = [line for line in head.split("\n") if line.strip()]
+    lines = (lines[:-1] if len(head) >= _HEAD else lines)[:20]  # the last one may be cut off
+    if not lines or "," in lines[0]:
+        return ","
+    for delimiter in (";", "\t", "|"):
+        names = {name.strip(' "\r').lower() for name in lines[0].split(delimiter)}
+        counts = {line.count(delimiter) for line in lines}
+        if len(names) > 1 and (names & {*TEXT_NAMES, *LABEL_NAMES} or (len(lines) > 1 and len(counts) == 1)):
+            return delimiter
+    return ","
 
 
 def reduce_labels(data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None = None) -> Dataset:

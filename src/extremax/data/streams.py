@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import lzma
 import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -125,6 +128,36 @@ class ByteStream:
                 message = f"the compressed file is damaged or ends early ({error}); fetch it again."
                 raise DataFileError(self.name, message) from error
             raise
+
+
+@contextmanager
+def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
+    """The path of the bytes of a stream just opened from `source`, for formats that are opened in place.
+
+    What is compressed or comes from a pipe is first unpacked, some megabytes at a time, to a temporary file that is removed at
+    the end: arrays mapped from it stay valid, where the system keeps a file as long as somebody uses it.  Errors name `source`.
+    """
+    if isinstance(source, str | os.PathLike) and not stream.compression:
+        yield Path(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="extremax-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "unpacked"
+        try:
+            with path.open("wb") as file:
+                while data := stream.read(CHUNK):
+                    file.write(data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            message = f"there is no room in {tempfile.gettempdir()} to unpack it; set TMPDIR to a folder on a larger disk."
+            raise DataFileError(stream.name, message) from error
+        try:
+            yield path
+        except DataFileError as error:
+            if error.path != str(path):
+                raise
+            message = str(error).removeprefix(f"{path}: ")
+            raise DataFileError(stream.name, message) from error
 
 
 class _ShortReads(io.RawIOBase):
