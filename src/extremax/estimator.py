@@ -213,7 +213,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = LabelledRows.of(features, targets, check_sample_weight(sample_weight, targets.n_rows))
         warn_unlabelled(targets, "y")
         if len(np.unique(data.ids)) < 2:
-            raise ValueError(f"y has one class, {known[data.ids[:1]].tolist()[0]!r}; ExtremeClassifier needs rows of at least two.")
+            raise ValueError(f"y has one class, {known.item(data.ids[0])!r}; ExtremeClassifier needs rows of at least two.")
         self._remember(X, features, known)
         seed = check_random_state(self.random_state)
         validation = self._check_eval_set(eval_set)
@@ -268,7 +268,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             )
         if len(known) < 2:
             raise ValueError(
-                f"y has one class, {known[:1].tolist()[0]!r}; ExtremeClassifier needs at least two."
+                f"y has one class, {known.item(0)!r}; ExtremeClassifier needs at least two."
                 " Declare them: partial_fit(X, y, classes=...)."
             )
         weight = check_sample_weight(sample_weight, targets.n_rows)
