@@ -33,8 +33,12 @@ from peers import Clock
 
 KS = (1, 3, 5)
 NAMES = {"svd": "TF-IDF and SVD to 512", "tfidf": "TF-IDF"}
-# Chosen on validation rows; docs/results/multilabel.md has what was tried.
-TUNED: dict[str, Any] = {"objective": "sampled_softmax", "n_negatives": 8, "n_epochs": 20}
+PEERS = {
+    "pecos": "PECOS XR-Linear, defaults",
+    "omikuji": "omikuji, defaults (three Parabel trees)",
+    "omikuji-1": "omikuji, one tree",
+}
+OURS: dict[str, dict[str, Any]] = {"defaults": {}, '`objective="negative_sampling"`': {"objective": "negative_sampling"}}
 
 
 @dataclass(frozen=True)
@@ -72,20 +76,14 @@ def _binary(Y: Any) -> sp.csr_matrix:
     return matrix
 
 
-def unit_rows(X: Any) -> Any:
-    norm = np.sqrt(X.multiply(X).sum(axis=1)) if sp.issparse(X) else np.linalg.norm(X, axis=1, keepdims=True)
-    return sp.csr_matrix(X.multiply(1 / np.maximum(norm, 1e-12)), dtype=np.float32) if sp.issparse(X) else X / norm.clip(1e-12)
-
-
-def run_ours(rows: Rows, settings: dict[str, Any], *, unit: bool) -> dict[str, Any]:
-    X_train, X_test = (unit_rows(X) if unit else X for X in (rows.X_train, rows.X_test))
+def run_ours(rows: Rows, settings: dict[str, Any]) -> dict[str, Any]:
     # Compiling is not training: once, on a few rows.
-    few = np.arange(0, X_train.shape[0], 100)
-    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(X_train[few], rows.Y_train[few])
+    few = np.arange(0, rows.X_train.shape[0], 100)
+    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(rows.X_train[few], rows.Y_train[few])
     clock = Clock()
-    clf = ExtremeClassifier(n_jobs=1, random_state=0, **settings).fit(X_train, rows.Y_train)
+    clf = ExtremeClassifier(n_jobs=1, random_state=0, **settings).fit(rows.X_train, rows.Y_train)
     train, clock = clock.read(), Clock()
-    labels, _ = clf.predict_topk(X_test, k=max(KS))
+    labels, _ = clf.predict_topk(rows.X_test, k=max(KS))
     return {"labels": labels, "train": train, "predict": clock.read()}
 
 
@@ -127,6 +125,7 @@ def print_row(name: str, rows: Rows, result: dict[str, Any], first: list[float] 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has libpecos and omikuji")
+    parser.add_argument("--methods", nargs="*", choices=PEERS, default=["pecos", "omikuji"], help="which of the peers")
     parser.add_argument("--work", metavar="FOLDER", help="keep the peers' answers here, and use those that are there")
     parser.add_argument("--tfidf", action="store_true", help="also on the sparse features before the SVD")
     arguments = parser.parse_args()
@@ -144,11 +143,11 @@ def main() -> None:
         print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
         print("|---|" + "---|" * (len(heads) + 3))
         first = None
-        if arguments.peers:
-            first = print_row("PECOS XR-Linear, defaults", rows, run_peer("pecos", arguments.peers, rows, folder), None)
-            print_row("omikuji (Parabel), defaults", rows, run_peer("omikuji", arguments.peers, rows, folder), first)
-        print_row("extremax, defaults", rows, run_ours(rows, {}, unit=False), first)
-        print_row("extremax, tuned", rows, run_ours(rows, TUNED, unit=True), first)
+        for peer in arguments.methods if arguments.peers else ():
+            found = print_row(PEERS[peer], rows, run_peer(peer, arguments.peers, rows, folder), first)
+            first = found if peer == "pecos" else first
+        for name, settings in OURS.items():
+            print_row(f"extremax, {name}", rows, run_ours(rows, settings), first)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ def data():
     return X, y
 
 
-def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None):
+def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None, rows=None):
     weight = np.ones(len(y), np.float32) if weight is None else weight
     white = Whitening.none(X.shape[1]) if white is None else white
-    return SharedSet(X, y, weight, None, sets, cells, white, 1.0, batch_size, 7, threads)
+    return SharedSet(X, y, weight, rows, sets, cells, white, 1.0, batch_size, 7, threads)
 
 
 def start(n_classes, n_features, optimizer, rng):
@@ -253,17 +253,56 @@ def test_what_auto_means(data):
     assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "negative_sampling"
 
 
-def test_rows_with_several_labels_are_pairs_identity(data):
+@pytest.mark.parametrize("n_shared", [12, 7])
+def test_labels_of_a_row_are_no_negatives_of_each_other_matches_reference(data, n_shared):
     X, y = data
-    second = (y + 1) % 12
-    lists = [[int(a), int(b)] for a, b in zip(y, second, strict=True)]
-    clf = ExtremeClassifier("shared_softmax", "uniform", n_shared=8, n_epochs=3, random_state=0).fit(X, lists)
-    order = np.column_stack([y, second])
-    order.sort(axis=1)
-    same = ExtremeClassifier("shared_softmax", "uniform", n_shared=8, n_epochs=3, random_state=0)
-    same.fit(np.repeat(X, 2, axis=0), order.ravel())
-    # The same pairs in the same order; scale and covariance are sums in another order.
-    np.testing.assert_allclose(clf.predict_log_proba(X), same.predict_log_proba(X), atol=0.02)
+    lists = [sorted({int(a), (int(a) + 1) % 12, *([3] if i % 3 == 0 else [])}) for i, a in enumerate(y)]
+    labels = np.array([label for row in lists for label in row], np.int32)
+    rows = np.repeat(np.arange(len(lists)), [len(row) for row in lists])
+    model = start(12, 5, "sgd", np.random.default_rng(1))
+    W, b = model.weights.astype(np.float64), model.biases.astype(np.float64)
+    scores = X @ W.T + b
+    sets = ClassSets.make(np.bincount(labels).astype(float), n_shared, exponent=0.0)
+    expected, gradient = 0.0, np.zeros((12, 5))
+    for row, label in zip(rows, labels, strict=True):
+        e = np.exp(scores[row])
+        e[[other for other in lists[row] if other != label]] = 0.0
+        p = e / e.sum()
+        expected -= np.log(p[label]) / len(rows)
+        gradient += np.outer(p - np.eye(12)[label], X[row])
+    if n_shared == 12:
+        pairs = shared_set(X, labels, sets, batch_size=len(rows), rows=rows)
+        assert train_shared_epoch(model, pairs, learning_rate=(0.1, 0.1)) == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_allclose(model.weights, W - 0.1 * gradient, atol=5e-4)  # float32 sums of 700 pairs
+        return
+    pairs, losses = shared_set(X, labels, sets, batch_size=32, rows=rows), []
+    for epoch in range(40):  # other classes each time
+        model.weights[...], model.biases[...], model.n_epochs = W, b, epoch
+        losses.append(train_shared_epoch(model, pairs, learning_rate=(0.0, 0.0)))
+    assert np.mean(losses) == pytest.approx(expected, rel=0.1)  # the logarithm of an unbiased estimate is a little low
+
+
+def test_rows_of_one_label_do_not_change_by_being_pairs_invariant(data):
+    X, y = data
+    sets = ClassSets.make(np.bincount(y).astype(float), 8, exponent=0.5)
+    made = []
+    for rows in (None, np.arange(len(y))):
+        model = start(12, 5, "adagrad_row", np.random.default_rng(1))
+        train_shared_epoch(model, shared_set(X, y, sets, batch_size=32, rows=rows), learning_rate=(0.5, 0.1))
+        made.append(model.weights)
+    np.testing.assert_array_equal(*made)
+
+
+def test_certain_labels_of_a_row_are_found_recovers():
+    """Three groups of labels that always come together: each row's first three are its group, whatever their frequencies."""
+    rng = np.random.default_rng(0)
+    groups = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    kind = rng.integers(3, size=600)
+    lists = [[*groups[k], *([9] if i % 2 else [])] for i, k in enumerate(kind)]
+    X = (np.eye(3)[kind] + 0.1 * rng.normal(size=(600, 3))).astype(np.float32)
+    clf = ExtremeClassifier(n_epochs=20, random_state=0).fit(X, lists)
+    labels, _ = clf.predict_topk(X, k=3)
+    assert all(sorted(found) == groups[k] for found, k in zip(labels.tolist(), kind, strict=True))
 
 
 def test_with_very_many_classes_the_tree_comes_last(tmp_path):

@@ -5,6 +5,11 @@ and the arithmetic is BLAS's.  The classes come from a mixture of the class freq
 the rows: the subtree that x is routed to at some depth.  A minibatch holds rows of one cell, so its classes are hard for all of
 them, and their inclusion probabilities are known exactly.  See kernels/shared.py for the estimate; with a set of all classes it
 is the softmax itself (paper, Eq. 1).
+
+A row with several labels is a pair with each of them, and its other labels are no negatives of it.  Were labels to apply
+independently with odds exp(s_y), this would be the likelihood of y given that one class applies of y and all that do not:
+scores are log-odds, up to a constant of the row.  As negatives, the labels of a row would hold each other down, those that are
+certain most of all.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +26,7 @@ from numpy.typing import NDArray
 
 from extremax._jit import JIT_DISABLED
 from extremax.data.products import one_blas_thread
-from extremax.kernels.shared import apply_shared, draw_shared, find_slots, shared_softmax
+from extremax.kernels.shared import apply_shared, draw_shared, find_slots, leave_out_labels, shared_softmax
 from extremax.kernels.updates import ModelArrays
 from extremax.linear import DenseWindows, Features, LinearModel, Window, epoch_seed, shuffled_windows
 from extremax.parallel import run, split, uninterrupted
@@ -142,6 +148,13 @@ class SharedSet:
     batch_size: int
     seed: int
     n_threads: int
+
+    @cached_property
+    def label_edges(self) -> NDArray[np.int64] | None:
+        """Where the labels of each row of X begin and end in `y`; None if no row has several."""
+        if self.rows is None or not np.any(self.rows[1:] == self.rows[:-1]):  # `rows` ascends
+            return None
+        return np.searchsorted(self.rows, np.arange(self.X.shape[0] + 1))
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of X that these pairs stand on."""
@@ -271,6 +284,7 @@ def _step(
     class_blocks = split(width, _CLASS_BLOCK)
     extra_blocks = [(width + a, width + b) for a, b in split(n_extra, _CLASS_BLOCK)]
     table = model.weights if batch.whole else batch.table[:width]
+    edges, owners = data.label_edges, data.rows_of(pairs)
 
     def gather(i: int) -> None:
         if i < len(row_blocks):
@@ -283,6 +297,8 @@ def _step(
     def score(i: int) -> None:
         a, b = row_blocks[i]
         np.matmul(x[a:b], table.T, out=scores[a:b])
+        if edges is not None:
+            leave_out_labels(scores, batch.classes, owners, edges, data.y, a, b)
         shared_softmax(
             scores, shift, x, labels, batch.slots, model.weights, model.biases, weight, batch.positive, batch.losses, a, b
         )

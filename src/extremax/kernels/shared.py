@@ -5,6 +5,8 @@ classes gives the exact softmax).  The sum over the other classes is estimated b
 
     Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j,     E[Z_i] = the softmax's own sum.
 
+Where rows have several labels, the sum leaves out all of the row's own: each is compared with the classes that do not apply.
+
 The products around these kernels (scores, summed gradients) are BLAS's.
 """
 
@@ -108,6 +110,25 @@ def find_slots(classes, n_classes_drawn, labels, place, slots, extra):
     for j in range(n_extra):
         place[extra[j]] = -1
     return n_extra
+
+
+@njit
+def leave_out_labels(scores, classes, rows, edges, labels, start, stop):
+    """Classes of the set that are labels of a row weigh nothing in it: their ``scores`` (n, S) of rows [start, stop) go.
+
+    ``classes`` (S,) ascend; the labels of row ``rows[i]`` are ``labels[edges[rows[i]] : edges[rows[i] + 1]]``.
+    """
+    for i in range(start, stop):
+        for at in range(edges[rows[i]], edges[rows[i] + 1]):
+            low, high = 0, scores.shape[1]
+            while low < high:
+                middle = (low + high) // 2
+                if classes[middle] < labels[at]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < scores.shape[1] and classes[low] == labels[at]:
+                scores[i, low] = _LEAST
 
 
 @njit
