@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import shlex
@@ -28,6 +29,10 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> list[Block]:
     found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [Block(language, text) for language, text in found]
+
+
+def outside_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def name_of(page: Path) -> str:
@@ -111,6 +116,30 @@ CHECKS = {
 }
 
 
+def test_no_block_goes_unseen() -> None:
+    """Every fence is one that the tests read, output stands under its code, and no command hides in an indent."""
+    for page in [*PAGES, *(DOCS / "results").rglob("*.md")]:
+        text, blocks = page.read_text(), blocks_of(page)
+        assert len(re.findall(r"^\s*(?:```|~~~)", text, flags=re.MULTILINE)) == 2 * len(blocks), page
+        if page not in PAGES:  # results of other days: figures and the commands that made them
+            assert "python" not in {block.language for block in blocks}, page
+            continue
+        languages = [block.language for block in blocks]
+        assert set(languages) <= {"python", "bash", "toml", "text"}, page
+        assert all(languages[i - 1] == "python" for i, language in enumerate(languages) if language == "text"), page
+        assert not re.search(r"^    (?:extremax|python|pip|make|import|from) ", outside_blocks(text), flags=re.MULTILINE), page
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.language == "toml" for b in blocks_of(p))], ids=name_of)
+def test_recipes_can_be_read(page: Path, tmp_path: Path) -> None:
+    from extremax.experiments.recipes import load_recipe
+
+    first, *more = [block.text for block in blocks_of(page) if block.language == "toml"]
+    for text in (first, *(first + other for other in more)):  # later ones are tables to be added
+        (tmp_path / "recipe.toml").write_text(text)
+        assert load_recipe(tmp_path / "recipe.toml").data.name
+
+
 def test_checks_belong_to_pages() -> None:
     assert CHECKS.keys() <= {name_of(page) for page in WITH_PYTHON}
 
@@ -181,7 +210,7 @@ def test_faults_are_found(application: Any) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_options_exist(page: Path, application: Any) -> None:
-    inline = re.findall(r"`(extremax [^`]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    inline = re.findall(r"`(extremax [^`]+)`", outside_blocks(page.read_text()))
     shell = [block.text for block in blocks_of(page) if block.language == "bash"]
     for words in commands_of("\n".join([*shell, *inline])):
         assert not faults_of(words, application), words
@@ -202,13 +231,40 @@ def test_links_and_files_exist(page: Path) -> None:
 
 
 def test_the_method_names_modules_that_exist() -> None:
-    cells = [line.split("|")[2] for line in (DOCS / "method.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [line for line in (DOCS / "method.md").read_text().splitlines() if line.startswith("| ")]
+    cells = [line.split("|")[2] for line in rows]
     modules = re.findall(r"`(?:src/extremax/)?([a-z_/]+\.py)`", " ".join(cells))
     assert len(modules) > 15
     for module in modules:
         assert (ROOT / "src" / "extremax" / module).exists() or (ROOT / module).exists(), module
-    for module, name in re.findall(r"`([a-z_/]+\.py)` \(`(\w+)`", " ".join(cells)):
-        assert re.search(rf"^(def|class) {name}\b", (ROOT / "src" / "extremax" / module).read_text(), flags=re.MULTILINE), name
+    named = re.findall(r"`([a-z_/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", " ".join(cells))
+    assert len(named) > 20
+    for module, names in named:
+        defined = {node.name for node in parsed(ROOT / "src" / "extremax" / module).body if hasattr(node, "name")}
+        assert set(re.findall(r"\w+", names)) <= defined, (module, names)
+    for number in range(1, 17):  # the main text has so many; the appendix derives two of them
+        assert re.search(rf"\b(?:Eq\.|and) {number}\b", " ".join(rows)), number
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.mark.parametrize("package", ["", "data", "experiments", "nn"])
+def test_the_api_reference_has_every_public_name(package: str) -> None:
+    folder = ROOT / "src" / "extremax" / package
+    shown = set(re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(), flags=re.MULTILINE))
+    imports = [node for node in ast.walk(parsed(folder / "__init__.py")) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    module = parsed(folder / "__init__.py")
+    public = next(n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    names = [name for name in ast.literal_eval(public) if not name.isupper()]  # constants are for the package itself
+    assert len(names) >= 3
+    for name in names:
+        home = homes[name]
+        if home == "extremax.tree":
+            home = "extremax.tree.label_tree"
+        assert home in shown or f"{home}.{name}" in shown, f"{home}.{name}"
 
 
 def test_every_page_is_in_the_menu() -> None:
