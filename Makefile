@@ -27,13 +27,14 @@ $(VENV)/.installed: pyproject.toml Makefile
 	touch $@
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/extremax demo
+	@$(BIN)/extremax demo
 
 # Only what the demonstration needs; an environment made by `make test` has it all and stays as it is.
 $(VENV)/.installed-demo: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
-	touch $@
+	@echo "installing what the demonstration needs in $(VENV): about a minute"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
+	@touch $@
 
 # Material announces its successor at every start; the variable is its own way to have that left out.
 docs: $(VENV)/.installed-docs
