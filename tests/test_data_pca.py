@@ -88,6 +88,25 @@ def test_storage_and_threads_invariant(f, tmp_path):
     np.testing.assert_array_equal(out, Z)
 
 
+@pytest.mark.parametrize("f", [30, 1500, 6000])
+@pytest.mark.parametrize("power", [-100, 60])
+def test_unit_of_the_features_invariant(f, power):
+    """Squares of these numbers are zero or infinite in float32; a power of two changes no digit."""
+    X = sparse_rows(300, f)
+    scaled = X * np.float32(2.0**power)
+    base, other = PCA.fit(X, 3), PCA.fit(scaled, 3)
+    np.testing.assert_allclose(other.components, base.components, atol=1e-6)  # another order of rounding inside LAPACK
+    np.testing.assert_allclose(other.explained_variance * 2.0 ** (-2 * power), base.explained_variance, rtol=1e-6)
+    np.testing.assert_allclose(other.mean * np.float64(2.0**-power), base.mean, rtol=1e-6)
+
+
+def test_rows_of_weight_zero_are_as_good_as_absent_identity():
+    X = sparse_rows(9000, 30).toarray()
+    kept = np.arange(len(X)) % 3 > 0
+    some, all_rows = PCA.fit(X[kept], 3, max_rows=5000), PCA.fit(X, 3, max_rows=5000, sample_weight=kept)
+    np.testing.assert_array_equal(some.components, all_rows.components)
+
+
 def test_wide_sparse_threads_invariant():
     X = sparse_rows(40_000, 5000)
     a, b = PCA.fit(X, 3, n_jobs=1), PCA.fit(X, 3, n_jobs=3)

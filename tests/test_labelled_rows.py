@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -9,7 +11,7 @@ from scipy import sparse
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.data.splits import split_rows
 from extremax.labelled_rows import LabelledRows
-from extremax.validation import Targets
+from extremax.validation import NotEnoughMemoryError, Targets, format_bytes
 
 N_CLASSES, N_FEATURES = 40, 24
 UNLABELLED = r"2 of [\d,]+ rows of y have no label; they are left out\."
@@ -108,6 +110,39 @@ def test_features_are_not_copied(rows, monkeypatch):
     with pytest.raises(ZeroDivisionError), pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"):
         model(n_epochs=0).fit(X, [[], *y[1:]], sample_weight=np.arange(len(y)) % 5 > 0)
     assert seen[0] is X
+    one = [labels[0] for labels in y]
+    with pytest.raises(ZeroDivisionError):
+        model(n_epochs=0, validation_fraction=0.1).fit(X, one, sample_weight=np.arange(len(y)) % 5 > 0)
+    assert seen[1] is X
+
+
+@pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
+def test_rows_of_weight_zero_are_as_good_as_absent_identity(rows, objective):
+    X, y = rows[0], np.array([labels[0] for labels in rows[1]])
+    kept = np.arange(len(y)) % 5 > 0
+    garbage = np.where(kept[:, None], X, np.float32(1e6))
+    zero = model(objective=objective).fit(garbage, y, sample_weight=kept)
+    assert same_bits(zero, model(objective=objective).fit(X[kept], y[kept]))
+
+
+def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
+    X, y = rows
+    settings = {"n_epochs": 0, "n_components": 8, "random_state": 0, "verbose": 1}
+    ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(sparse.csr_array(X), y)
+    said = capsys.readouterr().err
+    assert f"unpacked rows {format_bytes(X.nbytes)}" in said
+    assert f"validation rows {format_bytes(2 * X.nbytes // 4)}" in said  # sparse: a number and a column each
+    assert re.search(r"minibatch [\d.]+ [KM]iB", said)  # no larger than the data
+    with pytest.raises(NotEnoughMemoryError, match="Ways out: objective='negative_sampling' leaves sparse rows as they are"):
+        ExtremeClassifier("softmax", memory_limit=X.nbytes, **settings).fit(sparse.csr_array(X), y)
+
+
+def test_sparse_rows_are_unpacked_once(rows, monkeypatch):
+    X, y = rows
+    unpacked, toarray = [], sparse.csr_array.toarray
+    monkeypatch.setattr(sparse.csr_array, "toarray", lambda matrix: unpacked.append(matrix.shape) or toarray(matrix))
+    ExtremeClassifier("shared_softmax", n_shared=1, n_epochs=1, random_state=0).fit(sparse.csr_array(X), y)
+    assert unpacked == [X.shape]
 
 
 def test_rows_without_labels_are_left_out(rows):
@@ -176,6 +211,8 @@ def test_validation_fraction_keeps_rows_whole(rows):
     data = LabelledRows.of(X, Targets(np.concatenate(y).astype(np.int32), len(y), np.repeat(np.arange(len(y)), [*map(len, y)])))
     train, valid = data.hold_out(0.2, seed=3)
     assert train.X is X
+    assert valid.X is X
+    valid = valid.labelled()
     assert valid.X.shape[0] == 240
     assert len(train.ids) + len(valid.ids) == len(data.ids)
     held_out = np.setdiff1d(np.arange(len(y)), train.rows)
@@ -249,6 +286,9 @@ BAD_CALLS = [
     (lambda X, y: model().fit(X, [[]] * len(X)), r"y has no label in any of its 20 rows"),
     (lambda X, y: model().fit(X, y, eval_set=(X, [["z"]] * len(X))), r"eval_set has no row of a class that occurs in y"),
     (lambda X, y: model().fit(X, y, sample_weight=np.ones(21)), r"sample_weight has shape \(21,\), but there are 20 rows"),
+    (lambda X, y: model().fit(X, [*y[1:], []], np.arange(20) == 19), r"sample_weight is zero for every row with a label; at"),
+    (lambda X, y: model().fit(X, y).score(X, [*y[1:], []], np.arange(20) == 19), r"sample_weight is zero for every row with a"),
+    (lambda X, y: model().fit(X, y, sample_weight=np.full(20, 1e20)), r"largest sample_weight is 1e\+20; .* by their mean\."),
     (lambda X, y: model().fit(X, indicator(y)).log_likelihood(X, indicator(y)[:, :9]), r"y has 9 columns, but there are 40 cl"),
     (lambda X, y: model().fit(X, y).log_likelihood(X, [["z"]] * len(X)), r"is 'z', which is not .* Leave out rows of classes"),
 ]  # fmt: skip

@@ -96,6 +96,12 @@ def test_uniform_log_prob_identity():
 
 
 @pytest.mark.small
+def test_frequency_exponent_without_bounds():
+    noise = FrequencyNoise([1, 1000, 7], exponent=1e6)
+    assert np.isfinite(noise.log_prob_).all()
+    assert noise.log_prob_[1] == 0.0
+
+
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.75, 1.0, 2.0])
 def test_frequency_exponent_matches_reference(exponent):
     counts = np.array([1.0, 3.0, 0.0, 12.5])

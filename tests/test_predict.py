@@ -397,8 +397,9 @@ def test_full_tables_beyond_the_memory_limit_rejects(problem):
         predict.predict_log_proba(*arguments, memory_limit=60 * 300 * 4 - 1)
     with pytest.raises(ValueError, match=r"decision_function would return.*predict_topk"):
         predict.debiased_scores(*arguments, memory_limit=1000)
-    with pytest.raises(ValueError, match=r"predict_proba would return"):
-        predict.predict_log_proba(*arguments, memory_limit=1000, caller="predict_proba")
+    with pytest.raises(ValueError, match=r"predict_proba would return"):  # in float64
+        predict.predict_proba(*arguments, memory_limit=60 * 300 * 8 - 1)
+    assert predict.predict_proba(*arguments, memory_limit=60 * 300 * 8).shape == (60, 300)
     assert predict.predict_log_proba(*arguments, memory_limit=60 * 300 * 4).shape == (60, 300)
 
 

@@ -53,6 +53,16 @@ def test_is_features_then_classifier_identity(fitted: TextClassifier) -> None:
     assert fitted.log_likelihood(TEXTS, LABELS) == apart.log_likelihood(features.transform(TEXTS), LABELS)
 
 
+def test_resumed_fit_identity(fitted: TextClassifier, tmp_path: Path) -> None:
+    cut = make().fit(TEXTS, LABELS, callbacks=[lambda record: record["epoch"] == 3])
+    cut.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert again.resume_fit(TEXTS, LABELS) is again
+    np.testing.assert_array_equal(again.model_.linear.weights, fitted.model_.linear.weights)
+    with pytest.raises(NotFittedError, match=r"call fit\(texts, y\) first"):
+        make().resume_fit(TEXTS, LABELS)
+
+
 def test_reloaded_model_same_everywhere(fitted: TextClassifier, tmp_path: Path) -> None:
     fitted.save(tmp_path / "model")
     again = load_model(tmp_path / "model", verify=True)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 
 from extremax import fitting
 from extremax.fitting import Options
-from extremax.labelled_rows import LabelledRows, warn_unlabelled
+from extremax.labelled_rows import LabelledRows, check_row_weight, warn_unlabelled
 from extremax.linear import Features
 from extremax.model import ExtremeModel
 from extremax.noise import Noise
@@ -32,11 +32,8 @@ from extremax.validation import (
     Targets,
     check_classes,
     check_features,
-    check_memory,
     check_parameters,
     check_random_state,
-    check_sample_weight,
-    describe_memory,
     encode_targets,
     lookup_targets,
 )
@@ -190,7 +187,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ----------
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
             Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger than memory: it is
-            read in blocks.  Other types are converted in memory, and rows that are left out or kept back mean a copy of X.
+            read in blocks.  Other types are converted in memory, and sparse rows unpacked where minibatches share classes.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
             Labels of any hashable type.  A row with several (a list, set or array; a tuple is one label) makes one positive
             pair with each, repeated ones counted once.  An indicator matrix, sparse or dense, is 1 where a row has the label of
@@ -210,7 +207,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         check_settings(self.get_params(deep=False))
         features = check_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
-        data = LabelledRows.of(features, targets, check_sample_weight(sample_weight, targets.n_rows))
+        data = LabelledRows.of(features, targets, check_row_weight(sample_weight, targets))
         warn_unlabelled(targets, "y")
         if len(np.unique(data.ids)) < 2:
             raise ValueError(f"y has one class, {known.item(data.ids[0])!r}; ExtremeClassifier needs rows of at least two.")
@@ -224,7 +221,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         report = ProgressLine(int(self.verbose))
         options = self._options(data)
         data, judges = fitting.set_judges_aside(data, options, len(known), seed)
-        self._start(data, options, seed, report)
+        data = self._start(data, validation, options, seed, report)
+        validation = validation and validation.labelled()
         self._train(data, validation, options, options.n_epochs, callbacks, report, judges=judges, decays=True)
         return self
 
@@ -271,15 +269,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 f"y has one class, {known.item(0)!r}; ExtremeClassifier needs at least two."
                 " Declare them: partial_fit(X, y, classes=...)."
             )
-        weight = check_sample_weight(sample_weight, targets.n_rows)
-        weight = weight if weight is None or targets.rows is None else weight[targets.rows]
-        data = LabelledRows(features, targets.ids, targets.rows, weight)
+        data = LabelledRows.all_of(features, targets, check_row_weight(sample_weight, targets))
         warn_unlabelled(targets, "y")
         report = ProgressLine(int(self.verbose))
         if first_call:
             self._remember(X, features, known)
             options = self._options(data, streaming=True)
-            self._start(data, options, check_random_state(self.random_state), report)
+            data = self._start(data, None, options, check_random_state(self.random_state), report)
         else:
             options = self._options(data, goes_on=True)
         self._train(data, None, options, 1, (), report)
@@ -300,19 +296,22 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         threads = resolve_threads(self.n_jobs)
         return fitting.resolve(parameters, data.X.shape, len(self.classes_), len(data.ids), threads, streaming=streaming)
 
-    def _start(self, data: LabelledRows, options: Options, seed: int, report: ProgressLine) -> None:
-        X, n_classes = data.X, len(self.classes_)
-        need = fitting.fit_memory(X.shape, n_classes, options, keeps_best=self.patience is not None, n_pairs=len(data.ids))
-        report.say(f"fit needs {describe_memory(need)}")
-        check_memory(need, available=self.memory_limit, ways_out=fitting.ways_out(options))
+    def _start(
+        self, data: LabelledRows, validation: LabelledRows | None, options: Options, seed: int, report: ProgressLine
+    ) -> LabelledRows:
+        """A model before its first epoch; returns the rows as training takes them."""
+        n_classes = len(self.classes_)
+        fitting.require_memory(data, validation, n_classes, options, report, patience=self.patience, limit=self.memory_limit)
         started = time.perf_counter()
-        prepared = fitting.prepare(X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows)
+        data = fitting.unpack(data, options)
+        prepared = fitting.prepare(data.X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows)
         self.seed_ = seed
         self.model_: ExtremeModel = prepared.model
         self.choices_ = prepared.choices
         self.history_: list[dict[str, Any]] = [
             {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan"), "learning_rate": options.learning_rate}
         ]
+        return data
 
     def _train(
         self,
@@ -327,6 +326,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         decays: bool = False,
     ) -> None:
         started = time.perf_counter()
+        data = fitting.unpack(data, options)
         pairs, epoch_options = fitting.training_set(
             self.model_, data.X, data.ids, data.weight, options, self.seed_, rows=data.rows
         )
@@ -437,12 +437,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X: Any) -> NDArray[np.float32]:
         """log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
         features = self._fitted(X)
-        return self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_log_proba")
+        return self.model_.log_prob_all(features, n_jobs=self.n_jobs)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """p(y|x) of every class, in float64 (near 1, float32 rounds too much); refuses results too large for memory."""
         features = self._fitted(X)
-        return np.exp(self.model_.log_prob_all(features, n_jobs=self.n_jobs, caller="predict_proba"), dtype=np.float64)
+        return self.model_.prob_all(features, n_jobs=self.n_jobs)
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Mean log p(y|x) of the rows, bias removed, normalised over all classes; with several labels a row, of the pairs."""
@@ -456,7 +456,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         features = self._fitted(X)
         targets = self._targets(y, features, allow_unseen=True)
-        weight = check_sample_weight(sample_weight, targets.n_rows)
+        weight = check_row_weight(sample_weight, targets)
         warn_unlabelled(targets, "y")
         best, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
         rows = targets.row_index
@@ -468,9 +468,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         features = self._fitted(X)
         targets = self._targets(y, features, way_out=way_out)
         warn_unlabelled(targets, "y")
-        weight = check_sample_weight(sample_weight, targets.n_rows)
-        weight = weight if weight is None or targets.rows is None else weight[targets.rows]
-        return LabelledRows(features, targets.ids, targets.rows, weight).labelled()
+        return LabelledRows.all_of(features, targets, check_row_weight(sample_weight, targets)).labelled()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -5,7 +5,7 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from extremax.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, default_cells, route
 from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
+from extremax.validation import check_memory, describe_memory
 from extremax.whitening import Whitening, discriminants, fold, whiten_and_start
 
 _SHARED_WIDTH = 1024  # features up to which whitening them is cheap
@@ -157,7 +158,7 @@ def fit_memory(
     leaves = 1 << max(n_classes - 1, 0).bit_length()
     need = {"weights": weights, "accumulators": tables - weights}
     if options.shares:
-        size, batch = options.set_size(n_classes), options.batch_size or _SHARED_BATCH
+        size, batch = options.set_size(n_classes), min(options.batch_size or _SHARED_BATCH, n_pairs)
         need["rows"] = 4 * n_pairs * 10  # order, cells, and both once more while they are sorted
         need["minibatch"] = 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes + 64 * n_features**2
     else:
@@ -172,10 +173,39 @@ def fit_memory(
     return need
 
 
-def ways_out(options: Options) -> list[str]:
-    """What a user can do about too little memory."""
-    fewer = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
-    return ["optimizer='adagrad_row' halves the tables", *fewer] if options.optimizer == "adagrad" else fewer
+def require_memory(
+    data: LabelledRows,
+    validation: LabelledRows | None,
+    n_classes: int,
+    options: Options,
+    report: ProgressLine,
+    *,
+    patience: int | None,
+    limit: int | None,
+) -> None:
+    """Say what a fit needs beside X, and refuse it where there is less."""
+    X = data.X
+    need = fit_memory(X.shape, n_classes, options, keeps_best=patience is not None, n_pairs=len(data.ids))
+    ways_out = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
+    if options.optimizer == "adagrad":
+        ways_out.insert(0, "optimizer='adagrad_row' halves the tables")
+    row_bytes = (X.data.nbytes + X.indices.nbytes) // X.shape[0] if sparse.issparse(X) else 4 * X.shape[1]
+    if _unpacks(data, options):
+        need["unpacked rows"] = 4 * X.shape[0] * X.shape[1]
+        ways_out.insert(0, "objective='negative_sampling' leaves sparse rows as they are")
+    if validation is not None and validation.X is X:  # rows kept back are copied
+        need["validation rows"] = row_bytes * len(np.unique(validation.row_index))
+    report.say(f"fit needs {describe_memory(need)}")
+    check_memory(need, available=limit, ways_out=ways_out)
+
+
+def _unpacks(data: LabelledRows, options: Options) -> bool:
+    return options.shares and sparse.issparse(data.X)
+
+
+def unpack(data: LabelledRows, options: Options) -> LabelledRows:
+    """Matrix products with whitened rows want them dense; other objectives train on sparse rows."""
+    return replace(data, X=data.X.toarray()) if _unpacks(data, options) else data
 
 
 def prepare(
@@ -193,7 +223,6 @@ def prepare(
 
     `ids` and `weight` are those of the pairs; `rows` is the row of X of each, None where pair i is row i.
     """
-    X = dense_if_shared(X, options)
     # Rows without a pair are left out.  A row with several labels counts once for each, but not for the scale.
     labelled = None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0
     scale = feature_scale(X, labelled)
@@ -287,7 +316,7 @@ def finish(
         report.say(f"temperature {model.temperature:.3f}, by {known.X.shape[0]:,} rows that were not trained on")
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
-        X = dense_if_shared(data.X, options)
+        X = data.X
         noise = _make_noise(X, data.ids, data.weight, data.rows, n_classes, options, model.projection, seed, report, choices)
         model.noise = noise
         model.class_means = _class_means(model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes)
@@ -415,11 +444,6 @@ def _class_means(
     return means
 
 
-def dense_if_shared(X: Features, options: Options) -> Features:
-    """Matrix products with whitened rows want them dense."""
-    return X.toarray() if options.shares and sparse.issparse(X) else X
-
-
 def _shared_set(
     model: ExtremeModel,
     X: Features,
@@ -429,7 +453,6 @@ def _shared_set(
     seed: int,
     rows: NDArray[np.int64] | None,
 ) -> SharedSet:
-    X = dense_if_shared(X, options)
     n_classes, jobs = model.linear.n_classes, options.n_threads
     size = options.set_size(n_classes)
     cells = None
@@ -445,7 +468,7 @@ def _shared_set(
     counts = np.bincount(ids, weights=weight, minlength=n_classes).astype(np.float64)
     sets = ClassSets.make(counts, size, exponent=exponent, cells=cells, y=ids)
     assert model.whitening is not None
-    batch = options.batch_size or _SHARED_BATCH
+    batch = min(options.batch_size or _SHARED_BATCH, len(ids))
     weights = np.ones(len(ids), np.float32) if weight is None else weight
     return SharedSet(X, ids, weights, rows, sets, cells, model.whitening, model.linear.feature_scale, batch, seed, jobs)
 

@@ -9,12 +9,12 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.data.splits import split_rows
 from extremax.linear import Features
-from extremax.validation import Targets
+from extremax.validation import Targets, check_sample_weight
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,30 @@ class LabelledRows:
     rows: NDArray[np.int64] | None = None
     weight: NDArray[np.float32] | None = None
 
+    @property
+    def row_index(self) -> NDArray[np.int64]:
+        """Row of each pair, whatever their form."""
+        return np.arange(len(self.ids), dtype=np.int64) if self.rows is None else self.rows
+
+    @classmethod
+    def all_of(cls, X: Features, targets: Targets, row_weight: NDArray[np.float32] | None = None) -> LabelledRows:
+        """All pairs; those of a row have the row's weight."""
+        weight = row_weight if row_weight is None or targets.rows is None else row_weight[targets.rows]
+        return cls(X, targets.ids, targets.rows, weight)
+
     @classmethod
     def of(cls, X: Features, targets: Targets, row_weight: NDArray[np.float32] | None = None) -> LabelledRows:
-        """Pairs of known classes; those of a row have the row's weight, and at weight zero they are left out."""
-        weight = row_weight if row_weight is None or targets.rows is None else row_weight[targets.rows]
-        pairs = cls(X, targets.ids, targets.rows, weight)
+        """Pairs of known classes, but for those of weight zero."""
+        pairs = cls.all_of(X, targets, row_weight)
         kept = targets.ids >= 0
-        return pairs.take(kept if weight is None else kept & (weight > 0.0))
+        return pairs.take(kept if pairs.weight is None else kept & (pairs.weight > 0.0))
 
     def take(self, kept: NDArray[np.bool_]) -> LabelledRows:
-        """The marked pairs.  Where each row is a pair, the others go with their features; else X stays as it is."""
+        """The marked pairs; X stays as it is."""
         if kept.all():
             return self
-        weight = None if self.weight is None else self.weight[kept]
-        if self.rows is None:
-            return LabelledRows(self.X[kept], self.ids[kept], None, weight)
-        return LabelledRows(self.X, self.ids[kept], self.rows[kept], weight)
+        rows = np.flatnonzero(kept) if self.rows is None else self.rows[kept]
+        return LabelledRows(self.X, self.ids[kept], rows, None if self.weight is None else self.weight[kept])
 
     def labelled(self) -> LabelledRows:
         """The same pairs without the features of rows that have none: for prediction, which goes through all rows of X."""
@@ -50,10 +58,10 @@ class LabelledRows:
         used, rows = np.unique(self.rows, return_inverse=True)
         if len(used) == self.X.shape[0]:
             return self
-        return LabelledRows(self.X[used], self.ids, rows.astype(np.int64), self.weight)
+        return LabelledRows(self.X[used], self.ids, None if len(used) == len(rows) else rows.astype(np.int64), self.weight)
 
     def hold_out(self, fraction: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
-        """Rows to train on, and a share of them to validate on: whole rows, and never the last row of a class."""
+        """Rows to train on, and a share of them to validate on: whole rows, never the last row of a class, no copy of X."""
         if self.rows is None:
             _, held_out = split_rows(self.ids, fractions=(fraction,), seed=seed)
             kept = np.ones(len(self.ids), bool)
@@ -68,12 +76,12 @@ class LabelledRows:
                 f"validation_fraction is {fraction}, but no row can be kept back: each class needs one to train on. Give an"
                 " eval_set or more rows."
             )
-        valid = self.take(~kept).labelled()
+        valid = self.take(~kept)
         return self.take(kept), LabelledRows(valid.X, valid.ids, valid.rows)
 
     def set_aside(self, n_rows: int, seed: int) -> tuple[LabelledRows, LabelledRows]:
         """The pairs without those of some random rows, and these: no copy of X, and never the last row of a class."""
-        pair_rows = np.arange(len(self.ids), dtype=np.int64) if self.rows is None else self.rows
+        pair_rows = self.row_index
         offsets = np.searchsorted(pair_rows, np.arange(self.X.shape[0] + 1))
         left = np.bincount(self.ids)
         aside = np.zeros(self.X.shape[0], bool)
@@ -89,6 +97,14 @@ class LabelledRows:
         weight = None if self.weight is None else self.weight[~judged]
         rest = LabelledRows(self.X, self.ids[~judged], pair_rows[~judged], weight)
         return rest, LabelledRows(self.X, self.ids[judged], pair_rows[judged]).labelled()
+
+
+def check_row_weight(sample_weight: ArrayLike | None, targets: Targets) -> NDArray[np.float32] | None:
+    """One weight per row, as `check_sample_weight` returns them, of which some row with a label has one above zero."""
+    weight = check_sample_weight(sample_weight, targets.n_rows)
+    if weight is not None and not weight[targets.row_index].any():
+        raise ValueError("sample_weight is zero for every row with a label; at least one of their weights must be above zero.")
+    return weight
 
 
 def warn_unlabelled(targets: Targets, name: str) -> None:

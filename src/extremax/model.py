@@ -137,12 +137,15 @@ class ExtremeModel:
         """Scores of every class, bias removed: (n, n_classes)."""
         return predict.debiased_scores(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), n_jobs=n_jobs)
 
-    def log_prob_all(self, X: Features, *, n_jobs: int | None = None, caller: str = "log_prob_all") -> NDArray[np.float32]:
-        """log p(y|x) of every class: (n, n_classes); `caller` is named where that is too large."""
+    def log_prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
+        """log p(y|x) of every class: (n, n_classes)."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.predict_log_proba(
-            X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs, caller=caller
-        )
+        return predict.predict_log_proba(X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs)
+
+    def prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float64]:
+        """p(y|x) of every class, in float64: (n, n_classes)."""
+        Z = self.project(X, n_jobs=n_jobs)
+        return predict.predict_proba(X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs)
 
     def judge(
         self,

@@ -7,7 +7,7 @@ which unconditional distributions only count.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,23 @@ class Noise(Protocol):
     ) -> NDArray[np.float32]:
         """log p_n of every class: (n, n_classes)."""
         ...
+
+
+def class_weights(counts: NDArray[Any], exponent: float) -> NDArray[np.float64]:
+    """``counts ** exponent``, up to a factor that keeps it in range: 1 for the largest, and above 0 for all.
+
+    A class without rows counts as half a row, or as half the smallest count where that is less than one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class_weights(np.array([4, 2, 0]), 2.0).tolist()
+    [1.0, 0.25, 0.015625]
+    """
+    empty = 0.5 * np.min(counts, initial=1.0, where=counts > 0.0)
+    known = np.where(counts > 0.0, counts, empty)
+    weights: NDArray[np.float64] = np.maximum((known / known.max()) ** exponent, 1e-300)
+    return weights
 
 
 class _Unconditional:
@@ -134,8 +151,7 @@ class FrequencyNoise(_Unconditional):
                 f"counts[{', '.join(map(str, where))}] is {values[where]}; FrequencyNoise needs the number of rows of each"
                 " class, finite and at least 0."
             )
-        empty = 0.5 * np.min(values, initial=1.0, where=values > 0.0)
-        super().__init__(np.where(values > 0.0, values, empty) ** exponent)
+        super().__init__(class_weights(values, exponent) if values.size else values)
         self.counts, self.exponent = values, float(exponent)
 
 

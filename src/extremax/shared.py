@@ -29,6 +29,7 @@ from extremax.data.products import one_blas_thread
 from extremax.kernels.shared import apply_shared, draw_shared, find_slots, leave_out_labels, shared_softmax
 from extremax.kernels.updates import ModelArrays
 from extremax.linear import DenseWindows, Features, LinearModel, Window, epoch_seed, shuffled_windows
+from extremax.noise import class_weights
 from extremax.parallel import run, split, uninterrupted
 from extremax.tree import LabelTree
 from extremax.whitening import Whitening, fold, unfold
@@ -80,7 +81,7 @@ class ClassSets:
     ) -> ClassSets:
         """Sets of about `size` classes, by ``counts ** exponent``; half of them from the cell, where there are cells."""
         n_classes = len(counts)
-        known = np.where(counts > 0.0, counts, 0.5 * np.min(counts, initial=1.0, where=counts > 0.0)) ** exponent
+        known = class_weights(counts, exponent)
         size = min(size, n_classes)
         if cells is None or y is None or size == n_classes:
             no_cells = np.zeros(2, np.int64)
@@ -91,7 +92,7 @@ class ClassSets:
         offsets = np.searchsorted(cell, np.arange(int(cells.max()) + 2)).astype(np.int64)
         cumulative = np.empty(len(pairs))
         for a, b in itertools.pairwise(offsets):
-            cumulative[a:b] = np.cumsum(inclusion(number[a:b].astype(np.float64) ** exponent, share))
+            cumulative[a:b] = np.cumsum(inclusion(class_weights(number[a:b], exponent), share))
         return cls(np.cumsum(inclusion(known, size - share)), offsets, classes, cumulative, size)
 
     def of_cell(self, cell: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:

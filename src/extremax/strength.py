@@ -64,7 +64,7 @@ def fit_tuned(
     True
     """
     rng = np.random.default_rng((seed, 2))
-    row = np.arange(len(y)) if rows is None else rows
+    row = np.arange(len(y)) if rows is None else np.cumsum(np.diff(rows, prepend=rows[0]) != 0)  # of those with a line
     held_out = (rng.random(int(row.max()) + 1) < _HELD_OUT)[row]
     if not held_out.any() or held_out.all():
         held_out = row % 10 == 9

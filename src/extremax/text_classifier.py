@@ -82,6 +82,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.classifier_.fit(X, y, sample_weight, eval_set=validation, classes=classes, callbacks=callbacks)
         return self
 
+    def resume_fit(self, texts: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
+        """Go on with a `fit` that was cut short, or saved on the way; see `ExtremeClassifier.resume_fit`."""
+        self._of(texts).resume_fit(self.transform(texts), y, callbacks=callbacks)
+        return self
+
     def partial_fit(
         self,
         texts: Sequence[str],

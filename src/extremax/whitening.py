@@ -31,6 +31,7 @@ from extremax.parallel import run, split
 RIDGE = 0.1
 _SHRINKAGE = 1.0  # rows at the mean of all that each class is given
 _LEAST_WITHIN = 0.05  # share of the variance that is taken to be inside the classes, at least
+_NO_SPREAD = 1e-14  # variance of rows of unit length that is the rounding of float32
 _BLOCK = 4096
 _JUDGES = 512  # training rows that choose the sharpness
 _RIVALS = 2048  # classes they are compared with
@@ -67,8 +68,9 @@ class Whitening(NamedTuple):
         variance, basis = scipy.linalg.eigh(covariance)
         variance = np.maximum(variance, 0.0)
         total = float(variance.sum())
-        floor = ridge * total / len(variance) if total > 0.0 else 1.0
-        scale = float(np.sum(variance / (variance + floor))) ** -0.5 if total > 0.0 else 1.0
+        varies = total > _NO_SPREAD
+        floor = ridge * total / len(variance) if varies else 1.0
+        scale = float(np.sum(variance / (variance + floor))) ** -0.5 if varies else 1.0
         roots = np.sqrt(variance + floor)
         matrix, inverse = scale * (basis / roots) @ basis.T, (basis * roots) @ basis.T / scale
         return cls(matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32))

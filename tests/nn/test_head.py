@@ -322,6 +322,26 @@ def test_first_fit_starts_from_the_tree(data):
     np.testing.assert_allclose(head.log_prob(hidden).detach(), expected, atol=1e-5)
 
 
+def test_buffers_of_another_process_are_noticed(data):
+    """DistributedDataParallel copies the first process's buffers into those of all others before each step."""
+    hidden, y = tensors(data)
+    first, other = make_head(), make_head()
+    for head, rows in ((first, slice(0, 1000)), (other, slice(1000, 2000))):
+        head.fit_tree(hidden[rows], y[rows])
+        head.noise.current()
+    for ours, theirs in zip(other.buffers(), first.buffers(), strict=True):
+        ours.copy_(theirs)
+    assert torch.equal(other(hidden[:9], y[:9]).labels, first(hidden[:9], y[:9]).labels)
+
+
+def test_refit_of_weights_in_several_processes_rejects(data, monkeypatch):
+    monkeypatch.setattr("extremax.nn.head._n_processes", lambda: 2)
+    with pytest.raises(
+        ValueError, match=r"refit_every with base='noise' changes the weights, .* call fit_tree in every process"
+    ):
+        make_head(base="noise", refit_every=5)(*tensors(data))
+
+
 # -- state ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +425,7 @@ def test_wrong_options_rejects(options, sentence):
         (lambda head: head.predict_topk(torch.zeros(1, WIDTH), 1, search="beam"), "none was fitted yet"),
         (lambda head: head.fit_tree(np.zeros((3, 2)), np.zeros(3, int)), r"features has shape \(3, 2\)"),
         (lambda head: head.fit_tree(np.full((3, WIDTH), np.nan), np.zeros(3, int)), "NaN or infinity"),
+        (lambda head: head.fit_tree(np.zeros((3, WIDTH)), np.full(3, -100)), "no row other than ignore_index"),
     ],
 )
 def test_wrong_input_rejects(call, sentence):

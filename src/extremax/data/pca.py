@@ -10,6 +10,7 @@ the same for any thread count, and for an array in memory or on disk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ _PROJECT_BLOCK = 1024  # rows per projection task
 _EXACT_WIDTH = 1024  # features up to which the covariance matrix is formed
 _SPARSE_WIDTH = 4096  # features beyond which sparse rows are not unpacked
 _OVERSAMPLING = 16
+_USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
 _POWER_STEPS = 4
 _RELATIVE_RANK = 1e-7  # a direction with less than this share of the largest variance is rounding error in float32
 
@@ -102,16 +104,17 @@ class PCA:
         rows = _Rows(X, sample_weight, max_rows)
         n_components = min(n_components, rows.n_features)
         with one_blas_thread():
-            total, shift = rows.total_weight(), rows.shift()
+            total = rows.total_weight()
             if rows.n_features <= _EXACT_WIDTH:
-                covariance, mean = _covariance(rows, shift, total, n_jobs)
+                covariance, mean = _covariance(rows, total, n_jobs)
                 first = rows.n_features - n_components
                 values, vectors = np.zeros(0), np.zeros((rows.n_features, 0))
                 if n_components:
                     values, vectors = scipy.linalg.eigh(covariance, subset_by_index=(first, rows.n_features - 1))
             else:
-                values, vectors, mean = _subspace_iteration(rows, shift, total, n_components, n_jobs)
-        return cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
+                values, vectors, mean = _subspace_iteration(rows, total, n_components, n_jobs)
+        found = cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
+        return cls(found.components, found.mean, found.explained_variance / rows.unit**2)
 
     @classmethod
     def _from_eigen(cls, values: Float64, vectors: Float64, mean: Float64) -> PCA:
@@ -173,13 +176,6 @@ class _Rows:
         self.stay_sparse = self.sparse and self.n_features > _SPARSE_WIDTH
         n_samples = int(X.shape[0])
         self.index: NDArray[np.int64] | None = None
-        self.n_rows = n_samples
-        if max_rows is not None and n_samples > max_rows:
-            # One random row from each stretch: sorted, without repeats, and blind to any period in the order of the rows.
-            jitter = np.random.Generator(np.random.SFC64(0)).random(max_rows)
-            edges = (np.arange(max_rows + 1, dtype=np.int64) * n_samples) // max_rows
-            self.index = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
-            self.n_rows = max_rows
         self.weight: Float64 | None = None
         if sample_weight is not None:
             weight = np.asarray(sample_weight, dtype=np.float64)
@@ -187,11 +183,19 @@ class _Rows:
                 raise ValueError(
                     f"sample_weight must hold {n_samples} finite numbers >= 0, not all zero; got shape {weight.shape}."
                 )
-            if self.index is not None:
-                weight = weight[self.index]
-                if weight.sum() <= 0:
-                    raise ValueError("all rows drawn for the PCA have sample_weight 0; pass max_rows=None.")
+            if weight.min() == 0:  # such rows are as good as absent
+                self.index = np.flatnonzero(weight)
+        self.n_rows = n_samples if self.index is None else len(self.index)
+        if max_rows is not None and self.n_rows > max_rows:
+            # One random row from each stretch: sorted, without repeats, and blind to any period in the order of the rows.
+            jitter = np.random.Generator(np.random.SFC64(0)).random(max_rows)
+            edges = (np.arange(max_rows + 1, dtype=np.int64) * self.n_rows) // max_rows
+            drawn = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
+            self.index, self.n_rows = drawn if self.index is None else self.index[drawn], max_rows
+        if sample_weight is not None:
+            weight = weight if self.index is None else weight[self.index]
             self.weight = weight / weight.mean()
+        self.shift, self.unit = self._typical()
         self.blocks = split(self.n_rows, 4 * _BLOCK if self.stay_sparse else _BLOCK)
 
     def total_weight(self) -> float:
@@ -207,13 +211,30 @@ class _Rows:
             block = block.toarray()
         return np.ascontiguousarray(block, dtype=np.float32)
 
-    def shift(self) -> Float32:
-        """About the mean, from some 4,096 rows: sums of squares around it lose no digits in float32."""
-        if self.stay_sparse:
-            return np.zeros(self.n_features, dtype=np.float32)  # subtracting anything would fill the matrix
+    def _typical(self) -> tuple[Float32, float]:
+        """About the mean, and a power of two that brings what is around it near one, both from some 4,096 rows.
+
+        Sums of squares around the mean lose no digits in float32, and in that unit they neither overflow nor vanish.
+        """
         rows = self.take(0, self.n_rows, max(1, self.n_rows // _BLOCK))
-        mean: Float32 = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return mean
+        if self.stay_sparse:
+            mean = np.zeros(self.n_features, dtype=np.float32)  # subtracting anything would fill the matrix
+            largest = float(np.abs(rows.data).max(initial=0.0))
+        else:
+            mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+            centre = mean.astype(np.float64)
+            largest = float(np.maximum(rows.max(axis=0) - centre, centre - rows.min(axis=0)).max())
+        _, exponent = math.frexp(largest)
+        return mean, 1.0 if abs(exponent) <= _USUAL_EXPONENT else 2.0 ** -min(max(exponent, -126), 126)
+
+    def around_shift(self, start: int, stop: int) -> Any:
+        """Rows in a new array, around `shift` and in `unit`."""
+        block = self.take(start, stop)
+        if not self.stay_sparse:
+            block = block - self.shift
+        if self.unit != 1.0:
+            block = block * np.float32(self.unit)
+        return block
 
     def root_weight(self, start: int, stop: int) -> Float32 | None:
         return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
@@ -237,17 +258,16 @@ def _sum_blocks(
     run(add, lanes, resolve_threads(n_jobs))
     total: Float64 = sums.sum(axis=0) if lanes > 2 else np.add(sums[0], sums[1])
     if not np.isfinite(total).all():
-        raise ValueError("X holds numbers whose squares overflow float32, above about 1e17; scale the features down first.")
+        raise ValueError("X holds a few numbers that are more than 1e17 times as large as most; clip or drop them first.")
     return total
 
 
-def _covariance(rows: _Rows, shift: Float32, total: float, n_jobs: int | None) -> tuple[Float64, Float64]:
-    """Covariance (f, f) and mean (f,): products of rows around `shift`, corrected by how far the mean is from it."""
+def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64, Float64]:
+    """Covariance (f, f) in the rows' unit, and mean (f,): products around the shift, corrected by how far off the mean is."""
     n_features = rows.n_features
 
     def partial(start: int, stop: int) -> NDArray[Any]:
-        block = rows.take(start, stop)
-        block = block - shift  # a new array: the caller's rows stay as they are
+        block = rows.around_shift(start, stop)
         root = rows.root_weight(start, stop)
         out = np.empty((n_features + 1, n_features), dtype=np.float32)
         if root is not None:
@@ -259,13 +279,13 @@ def _covariance(rows: _Rows, shift: Float32, total: float, n_jobs: int | None) -
     sums = _sum_blocks(rows, (n_features + 1, n_features), partial, n_jobs)
     drift = sums[0] / total
     covariance = sums[1:] / total - np.outer(drift, drift)
-    return (covariance + covariance.T) / 2.0, shift + drift
+    return (covariance + covariance.T) / 2.0, rows.shift + drift / rows.unit
 
 
-def _subspace_iteration(
-    rows: _Rows, shift: Float32, total: float, n_components: int, n_jobs: int | None
-) -> tuple[Float64, Float64, Float64]:
-    """Largest eigenpairs of the covariance by products ``C Q``, rising order, and the mean: for many features."""
+def _subspace_iteration(rows: _Rows, total: float, n_components: int, n_jobs: int | None) -> tuple[Float64, Float64, Float64]:
+    """Largest eigenpairs of the covariance in the rows' unit, by products ``C Q``, rising order, and the mean: for many
+    features.
+    """
     n_features = rows.n_features
     width = min(n_components + _OVERSAMPLING, n_features)
     basis = np.random.Generator(np.random.SFC64(0)).standard_normal((n_features, width))
@@ -278,10 +298,8 @@ def _subspace_iteration(
         Q32 = Q.astype(np.float32)
 
         def partial(start: int, stop: int) -> NDArray[Any]:
-            block = rows.take(start, stop)
+            block = rows.around_shift(start, stop)
             weight = rows.weight[start:stop].astype(np.float32) if rows.weight is not None else None
-            if not rows.stay_sparse:
-                block = block - shift
             right = np.empty((stop - start, width + 1), dtype=np.float32)
             right[:, :width] = block @ Q32
             right[:, width] = 1.0
@@ -299,7 +317,7 @@ def _subspace_iteration(
     small = basis.T @ product(basis)
     values, rotation = scipy.linalg.eigh((small + small.T) / 2.0)
     vectors = basis @ rotation
-    return values[width - n_components :], vectors[:, width - n_components :], shift + drift
+    return values[width - n_components :], vectors[:, width - n_components :], rows.shift + drift / rows.unit
 
 
 def _orthonormal(A: Float64) -> Float64:

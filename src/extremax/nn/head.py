@@ -87,7 +87,8 @@ class AdversarialSoftmax(nn.Module):
         of the rows that the tree is fitted on.
     refit_every : int, optional
         Fit the tree after every so many training steps, on hidden states and targets of the latest `refit_rows` rows, which are
-        kept on the CPU.  None: only when `fit_tree` is called.
+        kept on the CPU.  None: only when `fit_tree` is called.  Under ``DistributedDataParallel`` every process draws from
+        the tree of the first, which reaches it with the buffers; ``base="noise"`` is refused there, see `fit_tree`.
     refit_rows : int
         See `refit_every`.
     ignore_index : int
@@ -217,7 +218,7 @@ class AdversarialSoftmax(nn.Module):
         """Target and negatives of each row, and log p_n of all of them."""
         noise, Z = self.noise.current(), self.noise.project(h)
         targets = y.cpu().numpy().astype(np.int32)
-        rank = torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
+        rank = torch.distributed.get_rank() if _n_processes() > 1 else 0
         step = np.random.SeedSequence((self.random_state, int(self.n_steps), rank)).generate_state(1, np.uint64)
         negatives, log_noise = noise.sample(Z, self.n_negatives, int(step[0]), n_jobs=self.n_jobs)
         labels = np.concatenate([targets[:, None], negatives], axis=1)
@@ -238,6 +239,9 @@ class AdversarialSoftmax(nn.Module):
         self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike, *, keep_scores: bool | None = None
     ) -> Rebase | None:
         """Fit the label tree to hidden states and their targets; from now on negatives come from it.
+
+        With ``base="noise"`` the weights change too: where processes train copies of the head together, call this in each of
+        them with the same rows.
 
         Parameters
         ----------
@@ -262,6 +266,10 @@ class AdversarialSoftmax(nn.Module):
                 f"features has shape {X.shape} and targets {y.shape}; fit_tree needs (n, {self.in_features}) and (n,), n > 0."
             )
         rows = y != self.ignore_index
+        if not rows.any():
+            raise ValueError(
+                f"targets holds no row other than ignore_index ({self.ignore_index}); fit_tree needs at least one."
+            )
         X, y = (X, y) if rows.all() else (X[rows], y[rows])
         self._check_targets(torch.from_numpy(y))
         if not np.isfinite(X).all():
@@ -326,6 +334,11 @@ class AdversarialSoftmax(nn.Module):
         """Remember the latest rows for the next fit, and fit when it is time."""
         if self.refit_every is None:
             return
+        if self.base == "noise" and _n_processes() > 1:
+            raise ValueError(
+                "refit_every with base='noise' changes the weights, in every process by rows of its own. Use base='none', or"
+                " call fit_tree in every process with the same rows."
+            )
         steps = int(self.n_steps)
         if steps > 0 and steps % self.refit_every == 0 and self._recent:
             self.fit_tree(torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent]))
@@ -441,6 +454,12 @@ class AdversarialSoftmax(nn.Module):
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
             wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
+
+
+def _n_processes() -> int:
+    """Processes that train together, in the sense of torch.distributed."""
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_world_size()) if together else 1
 
 
 def _to_numpy(values: Tensor | ArrayLike) -> NDArray[np.generic]:

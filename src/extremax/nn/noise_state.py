@@ -6,6 +6,7 @@ come from the compiled tree on the CPU, which is made from the buffers when it i
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class NoiseState(nn.Module):
     mean: Tensor
     class_counts: Tensor
     has_tree: Tensor
+    version: Tensor
 
     def __init__(self, in_features: int, n_classes: int, n_components: int, tree_share: float, counts: NDArray[Any]) -> None:
         super().__init__()
@@ -46,8 +48,12 @@ class NoiseState(nn.Module):
         self.register_buffer("mean", torch.zeros(in_features))
         self.register_buffer("class_counts", torch.from_numpy(np.array(counts, np.float32)))
         self.register_buffer("has_tree", torch.zeros((), dtype=torch.bool))
+        # Changes with the content of the others.  DistributedDataParallel copies the buffers of the first process into those of
+        # all others, and tells nobody.
+        self.register_buffer("version", torch.zeros((), dtype=torch.int64))
         self._noise: Noise | None = None
         self._tree: LabelTree | None = None
+        self._made_from = 0
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
@@ -81,7 +87,9 @@ class NoiseState(nn.Module):
 
     def current(self) -> Noise:
         """The distribution that negatives are drawn from at present."""
-        if self._noise is None:
+        version = int(self.version)
+        if self._noise is None or self._made_from != version:
+            self._made_from, self._tree = version, None
             frequencies = self.frequencies()
             if not bool(self.has_tree):
                 self._noise = frequencies
@@ -105,6 +113,7 @@ class NoiseState(nn.Module):
             buffer: Tensor = getattr(self, name)
             buffer.copy_(torch.from_numpy(np.array(values, order="C")))
         self.has_tree.fill_(True)
+        self.version.fill_(zlib.crc32(tree.biases.tobytes(), zlib.crc32(tree.weights.tobytes())))
         self.forget()
 
     def project(self, hidden: Tensor) -> Float32:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -102,12 +104,7 @@ def debiased_scores(
     """
     check_arguments(X, Z, model, 1, 1.0)
     n_rows, n_classes = X.shape[0], len(model.weights)
-    needed = 4 * n_rows * n_classes
-    if needed > memory_limit:
-        raise ValueError(
-            f"{caller} would return {n_rows} rows x {n_classes} classes, {needed / 2**30:.1f} GiB, more than the limit of"
-            f" {memory_limit / 2**30:.1f} GiB. Use predict_topk, which keeps only the best classes, or pass fewer rows."
-        )
+    _check_result(n_rows, n_classes, 4, memory_limit, caller)
     out = np.empty((n_rows, n_classes), np.float32)
     source = ClassTiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
     for first, last in split(n_rows, source.block_rows):
@@ -129,7 +126,6 @@ def predict_log_proba(
     memory_limit: int = RESULT_BYTES,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
-    caller: str = "predict_log_proba",
 ) -> NDArray[np.float32]:
     """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names predict_topk.
 
@@ -140,7 +136,40 @@ def predict_log_proba(
     [[0.5, 0.5]]
     """
     check_arguments(X, Z, model, 1, temperature)
-    scores = debiased_scores(
-        X, model, noise, Z, memory_limit=memory_limit, scratch_bytes=scratch_bytes, n_jobs=n_jobs, caller=caller
-    )
+    options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs, "caller": "predict_log_proba"}
+    scores = debiased_scores(X, model, noise, Z, memory_limit=memory_limit, **options)
     return log_softmax(scores, temperature=temperature, out=scores)
+
+
+def predict_proba(
+    X: Features,
+    model: Scorer,
+    noise: Noise | None,
+    Z: NDArray[np.float32] | None,
+    *,
+    temperature: float = 1.0,
+    memory_limit: int = RESULT_BYTES,
+    scratch_bytes: int = SCRATCH_BYTES,
+    n_jobs: int | None = None,
+) -> NDArray[np.float64]:
+    """p(y|x) of every class, in float64 because float32 rounds too much near 1; else as `predict_log_proba`.
+
+    Examples
+    --------
+    >>> from extremax.linear import LinearModel
+    >>> predict_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None).tolist()
+    [[0.5, 0.5]]
+    """
+    _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
+    options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    log_prob = predict_log_proba(X, model, noise, Z, temperature=temperature, memory_limit=memory_limit, **options)
+    return np.exp(log_prob, dtype=np.float64)
+
+
+def _check_result(n_rows: int, n_classes: int, item_bytes: int, memory_limit: int, caller: str) -> None:
+    needed = item_bytes * n_rows * n_classes
+    if needed > memory_limit:
+        raise ValueError(
+            f"{caller} would return {n_rows} rows x {n_classes} classes, {needed / 2**30:.1f} GiB, more than the limit of"
+            f" {memory_limit / 2**30:.1f} GiB. Use predict_topk, which keeps only the best classes, or pass fewer rows."
+        )

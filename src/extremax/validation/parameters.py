@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from extremax.validation.wording import short
 
+_LEAST_WEIGHT = 1e-15  # that the largest weight may be, and the inverse of the most
+
 
 def check_sample_weight(sample_weight: Any, n_samples: int, *, name: str = "sample_weight") -> NDArray[np.float32] | None:
     """Return one finite weight >= 0 per row as float32, or None for None; a single number is the weight of every row."""
@@ -33,6 +35,10 @@ def check_sample_weight(sample_weight: Any, n_samples: int, *, name: str = "samp
         raise ValueError(f"{name}[{row}] is {given[row]}; a weight is a finite number >= 0.")
     if not (given > 0).any():
         raise ValueError(f"{name} is zero for every row: at least one weight must be above zero.")
+    if not _LEAST_WEIGHT <= given.max() <= 1.0 / _LEAST_WEIGHT:
+        raise ValueError(
+            f"the largest {name} is {given.max():g}; squares of such numbers leave float32. Divide the weights by their mean."
+        )
     return given.astype(np.float32)
 
 
