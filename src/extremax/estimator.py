@@ -21,6 +21,7 @@ from extremax.linear import Features
 from extremax.model import ExtremeModel
 from extremax.noise import Noise
 from extremax.parallel import resolve_threads
+from extremax.predict import overflow_error
 from extremax.progress import ProgressLine
 from extremax.settings import check_patience, check_settings
 from extremax.training import Callback, Plan, train
@@ -392,8 +393,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label of each row."""
         features = self._fitted(X)
-        ids, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
-        return self._named(ids)[:, 0]
+        return self._named(*self.model_.top_k(features, 1, n_jobs=self.n_jobs))[:, 0]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
@@ -420,12 +420,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         ids, log_prob = self.model_.top_k(features, k, search=search, beam_width=beam_width, n_jobs=self.n_jobs)
-        return self._named(ids), log_prob
+        return self._named(ids, log_prob), log_prob
 
-    def _named(self, ids: NDArray[np.int32]) -> NDArray[Any]:
-        if ids.size and ids.min() < 0:  # k is at most n_classes: a missing class means scores that are not numbers
-            row = int(np.argmin(ids.min(axis=1)))
-            raise ValueError(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
+    def _named(self, ids: NDArray[np.int32], log_prob: NDArray[np.float32]) -> NDArray[Any]:
+        # k is at most n_classes: a missing class means scores that are not numbers.
+        known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
+        if not known.all():
+            raise overflow_error(int(np.argmin(known)))
         return self.classes_[ids]
 
     def decision_function(self, X: Any) -> NDArray[np.float32]:

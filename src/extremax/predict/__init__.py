@@ -15,7 +15,15 @@ for the tree.  ``temperature`` divides debiased scores before they are normalise
 from extremax.predict.cells import CellIndex, cells_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
-from extremax.predict.scores import RESULT_BYTES, debiased_scores, log_softmax, predict_log_proba, predict_proba, remove_bias
+from extremax.predict.scores import (
+    RESULT_BYTES,
+    debiased_scores,
+    log_softmax,
+    overflow_error,
+    predict_log_proba,
+    predict_proba,
+    remove_bias,
+)
 from extremax.predict.search import BEAM_WIDTH, Evaluation, beam_topk, evaluate, exact_topk, log_likelihood
 
 __all__ = [
@@ -36,6 +44,7 @@ __all__ = [
     "judge_pairs",
     "log_likelihood",
     "log_softmax",
+    "overflow_error",
     "predict_log_proba",
     "predict_proba",
     "remove_bias",

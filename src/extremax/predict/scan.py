@@ -84,8 +84,9 @@ class Rows:
         """``x . w_y``, (rows, stop - start); a copy of weights, where one is needed, is no larger than a tile."""
         in_place = self.order is None and self.used is None
         piece = stop - start if in_place else max(topk.STRIP, _TILE_SCORES // max(self.x.shape[1], 1))
-        for a, b in split(stop - start, max(piece, 1)):
-            np.matmul(self.x, self._part(start + a, start + b, buffers).T, out=out[:, a:b])
+        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the scores, and name the row
+            for a, b in split(stop - start, max(piece, 1)):
+                np.matmul(self.x, self._part(start + a, start + b, buffers).T, out=out[:, a:b])
         return out
 
     def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:

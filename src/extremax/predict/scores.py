@@ -113,7 +113,15 @@ def debiased_scores(
         block *= np.float32(model.feature_scale)
         block += model.biases
         remove_bias(block, None if noise is None else source.start_block(first, last), out=block)
+        finite = np.isfinite(block.max(axis=1)) & np.isfinite(block.min(axis=1))
+        if not finite.all():
+            raise overflow_error(first + int(np.argmin(finite)))
     return out
+
+
+def overflow_error(row: int) -> ValueError:
+    """For a row of X whose scores are no numbers."""
+    return ValueError(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
 
 
 def predict_log_proba(
