@@ -331,7 +331,7 @@ def _fit_cells(
     size = min(len(labelled), predict.sample_size(model.linear.n_features))
     some = np.random.default_rng((seed, 5)).choice(labelled, size, replace=False)
     places = np.argsort(some)  # read from the file in its order, then put back: the last rows judge the others' work
-    rows = dense_if_shared(data.X[some[places]], options)
+    rows = data.X[some[places]]
     back = np.empty(size, np.int64)
     back[places] = np.arange(size)
     report.say("fitting the cells of beam search")

@@ -39,7 +39,8 @@ _CHUNK_ROWS = 256  # rows read together from a file
 _WINDOW_BYTES = 256 << 20
 _STRETCH_PAIRS = 1 << 17  # pairs between two looks at the clock and the keyboard
 _PRIOR_PAIRS = 4  # pairs per class between two steps of the prior
-_SHORTEST_ROW = 1e-34  # on average, and the inverse of the longest: products with weights stay in float32
+_LONGEST_ROW = 1e34  # on average: products with weights stay in float32
+_SHORTEST_ROW = 1e-30  # on average; shorter ones are as good as zero, since float32 has few digits left for them
 _FIRST_SQUARE = 1e-8  # start of Adagrad's sums: keeps a vanishing first gradient from a full-length step
 
 
@@ -67,12 +68,12 @@ def feature_scale(X: Features, used: NDArray[np.bool_] | None = None) -> float:
             block = X[i : i + 4096] if used is None else X[i : i + 4096][used[i : i + 4096]]
             total += float(np.square(block, dtype=np.float64).sum())
     mean = total / (X.shape[0] if used is None else int(used.sum()))
-    if mean > 0.0 and not _SHORTEST_ROW <= mean**0.5 <= 1.0 / _SHORTEST_ROW:
+    length = mean**0.5
+    if length > _LONGEST_ROW:
         raise ValueError(
-            f"the rows of X are {mean**0.5:g} long on average, near the end of float32; bring them to {_SHORTEST_ROW:g} to"
-            f" {1.0 / _SHORTEST_ROW:g} by multiplying all features by one number first."
+            f"the rows of X are {length:g} long on average, near the end of float32; divide all features by one large number."
         )
-    return float(mean**-0.5) if mean > 0.0 else 1.0
+    return 1.0 / length if length >= _SHORTEST_ROW else 1.0
 
 
 @dataclass
