@@ -15,12 +15,12 @@ import math
 import numpy as np
 
 from extremax._jit import inline, njit, prefetch
-from extremax.kernels.topk import NO_LABEL, _ordered, _replace_worst, _sort_heap, exp_nonpositive
+from extremax.kernels.topk import NO_LABEL, _ordered, _replace_worst, _sort_heap, _unordered, exp_nonpositive
 
 CHILDREN = 4  # nodes below a node, and classes of a cell at most: the weight vectors that are taken at a time
 _TILE = 32  # rows that stay in the first cache while the nodes of the top level go by
 _LINE = 16  # float32 in a cache line
-_ZERO = np.float32(0.0)
+_ZERO, _HALF = np.float32(0.0), np.float32(0.5)
 _MINUS_INF = np.float32(-np.inf)
 _INT32_MAX = np.int32(0x7FFFFFFF)
 
@@ -164,6 +164,7 @@ def keep_best(scores, n_scores, before, keys, kept):
     columns.  ``kept`` (n, width) with width <= n_scores is filled; ``keys`` (n_scores,) is scratch.
     """
     width = np.int32(kept.shape[1])
+    picked = np.empty(n_scores + 1, np.int32)
     for i in range(scores.shape[0]):
         row = scores[i, :n_scores]
         for j in range(n_scores):
@@ -173,31 +174,40 @@ def keep_best(scores, n_scores, before, keys, kept):
             least = min(least, keys[j])
         for j in range(n_scores):
             most = max(most, keys[j])
-        low, high = np.int64(least), np.int64(most)  # at least `width` keys are >= low; fewer are > high
-        while low < high:
-            middle = np.int32((low + high + 1) >> 1)
+        # At least `width` keys are >= low, fewer are > high.  Halving the values takes fewer turns than halving their bits.
+        low, high, exact = np.int64(least), np.int64(most), n_scores == width
+        while low < high and not exact:
+            middle = _ordered((_unordered(np.int32(low)) + _unordered(np.int32(high))) * _HALF)
+            if middle <= low or middle > high:
+                middle = np.int32((low + high + 1) >> 1)
             count = np.int32(0)
             for j in range(n_scores):
                 count += np.int32(keys[j] >= middle)
+            exact = count == width
             if count >= width:
                 low = np.int64(middle)
-                if count == width:
-                    break
             else:
                 high = np.int64(middle) - 1
         threshold = np.int32(low)
-        ties = np.int64(width)
-        for j in range(n_scores):
-            ties -= np.int64(keys[j] > threshold)
-        # Without a branch on the keys, whose outcome no processor can guess: each place is written, and kept or written over.
         m = np.int64(0)
-        for j in range(n_scores):
-            if m == width:
-                break
-            tie = np.int64(keys[j] == threshold) & np.int64(ties > 0)
-            ties -= tie
-            kept[i, m] = j if before.shape[1] == 0 else CHILDREN * before[i, j // CHILDREN] + j % CHILDREN
-            m += np.int64(keys[j] > threshold) | tie
+        if exact:
+            # Without a branch, whose outcome no processor can guess: each place is written, and kept or written over.
+            for j in range(n_scores):
+                picked[m] = j
+                m += np.int64(keys[j] >= threshold)
+        else:
+            ties = np.int64(width)
+            for j in range(n_scores):
+                ties -= np.int64(keys[j] > threshold)
+            for j in range(n_scores):
+                tie = keys[j] == threshold and ties > 0
+                if tie or keys[j] > threshold:
+                    ties -= np.int64(tie)
+                    picked[m] = j
+                    m += 1
+        for j in range(width):
+            place = picked[j]
+            kept[i, j] = place if before.shape[1] == 0 else CHILDREN * before[i, place // CHILDREN] + place % CHILDREN
 
 
 @njit

@@ -7,8 +7,8 @@ comes out has a linear guess at the best score among its classes,
 
     max over y in g of s_y(x)  ~  v_g . x + c_g,
 
-by least squares over rows that were scored exactly.  A search keeps the `beam_width` nodes of the highest guess at each level
-and scores the classes of the last ones exactly.
+by least squares over rows that were scored exactly.  A search keeps the nodes of the highest guesses at each level, at the
+last one `beam_width` cells, and scores their classes exactly.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ Float32: TypeAlias = NDArray[np.float32]
 
 LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
 MOST_FEATURES = 2048  # the least squares take their square in memory and their cube in time
-AGREEMENT = (
-    0.991  # rows that the default width is to find the exact best class of: a little more than the 99% that are promised
-)
+AGREEMENT = 0.99  # share of the rows whose exact best class the default width is to find
 _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
 _JUDGES = 2048  # rows that choose the width
 _RIDGE = 1e-3  # of the mean variance of a feature: towards the mean weights of the cell
+_LEAST_SPREAD = 0.5  # the children of the nodes kept are then enough
+_LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
 _ITERATIONS, _SAMPLE = 4, 2048  # of two means, and the classes of a large node that they look at
 _SUBTREE = 2048  # classes that are copied together before they are cut further
+_TASK_CLASSES, _TASK_ROWS = 512, 1024  # whose scores a thread makes at a time: 2 MB
 _BLOCK_ROWS = 2048  # rows that are searched together: the weights of a cell are read once for all of them
 _BLOCK_SCORES = 1 << 23  # ... fewer where the beam is wide
 _ROUTED_ROWS = 256  # rows of these that go through the levels together: they stay in the second cache
-_GATHER = 1.6  # time of a score that is looked up over that of one in a large product
+# Time of a score, choosing by it included, over that of one in exact search: at the first level, below it, and of a class.
+_FIRST_SCORE, _NODE_SCORE, _CLASS_SCORE = 1.4, 1.9, 2.5
 
 
 def sample_size(n_features: int) -> int:
@@ -70,6 +72,19 @@ def _depths(n_classes: int) -> list[int]:
     return list(range(first, last + 1, 2))
 
 
+def _widths(depths: list[int], beam_width: int, spread: float) -> list[int]:
+    """Nodes kept at each level."""
+    above = max(int(np.ceil(beam_width * spread)), 1)
+    return [min(beam_width if depth == depths[-1] else above, 1 << depth) for depth in depths]
+
+
+def _cost(n_classes: int, depths: list[int], widths: list[int]) -> float:
+    """Time of a search over that of scoring every class, roughly."""
+    classes = widths[-1] * n_classes / (1 << depths[-1])
+    first, others = 1 << depths[0], kernels.CHILDREN * sum(widths[:-1])
+    return (_FIRST_SCORE * first + _NODE_SCORE * others + _CLASS_SCORE * classes) / n_classes
+
+
 def _starts(n_classes: int, depth: int) -> NDArray[np.int64]:
     """Where each node of a depth begins in the order of the classes, and the end."""
     bounds = np.array([0, n_classes], np.int64)
@@ -91,9 +106,10 @@ class CellIndex:
         Depths of the levels in use, from the top; a level has ``2 ** depth`` nodes.
     tables, biases
         Guesses at each level, (nodes, n_features) and (nodes,), for features multiplied by the model's scale.
+    spread
+        Nodes kept at each level above the last for every cell kept there.
     beam_width
-        Nodes to keep at each level so that the exact best class is found in 99% of the rows; None where scoring all classes
-        takes no longer.
+        Cells to keep so that the exact best class is found in 99% of the rows; None where scoring all classes takes no longer.
     agreement
         Share of the rows kept back in `fit` whose exact best class that width finds.
     n_epochs
@@ -104,6 +120,7 @@ class CellIndex:
     depths: list[int]
     tables: list[Float32]
     biases: list[Float32]
+    spread: float = 1.0
     beam_width: int | None = None
     agreement: float = 1.0
     n_epochs: int = 0
@@ -121,44 +138,60 @@ class CellIndex:
         rows -= mean
         with one_blas_thread():
             gram = rows.T.astype(np.float64) @ rows / len(rows)
-            ridge = max(_RIDGE * np.trace(gram) / n_features, float(np.finfo(np.float32).tiny))
+            ridge = max(_RIDGE * np.trace(gram) / n_features, _LEAST_RIDGE)
             factor = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
+            inverse = scipy.linalg.cho_solve((factor, True), np.eye(n_features))
             depths = _depths(n_classes)
             order = _cut(model.weights, factor.astype(np.float32), depths[-1], threads)
             at_mean = biases + model.weights @ mean
-            fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, (factor, True), threads)
+            fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, inverse, threads)
         index = cls(order, depths, [v for v, _ in fitted], [c - v @ mean for v, c in fitted])
         judges = np.ascontiguousarray(X[len(X) - n_judges :], np.float32)
         index._choose_width(judges, model, biases, scale, threads)
         return index
 
     def _choose_width(self, X: Float32, model: Scorer, biases: Float32, scale: np.float32, threads: int) -> None:
+        """Where to start and how many nodes to keep, so that most of the rows find their best class, soonest."""
+        if len(X) == 0:
+            return
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(self.order))
-        need = np.zeros(len(X), np.int64)
+        ranks = np.empty((len(self.depths), len(X)), np.int64)  # of the best class's node among those of its level
         cuts = split(len(X), 256)
 
         def work(number: int) -> None:
-            x = X[slice(*cuts[number])] * scale
+            rows = slice(*cuts[number])
+            x = X[rows] * scale
             best = place[_best_class(x, model.weights, biases)]
-            for depth, table, c in zip(self.depths, self.tables, self.biases, strict=True):
-                guess = x @ table.T + c
+            for level, depth in enumerate(self.depths):
+                guess = x @ self.tables[level].T + self.biases[level]
                 own = np.searchsorted(_starts(len(self.order), depth), best, side="right") - 1
-                rank = (guess >= guess[np.arange(len(x)), own][:, None]).sum(axis=1)
-                np.maximum(need[slice(*cuts[number])], rank, out=need[slice(*cuts[number])])
+                ranks[level, rows] = (guess >= guess[np.arange(len(x)), own][:, None]).sum(axis=1)
 
         with one_blas_thread():
             run(work, len(cuts), threads)
-        width = int(np.quantile(need, AGREEMENT, method="higher")) if len(X) else 1 << self.depths[-1]
-        self.agreement = float(np.mean(need <= width)) if len(X) else 1.0
+        wanted = int(np.ceil(AGREEMENT * len(X)))
+        choices = []
+        for start in range(len(self.depths)):
+            above = ranks[start:-1].max(axis=0, initial=1)
+            for width in np.unique(np.sort(ranks[-1])[wanted - 1 :]):  # the more cells, the fewer nodes above may do
+                spread = float(np.sort(above[ranks[-1] <= width])[wanted - 1] / width) if start + 1 < len(self.depths) else 1.0
+                spread = max(spread, _LEAST_SPREAD)
+                depths = self.depths[start:]
+                choices.append((_cost(len(self.order), depths, _widths(depths, width, spread)), start, int(width), spread))
+        _, start, width, self.spread = min(choices)
+        self.depths, self.tables, self.biases = self.depths[start:], self.tables[start:], self.biases[start:]
+        kept = np.array(self.widths(width))[:, None]
+        self.agreement = float(np.mean((ranks[start:] <= kept).all(axis=0)))
         self.beam_width = width if self.cost(width) < 1.0 else None
+
+    def widths(self, beam_width: int) -> list[int]:
+        """Nodes kept at each level."""
+        return _widths(self.depths, beam_width, self.spread)
 
     def cost(self, beam_width: int) -> float:
         """Time of a search over that of scoring every class, roughly."""
-        widths = [min(beam_width, 1 << depth) for depth in self.depths]
-        n_classes = len(self.order)
-        scores = (1 << self.depths[0]) + kernels.CHILDREN * sum(widths[:-1]) + widths[-1] * n_classes / (1 << self.depths[-1])
-        return _GATHER * scores / n_classes
+        return _cost(len(self.order), self.depths, self.widths(beam_width))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """What `from_arrays` takes, beside the fields of `header`."""
@@ -166,8 +199,7 @@ class CellIndex:
 
     def header(self) -> dict[str, Any]:
         """The rest, for a JSON header."""
-        own = {"depths": self.depths, "beam_width": self.beam_width, "agreement": self.agreement}
-        return own | {"n_epochs": self.n_epochs}
+        return {name: getattr(self, name) for name in ("depths", "spread", "beam_width", "agreement", "n_epochs")}
 
     @classmethod
     def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> CellIndex:
@@ -212,37 +244,53 @@ def _fit_maxima(
     order: NDArray[np.int32],
     depths: list[int],
     gram: NDArray[np.float64],
-    factor: tuple[NDArray[np.float64], bool],
+    inverse: NDArray[np.float64],
     threads: int,
 ) -> list[tuple[Float32, Float32]]:
     """Least squares for the best score in each node, at each level, over centred rows: slopes and values at the mean.
 
-    Slopes are pulled to the mean weights of the node's classes, where the rows leave them open.
+    Slopes are pulled to the mean weights of the node's classes, where the rows leave them open: `inverse` is that of `gram`,
+    the mean of x x', with the ridge.
     """
     n_rows, n_features = rows.shape
-    starts = [_starts(len(order), depth) for depth in depths]
     fitted = [(np.empty((1 << depth, n_features), np.float32), np.empty(1 << depth, np.float32)) for depth in depths]
+    starts = _starts(len(order), depths[-1])
+    sizes = np.diff(starts)
+    width = int(sizes.max())
+    # Cells of one size: a smaller one has its last class again, which changes no maximum.
+    table = order[starts[:-1, None] + np.minimum(np.arange(width), sizes[:, None] - 1)]
+    once = np.arange(width) < sizes[:, None]
+    below = 1 << (depths[-1] - depths[0])  # cells under a node of the first level
+    tasks, chunks = split(1 << depths[0], max(1, _TASK_CLASSES // (width * below))), split(n_rows, _TASK_ROWS)
 
-    def work(top: int) -> None:
-        first, last = starts[0][top : top + 2]
-        classes = order[first:last]
-        scores = weights[classes] @ rows.T
-        scores += biases[classes, None]
+    def work(number: int) -> None:
+        first, last = tasks[number]
+        cells = table[first * below : last * below]
+        own = weights[cells.ravel()]
+        nodes = [slice(first << (depth - depths[0]), last << (depth - depths[0])) for depth in depths]
+        products = [np.zeros((part.stop - part.start, n_features)) for part in nodes]
+        totals = [np.zeros(len(product)) for product in products]
+        scores = np.empty((len(own), _TASK_ROWS), np.float32)
+        for a, b in chunks:
+            part = np.matmul(own, rows[a:b].T, out=scores[:, : b - a])
+            part += biases[cells.ravel(), None]
+            best = part.reshape(-1, width, b - a).max(axis=1)
+            for level in range(len(depths) - 1, -1, -1):
+                products[level] += best @ rows[a:b]
+                totals[level] += best.sum(axis=1)
+                best = best.reshape(-1, kernels.CHILDREN, b - a).max(axis=1) if level else best
+        counted = once[first * below : last * below]
+        sums = (own.reshape(*cells.shape, -1) * counted[:, :, None]).sum(axis=1, dtype=np.float64)
+        count = counted.sum(axis=1)
         for level in range(len(depths) - 1, -1, -1):
-            shift = depths[level] - depths[0]
-            nodes = slice(top << shift, (top + 1) << shift)
-            if level == len(depths) - 1:
-                best = np.maximum.reduceat(scores, starts[level][nodes] - first, axis=0)
-            else:
-                best = best.reshape(-1, kernels.CHILDREN, n_rows).max(axis=1)
-            sizes = np.diff(starts[level][nodes.start : nodes.stop + 1])[:, None]
-            middle = np.add.reduceat(weights[classes].astype(np.float64), starts[level][nodes] - first, axis=0) / sizes
             slopes, values = fitted[level]
-            open_part = (best @ rows).astype(np.float64) / n_rows - middle @ gram
-            slopes[nodes] = middle + scipy.linalg.cho_solve(factor, open_part.T).T
-            values[nodes] = best.mean(axis=1)
+            middle = sums / count[:, None]
+            slopes[nodes[level]] = middle + (products[level] / n_rows - middle @ gram) @ inverse
+            values[nodes[level]] = totals[level] / n_rows
+            if level:
+                sums, count = (v.reshape(-1, kernels.CHILDREN, *v.shape[1:]).sum(axis=1) for v in (sums, count))
 
-    run(work, 1 << depths[0], threads)
+    run(work, len(tasks), threads)
     return fitted
 
 
@@ -279,14 +327,14 @@ def cells_topk(
     index
         Made by `CellIndex.fit`.
     beam_width
-        Nodes to keep at each level; more where k classes need more.
+        Cells to keep; more where k classes need more.
     offsets
         Added to the biases, where `CellIndex.fit` had them: log p_n of a distribution that is the same for all rows.
     """
     check_arguments(X, None, model, k, temperature)
     n_rows = X.shape[0]
     smallest = len(index.order) >> index.depths[-1]
-    widths = [min(max(beam_width, -(-k // smallest)), 1 << depth) for depth in index.depths]
+    widths = index.widths(max(beam_width, -(-k // smallest)))
     biases = np.require(model.biases if offsets is None else model.biases + offsets, np.float32, ["C", "W"])
     weights, order = np.require(model.weights, np.float32, ["C", "W"]), np.require(index.order, np.int32, ["C", "W"])
     scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
