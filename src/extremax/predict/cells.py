@@ -64,10 +64,10 @@ def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
 
 
 def _depths(n_classes: int) -> list[int]:
-    """Depths of the levels in use: cells of two to four classes at the last, and at least 4 sqrt(C) nodes at the first."""
+    """Depths of the levels in use: cells of two to four classes at the last, and at least sqrt(C) nodes at the first."""
     last = (-(-n_classes // kernels.CHILDREN) - 1).bit_length()
     first = last
-    while first >= 4 and 4 ** (first - 2) >= 16 * n_classes:
+    while first >= 4 and 4 ** (first - 2) >= n_classes:
         first -= 2
     return list(range(first, last + 1, 2))
 
@@ -124,6 +124,9 @@ class CellIndex:
     beam_width: int | None = None
     agreement: float = 1.0
     n_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        self.starts = _starts(len(self.order), self.depths[-1])
 
     @classmethod
     def fit(cls, X: Float32, model: Scorer, *, offsets: Float32 | None = None, n_jobs: int | None = None) -> CellIndex:
@@ -338,7 +341,7 @@ def cells_topk(
     biases = np.require(model.biases if offsets is None else model.biases + offsets, np.float32, ["C", "W"])
     weights, order = np.require(model.weights, np.float32, ["C", "W"]), np.require(index.order, np.int32, ["C", "W"])
     scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
-    starts = _starts(len(order), index.depths[-1])
+    starts = index.starts
     guesses = [
         (np.require(table, np.float32, ["C", "W"]), np.require(c, np.float32, ["C", "W"]))
         for table, c in zip(index.tables, index.biases, strict=True)
