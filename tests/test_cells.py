@@ -232,6 +232,16 @@ def test_scores_with_the_tree_need_no_index():
     np.testing.assert_array_equal(labels, frequency.predict_topk(X[:20])[0])
 
 
+def test_few_classes_are_all_scored_identity():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 4)), np.arange(60) % 20
+    for noise in ("adversarial", "uniform"):
+        clf = ExtremeClassifier(noise=noise, n_epochs=1, random_state=0).fit(X, y)
+        assert clf.model_.cells is None
+        for beam, exact in zip(clf.predict_topk(X, search="beam"), clf.predict_topk(X), strict=True):
+            np.testing.assert_array_equal(beam, exact)
+
+
 def test_bad_arguments_rejects(indexed, planted):
     model, X, index = indexed
     with pytest.raises(ValueError, match="k is 0"):

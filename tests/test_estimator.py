@@ -484,7 +484,7 @@ BAD_CALLS = [
     (lambda c, X, y: c.fit(X, y).predict(X[:, :3]), r"X has 3 features, but ExtremeClassifier is expecting 10 features"),
     (lambda c, X, y: c.fit(X, y).predict_topk(X, k=61), r"The 'k' parameter of predict_topk must be an integer >= 1 and <= 60"),
     (lambda c, X, y: c.fit(X, y).predict_topk(X, search="bean"), r"Did you mean 'beam'\?"),
-    (lambda c, X, y: c.set_params(noise="uniform").fit(X, y).predict_topk(X, search="beam"), r"search='beam' needs a"),
+    (lambda c, X, y: c.set_params(noise="uniform").fit(X, y).predict_topk(X, search="beam", beam_width=9), r"='beam' needs a"),
     (lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1), r"is 60, which is not one of the 60 known classes\. Leave out rows"),
     (lambda c, X, y: c.set_params(noise="unifrom").fit(X, y), r"Did you mean 'uniform'\?"),
     (lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y), r"must be a number > 0\.0 or None\. Got -1\.0"),

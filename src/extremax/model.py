@@ -94,11 +94,14 @@ class ExtremeModel:
         return getattr(self.base, "log_prob_", None)
 
     @property
+    def linear_scores(self) -> bool:
+        """Whether what is predicted is linear in the features: no noise is added to the scores, or one that all rows share."""
+        return self.base is None or self.offsets is not None
+
+    @property
     def takes_cells(self) -> bool:
-        """Whether an index for beam search makes sense: many classes, and scores that are linear in the features."""
-        n_classes, n_features = self.linear.weights.shape
-        linear = self.base is None or self.offsets is not None
-        return linear and any(predict.index_bytes(n_classes, n_features))
+        """Whether an index for beam search makes sense: linear scores of many classes."""
+        return self.linear_scores and any(predict.index_bytes(*self.linear.weights.shape))
 
     def fit_cells(self, X: Features, *, n_jobs: int | None = None) -> None:
         """Fit the index for beam search on rows like those to be predicted, some thousands in random order."""
@@ -111,8 +114,13 @@ class ExtremeModel:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best classes of each row: by scoring all classes, or by a beam; without a width, the model's own."""
         options: dict[str, Any] = {"temperature": self.temperature, "n_jobs": n_jobs}
-        cells = self.cells if search == "beam" else None
-        if search == "exact" or (cells is not None and beam_width is None and cells.beam_width is None):
+        cells = self.cells
+        exact = search == "exact"
+        if beam_width is None and cells is None:
+            exact |= self.linear_scores and self.linear.n_classes < predict.LEAST_CLASSES
+        elif beam_width is None and cells is not None:
+            exact |= cells.beam_width is None
+        if exact:  # also where a beam would take as long
             return predict.exact_topk(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), k, **options)
         if cells is not None:
             if cells.n_epochs != self.linear.n_epochs:

@@ -12,7 +12,7 @@ Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_s
 for the tree.  ``temperature`` divides debiased scores before they are normalised; it never changes an order.
 """
 
-from extremax.predict.cells import CellIndex, cells_topk, index_bytes, sample_size
+from extremax.predict.cells import LEAST_CLASSES, CellIndex, cells_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import (
@@ -28,6 +28,7 @@ from extremax.predict.search import BEAM_WIDTH, Evaluation, beam_topk, evaluate,
 
 __all__ = [
     "BEAM_WIDTH",
+    "LEAST_CLASSES",
     "RESULT_BYTES",
     "SCRATCH_BYTES",
     "CellIndex",
