@@ -88,7 +88,8 @@ class AdversarialSoftmax(nn.Module):
     refit_every : int, optional
         Fit the tree after every so many training steps, on hidden states and targets of the latest `refit_rows` rows, which are
         kept on the CPU.  None: only when `fit_tree` is called.  Under ``DistributedDataParallel`` every process draws from
-        the tree of the first, which reaches it with the buffers; ``base="noise"`` is refused there, see `fit_tree`.
+        the tree of the first, which reaches it with the buffers of the next step; ``base="noise"`` is refused there, see
+        `fit_tree`.
     refit_rows : int
         See `refit_every`.
     ignore_index : int
