@@ -207,3 +207,23 @@ def test_random_directions_tell_rare_words_apart() -> None:
     # Orthogonal to the singular vectors: the first features are those without random ones, up to length.
     basis = kept.basis_
     np.testing.assert_allclose(basis[:, :4].T @ basis[:, 4:], 0.0, atol=1e-5)  # float32
+
+
+def test_words_of_one_text_are_kept() -> None:
+    texts = [*["red house", "green ship", "blue tree"] * 20, "a ladder fell", "a narwhal swam"]
+    options = {"n_components": 2, "char_ngrams": (3, 5)}
+    kept = TextFeatures(**options, n_random=64).fit(texts)
+    words, _, _ = _hash(["ladder", "narwhal"], TextOptions(char_ngrams=(0, 0), word_ngrams=1))
+    assert np.isin(words, kept.columns_).all()
+    pair = np.setdiff1d(_hash(["a ladder"], TextOptions(char_ngrams=(0, 0)))[0], _hash(["a", "ladder"], TextOptions())[0])
+    assert len(pair) == 1
+    assert not np.isin(pair, kept.columns_).any()  # a pair of one text is left out, as are its n-grams
+    told = kept.transform(["fell off a ladder", "a ladder fell", "a narwhal swam"])
+    assert told[0] @ told[1] > told[0] @ told[2] + 0.3
+    # Without random directions nothing could tell them apart, and the features are those of two texts and more.
+    for fewer in (TextFeatures(**options, n_random=0), TextFeatures(**options, n_random=64, min_word_texts=2)):
+        assert not np.isin(words, fewer.fit(texts).columns_).any()
+    np.testing.assert_array_equal(
+        TextFeatures(**options, n_random=0).fit(texts).basis_,
+        TextFeatures(**options, n_random=0, min_word_texts=2).fit(texts).basis_,
+    )

@@ -13,7 +13,7 @@ thread count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,13 @@ _kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point
 class TextOptions:
     """Options of `TextFeatures`; see there."""
 
-    n_components: int = 256
-    n_random: int = 256
-    char_ngrams: tuple[int, int] = (2, 5)
+    n_components: int = 128
+    n_random: int = 384
+    char_ngrams: tuple[int, int] = (3, 5)
     word_ngrams: int = 2
     hash_bits: int = 18
     min_texts: int = 2
+    min_word_texts: int = 1
     max_columns: int = 131_072
     max_svd_texts: int = 150_000
     random_state: int = 0
@@ -60,7 +61,7 @@ class TextOptions:
             raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 28.")
         if self.n_random < 0:
             raise ValueError(f"n_random is {self.n_random}; it must be at least 0.")
-        for name in ("n_components", "min_texts", "max_columns", "max_svd_texts"):
+        for name in ("n_components", "min_texts", "min_word_texts", "max_columns", "max_svd_texts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
@@ -83,6 +84,9 @@ class TextFeatures:
         Each of the two tables has ``2 ** hash_bits`` columns.
     min_texts : int
         Columns that fewer training texts have are left out.
+    min_word_texts : int
+        The same for single words, which mean something where a rare n-gram or pair is noise.  Only where there are random
+        directions: no leading singular vector knows a word of one text.
     max_columns : int
         The columns that most texts have are kept, up to this number; the state holds that many rows of
         ``n_components + n_random`` floats.
@@ -121,21 +125,29 @@ class TextFeatures:
         options = self.options
         n_texts = len(texts)
         have = np.zeros(2 << options.hash_bits, dtype=np.int64)
+        words_only = replace(options, char_ngrams=(0, 0), word_ngrams=1) if options.n_random and options.word_ngrams else None
+        have_word = np.zeros_like(have)
         blocks = _blocks(texts)
         done = 0
         for group in _groups(blocks, n_jobs):
             found: list[Int32] = [np.zeros(0, dtype=np.int32)] * len(group)
+            words = list(found)
 
-            def count(i: int, group: list[tuple[int, int]] = group, found: list[Int32] = found) -> None:
+            def count(
+                i: int, group: list[tuple[int, int]] = group, found: list[Int32] = found, words: list[Int32] = words
+            ) -> None:
                 found[i] = _hash(texts[slice(*group[i])], options)[0]
+                if words_only is not None:
+                    words[i] = _hash(texts[slice(*group[i])], words_only)[0]
 
             run(count, len(group), resolve_threads(n_jobs))
-            for columns in found:
+            for columns, word_columns in zip(found, words, strict=True):
                 have += np.bincount(columns, minlength=len(have))
+                have_word += np.bincount(word_columns, minlength=len(have))
             done = group[-1][1]
             if progress is not None:
                 progress(done, n_texts)
-        kept = np.flatnonzero(have >= min(options.min_texts, n_texts))
+        kept = np.flatnonzero((have >= min(options.min_texts, n_texts)) | (have_word >= min(options.min_word_texts, n_texts)))
         if len(kept) > options.max_columns:
             # The most frequent; of equally frequent ones the first.  Then in rising order again.
             kept = np.sort(kept[np.argsort(-have[kept], kind="stable")[: options.max_columns]])

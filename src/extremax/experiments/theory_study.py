@@ -131,7 +131,9 @@ def icd10cm_study(
     """
     icd = load_icd10cm()
     texts, codes = icd.rows(icd.train)
-    features = TextFeatures(n_components=n_features, n_random=0, random_state=seed).fit(texts, n_jobs=n_jobs)
+    features = TextFeatures(n_components=n_features, n_random=0, char_ngrams=(2, 5), random_state=seed).fit(
+        texts, n_jobs=n_jobs
+    )
     X = features.transform(texts, n_jobs=n_jobs)
     model = ExtremeClassifier(random_state=seed, n_jobs=n_jobs) if classifier is None else classifier
     model.fit(X, codes)
