@@ -81,6 +81,13 @@ def test_folder_of_another_recipe_rejects(tmp_path: Path) -> None:
         run(recipe, tmp_path / "mine")
 
 
+def test_run_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    with pytest.raises(ValueError, match="learning_rate"):
+        run(recipe.with_model(learning_rate=-1.0), tmp_path / "out")
+    assert run(recipe, tmp_path / "out")["n_epochs"] == 1
+
+
 def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
     lines = [f"{animal} {i},{animal}" for i in range(40) for animal in ("dog", "cat", "horse")]
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(lines))

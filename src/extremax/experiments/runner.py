@@ -283,6 +283,8 @@ def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> 
 def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
     """Make the folder of a run, or make sure that it is of this one."""
     path = folder / "config.json"
+    if path.exists() and {entry.name for entry in folder.iterdir()} == {"config.json"}:
+        path.unlink()  # a run that failed before it began, by a wrong setting or for want of data
     if path.exists():
         difference = _difference(json.loads(path.read_text()), settings)
         if difference:
