@@ -58,7 +58,7 @@ def main() -> None:
         size = sum(array.nbytes for array in cells.to_arrays().values())
         print(
             f"{name}: {model.linear.n_classes:,} classes, width {cells.beam_width},"
-            f" levels of {[1 << depth for depth in cells.depths]} nodes, {cells.spread:.2f} above for each cell,"
+            f" levels of {[1 << depth for depth in cells.depths[cells.start :]]} nodes, {cells.spread:.2f} above for each cell,"
             f" agreement in fit {cells.agreement:.2%}, {size / model.linear.weights.nbytes:.0%} of the size of the weights"
         )
         rows = data.X_train[

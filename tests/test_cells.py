@@ -149,12 +149,28 @@ def test_chosen_width_finds_what_it_says(indexed):
     model, X, index = indexed
     judges = X[600:]
     best, _ = exact_topk(judges, model, None, None, 1)
-    # Ranks at each level count all nodes there, the search only those below a kept node: it can only find more.
-    found, _ = cells_topk(judges, model, index, 1, beam_width=index.beam_width or 1 << index.depths[-1])
-    assert np.mean(found == best) >= index.agreement >= 0.99
+    found, _ = cells_topk(judges, model, index, 1, beam_width=index.beam_width)
+    assert np.mean(found == best) == index.agreement >= 0.99
     narrow, _ = cells_topk(judges, model, index, 1, beam_width=1)
     assert np.mean(narrow == best) < index.agreement
     assert index.cost(1) < index.cost(10) < index.cost(1000)
+
+
+def test_narrow_beams_begin_where_it_is_least_work():
+    model, X = random_model(6000, 4)
+    index = CellIndex.fit(X, model, n_jobs=1)
+    assert index.beam_width is not None
+    assert index.plan(index.beam_width)[0] == index.plan(6000)[0] == index.start
+    costs = [index.cost(width) for width in range(1, index.beam_width + 1)]
+    assert costs == sorted(costs)
+    index.start = len(index.depths) - 1  # as where rows are hard to tell apart
+    index.beam_width = 100
+    start, widths = index.plan(2)
+    assert start < index.start
+    assert len(widths) == len(index.depths) - start
+    best, _ = exact_topk(X, model, None, None, 1)
+    found, _ = cells_topk(X, model, index, 1, beam_width=2)
+    assert 0.3 < np.mean(found == best) < np.mean(cells_topk(X, model, index, 1, beam_width=100)[0] == best)
 
 
 def test_default_model_finds_the_best_class(planted):

@@ -32,7 +32,7 @@ Float32: TypeAlias = NDArray[np.float32]
 
 LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
 MOST_FEATURES = 2048  # the least squares take their square in memory and their cube in time
-AGREEMENT = 0.99  # share of the rows whose exact best class the default width is to find
+AGREEMENT = 0.99  # share of the rows kept back whose exact best class the default width finds
 _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
 _JUDGES = 2048  # rows that choose the width
@@ -103,9 +103,11 @@ class CellIndex:
     order
         Classes in the order of the cells, (n_classes,).
     depths
-        Depths of the levels in use, from the top; a level has ``2 ** depth`` nodes.
+        Depths of the levels, from the top; a level has ``2 ** depth`` nodes.
     tables, biases
         Guesses at each level, (nodes, n_features) and (nodes,), for features multiplied by the model's scale.
+    start
+        The level that searches of the model's own width begin with.
     spread
         Nodes kept at each level above the last for every cell kept there.
     beam_width
@@ -120,6 +122,7 @@ class CellIndex:
     depths: list[int]
     tables: list[Float32]
     biases: list[Float32]
+    start: int = 0
     spread: float = 1.0
     beam_width: int | None = None
     agreement: float = 1.0
@@ -150,13 +153,14 @@ class CellIndex:
             fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, inverse, threads)
         index = cls(order, depths, [v for v, _ in fitted], [c - v @ mean for v, c in fitted])
         judges = np.ascontiguousarray(X[len(X) - n_judges :], np.float32)
-        index._choose_width(judges, model, biases, scale, threads)
+        if n_judges:
+            best = index._choose_width(judges, model, biases, scale, threads)
+            index._narrow(judges, best, model, offsets, threads)
         return index
 
-    def _choose_width(self, X: Float32, model: Scorer, biases: Float32, scale: np.float32, threads: int) -> None:
-        """Where to start and how many nodes to keep, so that most of the rows find their best class, soonest."""
-        if len(X) == 0:
-            return
+    def _choose_width(self, X: Float32, model: Scorer, biases: Float32, scale: np.float32, threads: int) -> NDArray[np.intp]:
+        """Where to start and how many nodes to keep, so that most of the rows find their best class, soonest; returns it."""
+        label = np.empty(len(X), np.intp)
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(self.order))
         ranks = np.empty((len(self.depths), len(X)), np.int64)  # of the best class's node among those of its level
@@ -165,7 +169,8 @@ class CellIndex:
         def work(number: int) -> None:
             rows = slice(*cuts[number])
             x = X[rows] * scale
-            best = place[_best_class(x, model.weights, biases)]
+            label[rows] = _best_class(x, model.weights, biases)
+            best = place[label[rows]]
             for level, depth in enumerate(self.depths):
                 guess = x @ self.tables[level].T + self.biases[level]
                 own = np.searchsorted(_starts(len(self.order), depth), best, side="right") - 1
@@ -182,19 +187,44 @@ class CellIndex:
                 spread = max(spread, _LEAST_SPREAD)
                 depths = self.depths[start:]
                 choices.append((_cost(len(self.order), depths, _widths(depths, width, spread)), start, int(width), spread))
-        _, start, width, self.spread = min(choices)
-        self.depths, self.tables, self.biases = self.depths[start:], self.tables[start:], self.biases[start:]
-        kept = np.array(self.widths(width))[:, None]
-        self.agreement = float(np.mean((ranks[start:] <= kept).all(axis=0)))
-        self.beam_width = width if self.cost(width) < 1.0 else None
+        _, self.start, self.beam_width, self.spread = min(choices)
+        return label
 
-    def widths(self, beam_width: int) -> list[int]:
-        """Nodes kept at each level."""
-        return _widths(self.depths, beam_width, self.spread)
+    def _narrow(self, X: Float32, best: NDArray[np.intp], model: Scorer, offsets: Float32 | None, threads: int) -> None:
+        """A width that searches confirm: they compare fewer nodes than `_choose_width` did, and may do with less."""
+        assert self.beam_width is not None
+
+        def found(width: int) -> float:
+            labels, _ = cells_topk(X, model, self, 1, beam_width=width, offsets=offsets, n_jobs=threads)
+            return float(np.mean(labels[:, 0] == best))
+
+        high = self.beam_width
+        self.agreement, self.beam_width = found(high), None
+        low, step = high // 2, max(1, high // 32)
+        while high - low > step:  # the agreement at `high` is known
+            middle = (low + high + 1) // 2
+            share = found(middle)
+            if share >= min(AGREEMENT, self.agreement):
+                high, self.agreement = middle, share
+            else:
+                low = middle
+        self.beam_width = high if self.cost(high) < 1.0 else None
+
+    def plan(self, beam_width: int) -> tuple[int, list[int]]:
+        """The level where a search begins, and the nodes it keeps there and at each level below.
+
+        A beam narrower than the model's own may begin further up, where that is less work: it is to be fast.
+        """
+        starts = [self.start]
+        if self.beam_width is not None and beam_width < self.beam_width:
+            starts += range(self.start)
+        plans = [(start, _widths(self.depths[start:], beam_width, self.spread)) for start in starts]
+        return min(plans, key=lambda plan: _cost(len(self.order), self.depths[plan[0] :], plan[1]))
 
     def cost(self, beam_width: int) -> float:
         """Time of a search over that of scoring every class, roughly."""
-        return _cost(len(self.order), self.depths, self.widths(beam_width))
+        start, widths = self.plan(beam_width)
+        return _cost(len(self.order), self.depths[start:], widths)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """What `from_arrays` takes, beside the fields of `header`."""
@@ -202,7 +232,7 @@ class CellIndex:
 
     def header(self) -> dict[str, Any]:
         """The rest, for a JSON header."""
-        return {name: getattr(self, name) for name in ("depths", "spread", "beam_width", "agreement", "n_epochs")}
+        return {name: getattr(self, name) for name in ("depths", "start", "spread", "beam_width", "agreement", "n_epochs")}
 
     @classmethod
     def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> CellIndex:
@@ -337,17 +367,17 @@ def cells_topk(
     check_arguments(X, None, model, k, temperature)
     n_rows = X.shape[0]
     smallest = len(index.order) >> index.depths[-1]
-    widths = index.widths(max(beam_width, -(-k // smallest)))
+    first, widths = index.plan(max(beam_width, -(-k // smallest)))
     biases = np.require(model.biases if offsets is None else model.biases + offsets, np.float32, ["C", "W"])
     weights, order = np.require(model.weights, np.float32, ["C", "W"]), np.require(index.order, np.int32, ["C", "W"])
     scale, sharpness = np.float32(model.feature_scale), np.float32(1.0 / temperature)
     starts = index.starts
     guesses = [
         (np.require(table, np.float32, ["C", "W"]), np.require(c, np.float32, ["C", "W"]))
-        for table, c in zip(index.tables, index.biases, strict=True)
+        for table, c in zip(index.tables[first:], index.biases[first:], strict=True)
     ]
     threads = resolve_threads(n_jobs)
-    columns = max(1 << index.depths[0], kernels.CHILDREN * max(widths))
+    columns = max(len(guesses[0][0]), kernels.CHILDREN * max(widths))
     most = min(_BLOCK_ROWS, max(16, _BLOCK_SCORES // columns), -(-n_rows // threads))
     blocks = split(n_rows, max(most, 1))
     labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
@@ -358,8 +388,8 @@ def cells_topk(
         x = np.require(x, np.float32, ["C", "W"])
         scores, kept = np.empty((len(x), columns), np.float32), np.empty((len(x), widths[-1]), np.int32)
         places, listed = np.empty(kept.size, np.int32), np.empty((1 << index.depths[-1]) + 2, np.int64)
-        for first, last in split(len(x), _ROUTED_ROWS):
-            _route(x[first:last], guesses, widths, scale, scores[first:last], kept[first:last])
+        for a, b in split(len(x), _ROUTED_ROWS):
+            _route(x[a:b], guesses, widths, scale, scores[a:b], kept[a:b])
         kernels.list_rows(kept, listed, places)
         kernels.score_classes(x, widths[-1], listed, places, starts, order, weights, biases, scale, scores)
         kernels.choose_classes(scores, kept, starts, order, sharpness, labels[cut], log_prob[cut])
