@@ -248,6 +248,15 @@ def test_scores_with_the_tree_need_no_index():
     np.testing.assert_array_equal(labels, frequency.predict_topk(X[:20])[0])
 
 
+def test_few_rows_choose_no_width():
+    model, X = random_model()
+    assert CellIndex.fit(X[:299], model, n_jobs=1).beam_width is None
+    for rows in (X[:2], np.ones((2, 7), np.float32)):
+        index = CellIndex.fit(rows, model, n_jobs=1)
+        labels, _ = cells_topk(X, model, index, 3, beam_width=300)
+        np.testing.assert_array_equal(labels, exact_topk(X, model, None, None, 3)[0])
+
+
 def test_few_classes_are_all_scored_identity():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)), np.arange(60) % 20

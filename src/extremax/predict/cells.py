@@ -35,7 +35,8 @@ MOST_FEATURES = 2048  # the least squares take their square in memory and their 
 AGREEMENT = 0.99  # share of the rows kept back whose exact best class the default width finds
 _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
-_JUDGES = 2048  # rows that choose the width
+_JUDGES = 2048  # rows that choose the width ...
+_FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
 _RIDGE = 1e-3  # of the mean variance of a feature: towards the mean weights of the cell
 _LEAST_SPREAD = 0.5  # the children of the nodes kept are then enough
 _LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
@@ -153,7 +154,7 @@ class CellIndex:
             fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, inverse, threads)
         index = cls(order, depths, [v for v, _ in fitted], [c - v @ mean for v, c in fitted])
         judges = np.ascontiguousarray(X[len(X) - n_judges :], np.float32)
-        if n_judges:
+        if n_judges >= _FEW_JUDGES:
             best = index._choose_width(judges, model, biases, scale, threads)
             index._narrow(judges, best, model, offsets, threads)
         return index
