@@ -61,10 +61,10 @@ tests: install .cache/kernels-fresh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 tests-boundscheck: install .cache/kernels-fresh
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -m small
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -n auto --dist loadfile -m small
 
 tests-interpreted: install
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -m small
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m small
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -33,7 +33,10 @@ counts = torch.bincount(y, minlength=N_CLASSES)
 head = AdversarialSoftmax(in_features=64, n_classes=N_CLASSES, class_counts=counts, refit_every=100)
 
 # The head's gradients are sparse: an optimiser of its own that can use them.
+N_EPOCHS, BATCH = 4, 256
 optimisers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
+n_steps = N_EPOCHS * -(-len(y) // BATCH)
+schedules = [torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, n_steps) for optimiser in optimisers]
 
 
 def report(name: str) -> None:
@@ -48,14 +51,15 @@ def report(name: str) -> None:
 
 report("start")
 started = time.perf_counter()
-for epoch in range(4):
-    for rows in torch.randperm(len(y)).split(256):
+for epoch in range(N_EPOCHS):
+    for rows in torch.randperm(len(y)).split(BATCH):
         out = head(encoder(X[rows]), y[rows])
         for optimiser in optimisers:
             optimiser.zero_grad()
         out.loss.backward()
-        for optimiser in optimisers:
+        for optimiser, schedule in zip(optimisers, schedules, strict=True):
             optimiser.step()
+            schedule.step()
     report(f"epoch {epoch + 1}")
 print(f"{time.perf_counter() - started:.1f} s")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, LabelTree, load_model, shared, whitening
+from extremax._jit import JIT_DISABLED
 from extremax.kernels.shared import draw_shared
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import LinearModel
@@ -16,6 +17,7 @@ from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared
 from extremax.whitening import Whitening
 
 pytestmark = pytest.mark.small
+compiled = pytest.mark.skipif(JIT_DISABLED, reason="takes minutes without compilation")
 
 
 def softmax(scores):
@@ -125,6 +127,7 @@ def test_drawn_sets_have_their_inclusion_probabilities():
     assert (np.abs(seen / n_draws - stated)[seen > 0] <= 5 * error[seen > 0] + 1e-9).all()
 
 
+@compiled
 def test_sampled_gradient_is_the_softmax_for_many_classes(data):
     # The sum over classes is unbiased, its inverse nearly so where no class outweighs the rest: with 40 of 60 classes the mean
     # gradient is the softmax's.
@@ -146,6 +149,7 @@ def test_sampled_gradient_is_the_softmax_for_many_classes(data):
     assert error < 0.1 * np.abs(negatives).max()  # what is compared is of this size; 300 draws leave some noise
 
 
+@compiled
 @pytest.mark.parametrize("n_shared", [24, 4096])
 def test_shared_softmax_converges_to_the_softmax_recovers(n_shared):
     # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near it.
@@ -305,6 +309,7 @@ def test_certain_labels_of_a_row_are_found_recovers():
     assert all(sorted(found) == groups[k] for found, k in zip(labels.tolist(), kind, strict=True))
 
 
+@compiled
 def test_with_very_many_classes_the_tree_comes_last(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(900) % 300
@@ -327,6 +332,7 @@ def test_with_very_many_classes_the_tree_comes_last(tmp_path):
     assert np.array_equal(again.model_.tree.weights, clf.model_.tree.weights)
 
 
+@compiled
 def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
     from extremax import fitting
 

@@ -165,7 +165,7 @@ def predict_proba(
     Examples
     --------
     >>> from extremax.linear import LinearModel
-    >>> predict_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None).tolist()
+    >>> predict_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None).round(6).tolist()
     [[0.5, 0.5]]
     """
     _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
