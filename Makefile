@@ -64,7 +64,7 @@ tests-boundscheck: install .cache/kernels-fresh
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -n auto --dist loadfile -m small
 
 tests-interpreted: install
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m small
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m small
 
 format: install
 	$(BIN)/ruff check --fix .
