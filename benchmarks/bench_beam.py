@@ -1,7 +1,7 @@
 """Beam search of default models against their exact search: how often it finds the same classes, and how much sooner.
 
     python benchmarks/bench_beam.py                                  # eurlex57k, icd10cm, npm-owner-124k
-    python benchmarks/bench_beam.py --data eurlex57k --models /tmp/models
+    python benchmarks/bench_beam.py --data eurlex57k --models models
 
 Models are trained with all defaults (or opened from --models, where they are kept).  Agreement is over random test rows, with
 the width that the model chose and with others.  Exact and beam search are timed in turns, many rows at once and one at a time,
