@@ -306,6 +306,7 @@ def finish(
             sure = np.exp(found.log_prob[rows, 0].astype(np.float64))
             return float(found.pair_log_prob.mean()), abs(float(np.mean(sure - (found.labels[rows, 0] == known.ids))))
 
+        model.temperature = 1.0  # a fit that goes on judges afresh
         before, gap_before = judge()
         model.fit_temperature(known.X, known.ids, rows=known.rows, n_jobs=jobs)
         after, gap = judge()

@@ -61,7 +61,8 @@ def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
         return 0, 0
     nodes = sum(1 << depth for depth in _depths(n_classes))
     rows = sample_size(n_features)
-    return 4 * (nodes * (n_features + 1) + n_classes), 4 * (n_classes + 2 * rows) * n_features + 4 * rows * nodes
+    judged = 8 * _JUDGES * (1 << _depths(n_classes)[-1])  # their guesses at all cells, if all are made at once
+    return 4 * (nodes * (n_features + 1) + n_classes), 4 * (n_classes + 2 * rows) * n_features + judged
 
 
 def _depths(n_classes: int) -> list[int]:
