@@ -76,6 +76,23 @@ def test_step_on_all_classes_matches_reference(data, optimizer):
     np.testing.assert_allclose(model.biases, b, atol=2e-4)
 
 
+def test_steps_of_a_cell_have_a_limit_matches_reference(data):
+    """Rows of one cell are alike: the sum of their gradients may point a class far away, and goes only so far."""
+    X, y = data
+    sets = ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.5)
+    moved = {}
+    for name, cells in (("free", None), ("limited", np.zeros(len(y), np.int32))):
+        model = start(12, 5, "adagrad_row", np.random.default_rng(1))
+        model.squares[...] = 400.0  # steps of many lengths
+        before = model.weights.copy()
+        train_shared_epoch(model, shared_set(X, y, sets, batch_size=len(y), cells=cells), learning_rate=(1.0, 1.0))
+        moved[name] = model.weights - before
+    length = np.linalg.norm(moved["free"], axis=1, keepdims=True)
+    assert length.min() < shared._CELL_LIMIT < length.max()
+    expected = moved["free"] * np.minimum(1.0, shared._CELL_LIMIT / length)
+    np.testing.assert_allclose(moved["limited"], expected, atol=1e-5)  # float32
+
+
 def test_gradient_matches_finite_difference(data):
     X, y = data
     rng = np.random.default_rng(2)
@@ -333,57 +350,33 @@ def test_with_very_many_classes_the_tree_comes_last(tmp_path):
 
 
 @compiled
-def test_rows_set_aside_judge_the_temperature(monkeypatch, tmp_path):
+def test_rows_set_aside_calibrate_the_probabilities(monkeypatch, tmp_path):
     from extremax import fitting
 
     monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
     monkeypatch.setattr(fitting, "_JUDGES", 200)
-    monkeypatch.setattr(fitting, "_WORTH", 0.0)
+    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.5)
     rng = np.random.default_rng(0)
     y = rng.integers(40, size=3000)
     y[:3] = [40, 41, 42]  # one row each: these stay
     X = (0.7 * rng.normal(size=(43, 5))[y] + rng.normal(size=(3000, 5))).astype(np.float32)
     clf = ExtremeClassifier(random_state=0, n_epochs=6).fit(X[:2500], y[:2500])
     assert clf.model_.temperature == clf.choices_["temperature"] != 1.0
+    assert clf.model_.floor == clf.choices_["floor"]
     assert clf.model_.n_samples == 2300
     assert clf.model_.class_counts.min() == 1
     assert clf.model_.class_counts.sum() == 2300
-    calibrated = clf.log_likelihood(X[2500:], y[2500:])
-    clf.model_.temperature = 1.0
-    assert calibrated > clf.log_likelihood(X[2500:], y[2500:]) - 0.02
-    clf.model_.temperature = clf.choices_["temperature"]
+    _, judges = LabelledRows(X[:2500], y[:2500].astype(np.int32)).set_aside(200, clf.seed_)
+    assert clf.model_.calibrate(judges.X, judges.ids, rows=judges.rows)._asdict().items() <= clf.choices_.items()
     half = ExtremeClassifier(random_state=0, n_epochs=6)
     half.fit(X[:2500], y[:2500], callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None])
     again = load_model(tmp_path / "half").resume_fit(X[:2500], y[:2500])
     assert np.array_equal(again.predict_proba(X[2500:]), clf.predict_proba(X[2500:]))
-    monkeypatch.setattr(fitting, "_WORTH", 1e-5)
-    again.resume_fit(X[:2500], y[:2500])  # nothing left to train: the same judges find the same temperature
+    again.resume_fit(X[:2500], y[:2500])  # nothing left to train: the same judges find the same
     assert again.model_.temperature == clf.model_.temperature
     lists = [[int(a), int((a + 1) % 43)] for a in y]
     several = ExtremeClassifier(random_state=0, n_epochs=6).fit(X, lists)
     assert several.model_.n_samples == 2800
-
-
-@pytest.mark.parametrize(("sure", "kept"), [(0.75, True), (0.05, False)])
-def test_temperature_that_makes_the_first_guess_less_honest_rejects(monkeypatch, sure, kept):
-    """Of four judges' first guesses two are right; before, they have probability 0.9."""
-    from extremax import fitting
-    from extremax.model import ExtremeModel
-    from extremax.predict import Judged
-
-    clf = ExtremeClassifier(random_state=0, n_epochs=1).fit(np.eye(4, dtype=np.float32), [0, 1, 2, 3])
-
-    def judge(self, X, ids, **_):
-        probability, gained = (0.9, 0.0) if self.temperature == 1.0 else (sure, 0.5)
-        first = np.full((4, 1), np.log(probability), np.float32)
-        return Judged(np.array([[0], [1], [0], [0]], np.int32), first, np.full(4, gained - 2.0, np.float32))
-
-    monkeypatch.setattr(ExtremeModel, "judge", judge)
-    monkeypatch.setattr(ExtremeModel, "fit_temperature", lambda self, *_, **__: setattr(self, "temperature", 1.3))
-    judges = LabelledRows(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32), None, None)
-    choices = {}
-    fitting.finish(clf.model_, judges, judges, clf._options(judges), 0, ProgressLine(0), choices)
-    assert choices["temperature"] == (1.3 if kept else 1.0)
 
 
 def test_rounding_adds_no_class_to_a_set_rejects():

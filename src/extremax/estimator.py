@@ -221,7 +221,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             check_patience(self.patience)
         report = ProgressLine(int(self.verbose))
         options = self._options(data)
-        data, judges = fitting.set_judges_aside(data, options, len(known), seed)
+        data, judges = fitting.set_judges_aside(data, options, seed)
         data = self._start(data, validation, options, seed, report)
         validation = validation and validation.labelled()
         self._train(data, validation, options, options.n_epochs, callbacks, report, judges=judges, decays=True)
@@ -236,7 +236,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = LabelledRows.of(features, self._targets(y, features))
         options = self._options(data, goes_on=True)
         left = max(0, options.n_epochs - self.model_.linear.n_epochs)
-        data, judges = fitting.set_judges_aside(data, options, len(self.classes_), self.seed_)
+        data, judges = fitting.set_judges_aside(data, options, self.seed_)
         self._train(data, None, options, left, callbacks, ProgressLine(int(self.verbose)), judges=judges, decays=True)
         return self
 

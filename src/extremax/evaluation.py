@@ -20,6 +20,7 @@ from extremax import metrics
 from extremax.estimator import ExtremeClassifier
 from extremax.labelled_rows import LabelledRows
 from extremax.model import ExtremeModel
+from extremax.predict import Calibration
 from extremax.text_classifier import TextClassifier
 from extremax.validation import LabelIndex, Targets, check_features, lookup_targets
 
@@ -158,12 +159,12 @@ def evaluate(
 
 
 def calibrate(
-    model: ExtremeClassifier | TextClassifier | ExtremeModel, X: Any, y: Any, *, max_rows: int = 2000, seed: int = 0
-) -> float:
-    """Set the model's temperature so that these rows, which it was not trained on, are most probable; returns it.
+    model: ExtremeClassifier | TextClassifier | ExtremeModel, X: Any, y: Any, *, max_rows: int = 5000, seed: int = 0
+) -> Calibration:
+    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right in 30% of the rows.
 
-    Labels predicted stay the same; probabilities become honest: a class of probability 0.3 is right in 30% of the rows.  Of
-    more than `max_rows` pairs a random sample is used.
+    Sets the temperature, which divides scores, and the floor, a share of the probability that all classes have alike; returns
+    both.  Labels predicted stay the same.  Of more than `max_rows` pairs a random sample is used.
 
     Examples
     --------
@@ -174,7 +175,7 @@ def calibrate(
     >>> X = rng.normal(size=(20, 4))[y] + rng.normal(size=(900, 4))
     >>> clf = ExtremeClassifier(random_state=0).fit(X[:300], y[:300])
     >>> before = clf.log_likelihood(X[600:], y[600:])
-    >>> temperature = calibrate(clf, X[300:600], y[300:600])
+    >>> temperature, floor = calibrate(clf, X[300:600], y[300:600])
     >>> clf.log_likelihood(X[600:], y[600:]) > before - 0.02
     True
     """
@@ -184,7 +185,7 @@ def calibrate(
         some = np.sort(np.random.default_rng(seed).choice(len(ids), max_rows, replace=False))
         ids, rows = ids[some], rows[some]
     features, place = np.unique(rows, return_inverse=True)
-    return core.fit_temperature(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
+    return core.calibrate(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
 
 
 def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:

@@ -1,4 +1,4 @@
-"""A trained classifier without its label names: linear model, base distribution, projection, temperature; and its file form.
+"""A trained classifier without its label names: linear model, base distribution, projection, calibration; and its file form.
 
 ``ExtremeModel`` is what an estimator, a command line or a server share: it turns features into class ids and log-probabilities.
 """
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.optimize import minimize_scalar
 
 from extremax import predict
 from extremax.data.pca import PCA
+from extremax.data.products import one_blas_thread
 from extremax.linear import Features, LinearModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
 from extremax.objectives import removes_bias
+from extremax.parallel import resolve_threads
 from extremax.persist import load_folder, save_folder
 from extremax.tree import LabelTree
 from extremax.whitening import Whitening
@@ -44,8 +45,8 @@ class ExtremeModel:
         Principal components of the features, the input of the tree.
     objective
         Name of the objective: it decides whether log p_n is added to the scores.
-    temperature
-        Divides the debiased scores.
+    temperature, floor
+        Divides the debiased scores; share of the probability that all classes have alike (`extremax.predict.calibration`).
     whitening
         The features that training saw, where these were not the model's own; training goes on in them.
     class_counts
@@ -65,6 +66,7 @@ class ExtremeModel:
     projection: PCA
     objective: str
     temperature: float = 1.0
+    floor: float = 0.0
     whitening: Whitening | None = None
     class_counts: NDArray[np.int64] | None = None
     n_samples: int = 0
@@ -99,6 +101,10 @@ class ExtremeModel:
         return self.base is None or self.offsets is not None
 
     @property
+    def _calibration(self) -> dict[str, float]:
+        return {"temperature": self.temperature, "floor": self.floor}
+
+    @property
     def takes_cells(self) -> bool:
         """Whether an index for beam search makes sense: linear scores of many classes."""
         return self.linear_scores and any(predict.index_bytes(*self.linear.weights.shape))
@@ -113,7 +119,7 @@ class ExtremeModel:
         self, X: Features, k: int, *, search: str = "exact", beam_width: int | None = None, n_jobs: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best classes of each row: by scoring all classes, or by a beam; without a width, the model's own."""
-        options: dict[str, Any] = {"temperature": self.temperature, "n_jobs": n_jobs}
+        options: dict[str, Any] = {**self._calibration, "n_jobs": n_jobs}
         cells = self.cells
         exact = search == "exact"
         if beam_width is None and cells is None:
@@ -148,12 +154,12 @@ class ExtremeModel:
     def log_prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
         """log p(y|x) of every class: (n, n_classes)."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.predict_log_proba(X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs)
+        return predict.predict_log_proba(X, self.linear, self.base, Z, **self._calibration, n_jobs=n_jobs)
 
     def prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float64]:
         """p(y|x) of every class, in float64: (n, n_classes)."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.predict_proba(X, self.linear, self.base, Z, temperature=self.temperature, n_jobs=n_jobs)
+        return predict.predict_proba(X, self.linear, self.base, Z, **self._calibration, n_jobs=n_jobs)
 
     def judge(
         self,
@@ -166,7 +172,7 @@ class ExtremeModel:
     ) -> predict.Judged:
         """The k best classes of each row with their log-probabilities, and log p(y|x) of each pair of a row and a class."""
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.judge_pairs(X, y, rows, self.linear, self.base, Z, k=k, temperature=self.temperature, n_jobs=n_jobs)
+        return predict.judge_pairs(X, y, rows, self.linear, self.base, Z, k=k, **self._calibration, n_jobs=n_jobs)
 
     def evaluate(
         self,
@@ -179,7 +185,7 @@ class ExtremeModel:
     ) -> predict.Evaluation:
         """Mean log-likelihood, accuracy and top-5 accuracy; `rows` is the row of each class in `y`, where they have several."""
         Z = self.project(X, n_jobs=n_jobs)
-        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, "temperature": self.temperature}
+        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, **self._calibration}
         return predict.evaluate(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
 
     def log_likelihood(
@@ -193,7 +199,7 @@ class ExtremeModel:
     ) -> float:
         """Mean log p(y|x), bias removed; `rows` is the row of each class in `y`, where they have several."""
         Z = self.project(X, n_jobs=n_jobs)
-        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, "temperature": self.temperature}
+        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, **self._calibration}
         return predict.log_likelihood(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
 
     def confusable(self, label: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -211,24 +217,19 @@ class ExtremeModel:
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
 
-    def fit_temperature(
+    def calibrate(
         self, X: Features, ids: NDArray[np.int32], *, rows: NDArray[np.int64] | None = None, n_jobs: int | None = None
-    ) -> float:
-        """Set the temperature under which these pairs, which the model was not trained on, are most probable; returns it."""
+    ) -> predict.Calibration:
+        """Set temperature and floor by pairs that the model was not trained on; returns both."""
+        Z, threads = self.project(X, n_jobs=n_jobs), resolve_threads(n_jobs)
 
-        def loss(log_temperature: float) -> float:
-            self.temperature = float(np.exp(log_temperature))
-            judged = self.judge(X, ids, rows=rows, k=1, n_jobs=n_jobs)
-            return -float(judged.pair_log_prob.astype(np.float64).mean())
+        def scores(first: int, last: int) -> NDArray[np.float32]:
+            return predict.debiased_scores(X[first:last], self.linear, self.base, Z[first:last], n_jobs=1)
 
-        before = self.temperature
-        try:
-            found = minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded", options={"xatol": 0.01})
-        except BaseException:
-            self.temperature = before
-            raise
-        self.temperature = float(np.exp(found.x))
-        return self.temperature
+        with one_blas_thread():
+            found = predict.fit_calibration(scores, X.shape[0], ids, rows, self.linear.n_classes, n_threads=threads)
+        self.temperature, self.floor = found
+        return found
 
     # -- files ---------------------------------------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class ExtremeModel:
             own |= {f"descriptions.{name}": value for name, value in self.descriptions._asdict().items()}
         if self.whitening is not None:
             own |= {f"whitening.{name}": value for name, value in self.whitening._asdict().items()}
-        content = {"linear": linear, "noise": noise, "objective": self.objective, "temperature": self.temperature}
+        content = {"linear": linear, "noise": noise, "objective": self.objective, **self._calibration}
         content |= {"n_samples": self.n_samples, **header}
         if self.cells is not None:
             own |= {f"cells.{name}": value for name, value in self.cells.to_arrays().items()}
@@ -274,7 +275,7 @@ class ExtremeModel:
         noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
         names = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{name}"] for name in names))
-        model = cls(linear, noise, projection, header["objective"], header["temperature"])
+        model = cls(linear, noise, projection, header["objective"], header["temperature"], header.get("floor", 0.0))
         model.n_samples = header.get("n_samples", 0)
         model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
         if "descriptions.ends" in arrays:

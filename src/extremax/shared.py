@@ -37,6 +37,7 @@ from extremax.whitening import Whitening, fold, unfold
 _ROWS_PER_CELL = 4096  # on average, at least
 _MOST_CELLS = 256
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; numbers of their own, so that the thread count changes no result
+_CELL_LIMIT = 1.5
 _LOOK = 64  # minibatches between two looks at the keyboard
 
 
@@ -156,6 +157,15 @@ class SharedSet:
         if self.rows is None or not np.any(self.rows[1:] == self.rows[:-1]):  # `rows` ascends
             return None
         return np.searchsorted(self.rows, np.arange(self.X.shape[0] + 1))
+
+    @property
+    def limit(self) -> np.float32:
+        """The longest step of a class, in whitened rows of about unit length the most that a score changes.
+
+        A minibatch of one cell has rows that are alike, and their gradients add up on the same classes: without a limit, the
+        first epoch on ICD-10-CM takes the log-likelihood from -2.8 to -5.8, and it ends at -2.07 instead of -2.04.
+        """
+        return np.float32(np.inf if self.cells is None else _CELL_LIMIT)
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of X that these pairs stand on."""
@@ -311,7 +321,18 @@ def _step(
         else:
             batch.gradients[a:b] = 0.0
         apply_shared(
-            batch.gradients, scores, x, batch.positive, batch.slots[:n], batch.classes, a, b, width, model, np.float32(rate)
+            batch.gradients,
+            scores,
+            x,
+            batch.positive,
+            batch.slots[:n],
+            batch.classes,
+            a,
+            b,
+            width,
+            model,
+            np.float32(rate),
+            data.limit,
         )
 
     run(gather, len(row_blocks) + (0 if batch.whole else len(class_blocks)), threads)

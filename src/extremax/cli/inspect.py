@@ -74,6 +74,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
         "optimizer": classifier.optimizer,
         "temperature": fitted.temperature,
+        "floor": fitted.floor,
         "epochs": last["epoch"],
         "training_seconds": last["seconds"],
         "loss": last["loss"] if last["epoch"] else None,

@@ -170,8 +170,10 @@ def shared_softmax(scores, shift, x, labels, slots, weights, biases, row_weight,
 
 
 @njit
-def apply_shared(gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate):
+def apply_shared(gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate, limit):
     """Adagrad (or SGD) for the classes in slots [first, last): their summed gradients, and what the positives add.
+
+    No step of Adagrad with one sum per class is longer than ``limit``.
 
     ``gradients`` holds the slots' sums over the rows of coefficient times x; for slots from ``n_set`` on, zeros.
     """
@@ -204,6 +206,8 @@ def apply_shared(gradients, coefficients, x, positive, slots, classes, first, la
                 norm += g[k] * g[k]
             model.squares[label, 0] += norm / np.float32(n_features)
             step = learning_rate * rsqrt32(model.squares[label, 0])
+            if step * step * norm > limit * limit:
+                step = limit * rsqrt32(norm)
             for k in range(n_features):
                 w[k] -= step * g[k]
         else:

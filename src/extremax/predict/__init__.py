@@ -9,9 +9,11 @@ that keeps the best classes and the normaliser.  Beam search scores only the lea
 down an index over the scores themselves where the tree's probabilities are no part of them.
 
 Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_scale`` is applied here), ``Z`` (n, n_components)
-for the tree.  ``temperature`` divides debiased scores before they are normalised; it never changes an order.
+for the tree.  ``temperature`` divides debiased scores before they are normalised, ``floor`` is a share of the probability that
+all classes have alike (`extremax.predict.calibration`); neither ever changes an order.
 """
 
+from extremax.predict.calibration import Calibration, fit_calibration, lift
 from extremax.predict.cells import LEAST_CLASSES, CellIndex, cells_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
@@ -31,6 +33,7 @@ __all__ = [
     "LEAST_CLASSES",
     "RESULT_BYTES",
     "SCRATCH_BYTES",
+    "Calibration",
     "CellIndex",
     "Evaluation",
     "Features",
@@ -41,8 +44,10 @@ __all__ = [
     "debiased_scores",
     "evaluate",
     "exact_topk",
+    "fit_calibration",
     "index_bytes",
     "judge_pairs",
+    "lift",
     "log_likelihood",
     "log_softmax",
     "overflow_error",

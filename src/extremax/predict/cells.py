@@ -25,6 +25,7 @@ from scipy import sparse
 from extremax.data.products import one_blas_thread
 from extremax.kernels import cells as kernels
 from extremax.parallel import resolve_threads, run, split
+from extremax.predict.calibration import lift
 from extremax.predict.scan import Features, Scorer
 from extremax.predict.scores import check_arguments
 
@@ -350,6 +351,7 @@ def cells_topk(
     beam_width: int,
     offsets: Float32 | None = None,
     temperature: float = 1.0,
+    floor: float = 0.0,
     n_jobs: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The k best classes of each row among those of the `beam_width` cells that promise most.
@@ -366,7 +368,7 @@ def cells_topk(
     offsets
         Added to the biases, where `CellIndex.fit` had them: log p_n of a distribution that is the same for all rows.
     """
-    check_arguments(X, None, model, k, temperature)
+    check_arguments(X, None, model, k, temperature, floor)
     n_rows = X.shape[0]
     smallest = len(index.order) >> index.depths[-1]
     first, widths = index.plan(max(beam_width, -(-k // smallest)))
@@ -397,7 +399,7 @@ def cells_topk(
         kernels.choose_classes(scores, kept, starts, order, sharpness, labels[cut], log_prob[cut])
 
     run(search, len(blocks), threads)
-    return labels, log_prob
+    return labels, lift(log_prob, floor, len(model.weights))
 
 
 def _route(

@@ -16,6 +16,7 @@ from scipy import sparse
 from extremax.kernels import updates
 from extremax.noise import Noise
 from extremax.parallel import resolve_threads, run, split
+from extremax.predict.calibration import lift
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
 from extremax.predict.scores import check_arguments, check_targets, remove_bias
 
@@ -41,6 +42,7 @@ def judge_pairs(
     *,
     k: int,
     temperature: float = 1.0,
+    floor: float = 0.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
 ) -> Judged:
@@ -50,7 +52,7 @@ def judge_pairs(
     ----------
     y, rows
         Class and row of each pair, rows ascending; `rows` None means one pair a row, in order.
-    X, model, noise, Z, k, temperature, scratch_bytes, n_jobs
+    X, model, noise, Z, k, temperature, floor, scratch_bytes, n_jobs
         As in `exact_topk`.
 
     Examples
@@ -62,11 +64,12 @@ def judge_pairs(
     >>> found.labels.tolist(), np.exp(found.pair_log_prob).round(3).tolist()
     ([[2]], [0.125, 0.5])
     """
-    check_arguments(X, Z, model, k, temperature)
+    check_arguments(X, Z, model, k, temperature, floor)
     n_classes = len(model.weights)
     options: dict[str, Any] = {"temperature": temperature, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
     if rows is None:
-        return Judged(*scan(X, model, noise, Z, k, targets=check_targets(y, X.shape[0], n_classes), **options))
+        found = scan(X, model, noise, Z, k, targets=check_targets(y, X.shape[0], n_classes), **options)
+        return Judged(found[0], *(lift(log_prob, floor, n_classes) for log_prob in found[1:]))
     targets = check_targets(y, len(rows), n_classes)
     labels, log_prob, _ = scan(X, model, noise, Z, k, **options)
     # Behind the pairs, one more for each row: its best class.  Class -1 means scores that are no numbers, and must not be read.
@@ -76,7 +79,7 @@ def judge_pairs(
     shift = scores[: len(rows)] - scores[len(rows) :][rows]
     pair_log_prob = log_prob[rows, 0] + shift * np.float32(1.0 / temperature)
     pair_log_prob[~finite[rows]] = np.nan
-    return Judged(labels, log_prob, pair_log_prob)
+    return Judged(labels, lift(log_prob, floor, n_classes), lift(pair_log_prob, floor, n_classes))
 
 
 def _debiased(

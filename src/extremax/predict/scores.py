@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from extremax.noise import Noise
 from extremax.parallel import split
+from extremax.predict.calibration import lift
 from extremax.predict.scan import SCRATCH_BYTES, Buffers, ClassTiles, Features, Rows, Scorer
 
 RESULT_BYTES = 2 << 30  # largest (n, n_classes) array returned without being asked for
@@ -52,7 +53,9 @@ def log_softmax(
     return out
 
 
-def check_arguments(X: Features, Z: NDArray[np.float32] | None, model: Scorer, k: int, temperature: float) -> None:
+def check_arguments(
+    X: Features, Z: NDArray[np.float32] | None, model: Scorer, k: int, temperature: float, floor: float = 0.0
+) -> None:
     """Kernels check nothing: what a caller can get wrong stops here."""
     n_rows, n_features = X.shape
     if n_features != model.weights.shape[1]:
@@ -65,6 +68,8 @@ def check_arguments(X: Features, Z: NDArray[np.float32] | None, model: Scorer, k
         raise ValueError(f"k is {k}; ask for at least one class per row.")
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}; it must be positive. 1 leaves the probabilities as they are.")
+    if not 0.0 <= floor < 1.0:
+        raise ValueError(f"floor is {floor}; it must be at least 0, which leaves the probabilities as they are, and below 1.")
 
 
 def check_targets(y: NDArray[np.int32], n_rows: int, n_classes: int) -> NDArray[np.int32]:
@@ -131,6 +136,7 @@ def predict_log_proba(
     Z: NDArray[np.float32] | None,
     *,
     temperature: float = 1.0,
+    floor: float = 0.0,
     memory_limit: int = RESULT_BYTES,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
@@ -143,10 +149,10 @@ def predict_log_proba(
     >>> np.exp(predict_log_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None)).tolist()
     [[0.5, 0.5]]
     """
-    check_arguments(X, Z, model, 1, temperature)
+    check_arguments(X, Z, model, 1, temperature, floor)
     options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs, "caller": "predict_log_proba"}
     scores = debiased_scores(X, model, noise, Z, memory_limit=memory_limit, **options)
-    return log_softmax(scores, temperature=temperature, out=scores)
+    return lift(log_softmax(scores, temperature=temperature, out=scores), floor, scores.shape[1])
 
 
 def predict_proba(
@@ -156,6 +162,7 @@ def predict_proba(
     Z: NDArray[np.float32] | None,
     *,
     temperature: float = 1.0,
+    floor: float = 0.0,
     memory_limit: int = RESULT_BYTES,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
@@ -169,8 +176,8 @@ def predict_proba(
     [[0.5, 0.5]]
     """
     _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
-    options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
-    log_prob = predict_log_proba(X, model, noise, Z, temperature=temperature, memory_limit=memory_limit, **options)
+    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    log_prob = predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options)
     return np.exp(log_prob, dtype=np.float64)
 
 

@@ -12,6 +12,7 @@ from extremax.kernels import topk, updates
 from extremax.metrics import accuracy_at_k
 from extremax.noise import Noise, TreeNoise
 from extremax.parallel import resolve_threads, run, split
+from extremax.predict.calibration import lift
 from extremax.predict.pairs import judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer, scan
 from extremax.predict.scores import check_arguments, remove_bias
@@ -38,6 +39,7 @@ def exact_topk(
     k: int,
     *,
     temperature: float = 1.0,
+    floor: float = 0.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -55,6 +57,8 @@ def exact_topk(
         Classes per row.
     temperature
         Divides the debiased scores before they are normalised.
+    floor
+        Share of the probability that all classes have alike.
     scratch_bytes
         Bound of the working memory on up to eight threads: it decides how many rows are taken at a time.
     n_jobs
@@ -76,9 +80,9 @@ def exact_topk(
     >>> labels.tolist(), np.exp(log_prob).round(3).tolist()
     ([[2, 1]], [[0.5, 0.375]])
     """
-    check_arguments(X, Z, model, k, temperature)
+    check_arguments(X, Z, model, k, temperature, floor)
     labels, log_prob, _ = scan(X, model, noise, Z, k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs)
-    return labels, log_prob
+    return labels, lift(log_prob, floor, len(model.weights))
 
 
 def beam_topk(
@@ -91,6 +95,7 @@ def beam_topk(
     *,
     beam_width: int = BEAM_WIDTH,
     temperature: float = 1.0,
+    floor: float = 0.0,
     n_jobs: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The k best classes of each row among the leaves that survive a beam down `tree`.
@@ -122,14 +127,14 @@ def beam_topk(
     >>> labels.ravel().tolist()
     [0, 1, 0, 1]
     """
-    check_arguments(X, Z, model, k, temperature)
+    check_arguments(X, Z, model, k, temperature, floor)
     n_rows = X.shape[0]
     labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
     for first, last in split(n_rows, _BEAM_BLOCK):  # so that X may lie on disk and candidates stay few
         cut = slice(first, last)
         candidates, log_noise = _candidates(tree, noise, Z[cut], max(beam_width, k), n_jobs)
         _rescore(X[cut], model, candidates, log_noise, 1.0 / temperature, labels[cut], log_prob[cut], resolve_threads(n_jobs))
-    return labels, log_prob
+    return labels, lift(log_prob, floor, len(model.weights))
 
 
 def _candidates(
@@ -186,6 +191,7 @@ def evaluate(
     k: int = 5,
     sample_weight: NDArray[np.floating] | None = None,
     temperature: float = 1.0,
+    floor: float = 0.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
     rows: NDArray[np.int64] | None = None,
@@ -203,9 +209,8 @@ def evaluate(
     >>> evaluate(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), model, None, np.zeros((2, 0), np.float32)).accuracy
     0.5
     """
-    labels, _, log_prob = judge_pairs(
-        X, y, rows, model, noise, Z, k=k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
-    )
+    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    labels, _, log_prob = judge_pairs(X, y, rows, model, noise, Z, k=k, **options)
     likelihood = float(np.average(log_prob.astype(np.float64), weights=sample_weight))
     if rows is None:
         return Evaluation(
@@ -233,6 +238,7 @@ def log_likelihood(
     *,
     sample_weight: NDArray[np.floating] | None = None,
     temperature: float = 1.0,
+    floor: float = 0.0,
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
     rows: NDArray[np.int64] | None = None,
@@ -245,7 +251,6 @@ def log_likelihood(
     >>> round(log_likelihood(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), LinearModel.zeros(4, 1), None, None), 4)
     -1.3863
     """
-    _, _, log_prob = judge_pairs(
-        X, y, rows, model, noise, Z, k=1, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
-    )
+    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    _, _, log_prob = judge_pairs(X, y, rows, model, noise, Z, k=1, **options)
     return float(np.average(log_prob.astype(np.float64), weights=sample_weight))

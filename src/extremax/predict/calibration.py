@@ -1,0 +1,114 @@
+"""Honest probabilities: a temperature and a floor, chosen by rows that the model was not trained on.
+
+    p(y|x) = (1 - floor) softmax(s(x) / temperature)_y + floor / C,     s the debiased scores of the C classes.
+
+The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the first guess is right
+is most probable under it.  The floor is for labels that the model has not thought of.  In a softmax over 100,000 classes these
+have no probability to speak of, and the few rows with such a label would ask for a high temperature, at the expense of all
+others; an equal share for every class costs the others next to nothing.  Neither changes an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+from scipy.optimize import minimize_scalar
+
+from extremax.parallel import run, split
+
+_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)  # where sums are taken; between them, splines
+_SPREAD = 0.5  # of log temperatures, before the rows have spoken: few rows that are all right must not ask for certainty
+# Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can give back.
+_FLOORS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
+_BLOCK_SCORES = 1 << 22
+_ALMOST = 1.0 - 1e-9  # the most that a probability counts
+
+
+class Calibration(NamedTuple):
+    """How scores become probabilities."""
+
+    temperature: float = 1.0
+    floor: float = 0.0
+
+
+def lift(log_prob: NDArray[np.float32], floor: float, n_classes: int) -> NDArray[np.float32]:
+    """Log-probabilities of the mixture with equal shares: log((1 - floor) p + floor / n_classes); of nothing (-inf), nothing.
+
+    Examples
+    --------
+    >>> np.exp(lift(np.log(np.array([1.0, 0.5], np.float32)), 0.1, 10)).round(3).tolist()
+    [0.91, 0.46]
+    """
+    if floor == 0.0:
+        return log_prob
+    nothing = np.isneginf(log_prob)
+    lifted = np.exp(log_prob)
+    lifted *= np.float32(1.0 - floor)
+    lifted += np.float32(floor / n_classes)
+    np.log(lifted, out=lifted)
+    lifted[nothing] = -np.inf
+    return lifted
+
+
+def fit_calibration(
+    scores: Callable[[int, int], NDArray[np.float32]],
+    n_rows: int,
+    y: NDArray[np.int32],
+    rows: NDArray[np.int64] | None,
+    n_classes: int,
+    *,
+    n_threads: int,
+) -> Calibration:
+    """From rows that were not trained on: the temperature by which of their first guesses are right, the floor by likelihood.
+
+    Parameters
+    ----------
+    scores
+        Debiased scores of all classes for the rows from a first to before a last; its result is written over.
+    y, rows
+        Class and row of each pair, rows ascending; `rows` None means one pair a row, in order.
+    """
+    pairs = np.arange(n_rows, dtype=np.int64) if rows is None else rows
+    ends = np.searchsorted(pairs, np.arange(n_rows + 1))
+    top, log_sum = np.empty(n_rows), np.empty((len(_LOG_TEMPERATURES), n_rows))
+    below, right = np.empty(len(y)), np.empty(len(y), bool)  # each pair's score minus the best, and whether it is the best
+    blocks = split(n_rows, max(1, _BLOCK_SCORES // n_classes))
+
+    def work(number: int) -> None:
+        first, last = blocks[number]
+        own = slice(ends[first], ends[last])
+        block = scores(first, last)
+        best = block.argmax(axis=1)
+        top[first:last] = block[np.arange(last - first), best]
+        local = pairs[own] - first
+        right[own] = best[local] == y[own]
+        block -= top[first:last, None].astype(np.float32)
+        below[own] = block[local, y[own]]
+        for i, log_temperature in enumerate(_LOG_TEMPERATURES):
+            scaled = block * np.float32(np.exp(-log_temperature))
+            log_sum[i, first:last] = np.log(np.exp(scaled, out=scaled).sum(axis=1, dtype=np.float64))
+
+    run(work, len(blocks), n_threads)
+    log_sums = CubicSpline(_LOG_TEMPERATURES, log_sum)
+
+    def first_guess(log_temperature: float, floor: float) -> float:
+        """Minus the log-likelihood of which first guesses are right."""
+        sure = np.minimum((1.0 - floor) * np.exp(-log_sums(log_temperature)) + floor / n_classes, _ALMOST)[pairs]
+        prior = 0.5 * (log_temperature / _SPREAD) ** 2
+        return prior - float(np.where(right, np.log(sure), np.log1p(-sure)).sum())
+
+    def likelihood(log_temperature: float, floor: float) -> float:
+        log_prob = below * np.exp(-log_temperature) - log_sums(log_temperature)[pairs]
+        return float(np.log((1.0 - floor) * np.exp(log_prob) + floor / n_classes).mean()) if floor else float(log_prob.mean())
+
+    found = []
+    bounds = (_LOG_TEMPERATURES[0], _LOG_TEMPERATURES[-1])
+    for floor in _FLOORS:
+        best = minimize_scalar(first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3})
+        found.append((likelihood(float(best.x), floor), -floor, float(best.x)))
+    _, floor, log_temperature = max(found)
+    return Calibration(float(np.exp(log_temperature)), -floor)
