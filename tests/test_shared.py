@@ -12,7 +12,6 @@ from extremax._jit import JIT_DISABLED
 from extremax.kernels.shared import draw_shared
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import LinearModel
-from extremax.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
 from extremax.whitening import Whitening
 

@@ -31,7 +31,7 @@ _SHARED_BATCH = 256
 _SHARED_SCORES = 1 << 25  # scores of a minibatch at most
 _SHARED_STEPS = 900  # minibatches of a whole fit, at least, where ...
 _SHARED_EPOCHS = (5, 50)  # ... that takes a number of epochs between these
-# Step sizes.  Where a class is met rarely, it must learn from a few steps: npm-owner-124k ends at 21.7% with 1, at 20.2% with 0.5.
+# Step sizes.  Where a class is met rarely, it must learn from a few steps: npm-owner-124k ends at 21.7%, with 0.5 at 20.2%.
 _SHARED_RATES = (0.5, 1.0)
 _SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
 _CELL_CLASSES = 64  # classes for each that a minibatch shares, up to which cells of the tree are worth their time
@@ -296,8 +296,8 @@ def finish(
     *,
     whole: bool = True,
 ) -> None:
-    """What comes after the epochs: temperature and floor, by the judges; the tree, if it was put off (`Options.defers_tree`); in a
-    `whole` fit, the index for beam search.
+    """What comes after the epochs: temperature and floor, by the judges; the tree, if it was put off (`Options.defers_tree`);
+    in a `whole` fit, the index for beam search.
     """
     if judges is not None:
         found = model.calibrate(judges.X, judges.ids, rows=judges.rows, n_jobs=options.n_threads)

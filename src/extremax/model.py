@@ -101,7 +101,7 @@ class ExtremeModel:
         return self.base is None or self.offsets is not None
 
     @property
-    def _calibration(self) -> dict[str, float]:
+    def _calibration(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "floor": self.floor}
 
     @property
