@@ -19,7 +19,6 @@ import numpy as np
 
 import datasets
 from extremax import ExtremeClassifier, load_model
-from extremax.predict import sample_size
 from timing import machine, stopwatch
 
 
@@ -61,10 +60,7 @@ def main() -> None:
             f" levels of {[1 << depth for depth in cells.depths[cells.start :]]} nodes, {cells.spread:.2f} above for each cell,"
             f" agreement in fit {cells.agreement:.2%}, {size / model.linear.weights.nbytes:.0%} of the size of the weights"
         )
-        rows = data.X_train[
-            np.sort(rng.choice(len(data.y_train), min(len(data.y_train), sample_size(X.shape[1])), replace=False))
-        ]
-        fitting = stopwatch(lambda: model.fit_cells(rows))
+        fitting = stopwatch(lambda: model.fit_cells(data.X_train))
         print(f"  the index is fitted in {fitting:.1f} s, load {os.getloadavg()[0]:.0f}")
         model.cells = cells
         exact, _ = model.top_k(X, 5)

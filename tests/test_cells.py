@@ -156,6 +156,14 @@ def test_chosen_width_finds_what_it_says(indexed):
     assert index.cost(1) < index.cost(10) < index.cost(1000)
 
 
+def test_rows_not_trained_on_choose_the_width_identity(indexed):
+    model, X, index = indexed
+    again = CellIndex.fit(X[:600], model, judges=X[600:], n_jobs=1)
+    assert again.header() == index.header()
+    np.testing.assert_array_equal(again.tables[-1], index.tables[-1])
+    assert CellIndex.fit(X[:600], model, judges=X[:0], n_jobs=1).beam_width is None
+
+
 def test_narrow_beams_begin_where_it_is_least_work():
     model, X = random_model(6000, 4)
     index = CellIndex.fit(X, model, n_jobs=1)
@@ -220,8 +228,9 @@ def test_stale_index_says_so_until_fitted_again(planted, tmp_path):
     again = load_model(tmp_path / "model").partial_fit(data.X[:500], data.y[:500])
     with pytest.warns(UserWarning, match=r"fitted after 3 epochs, .* trained for 4"):
         again.predict_topk(data.X_test, search="beam")
-    again.model_.fit_cells(data.X[:4000])
-    again.predict_topk(data.X_test, search="beam")  # a warning would be an error
+    again.model_.fit_cells(data.X, judges=data.X_test[:500])
+    beam, _ = again.predict_topk(data.X_test, search="beam")  # a warning would be an error
+    assert np.mean(again.predict_topk(data.X_test)[0][:, 0] == beam[:, 0]) > 0.98
 
 
 def test_resumed_fit_has_the_same_index(planted, tmp_path):

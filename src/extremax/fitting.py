@@ -300,10 +300,10 @@ def finish(
     in a `whole` fit, the index for beam search.
     """
     if judges is not None:
-        found = model.calibrate(judges.X, judges.ids, rows=judges.rows, n_jobs=options.n_threads)
-        choices |= found._asdict()
+        calibration = model.calibrate(judges.X, judges.ids, rows=judges.rows, n_jobs=options.n_threads)
+        choices |= calibration._asdict()
         by = f"by {judges.X.shape[0]:,} rows that were not trained on"
-        report.say(f"temperature {found.temperature:.3f}, floor {found.floor:g}, {by}")
+        report.say(f"temperature {calibration.temperature:.3f}, floor {calibration.floor:g}, {by}")
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
         X = data.X
@@ -311,24 +311,14 @@ def finish(
         model.noise = noise
         model.class_means = _class_means(model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes)
     if whole and model.takes_cells:
-        _fit_cells(model, data, options, seed, report, choices)
-
-
-def _fit_cells(
-    model: ExtremeModel, data: LabelledRows, options: Options, seed: int, report: ProgressLine, choices: dict[str, Any]
-) -> None:
-    labelled = np.arange(data.X.shape[0]) if data.rows is None else np.unique(data.rows)
-    size = min(len(labelled), predict.sample_size(model.linear.n_features))
-    some = np.random.default_rng((seed, 5)).choice(labelled, size, replace=False)
-    places = np.argsort(some)  # read from the file in its order, then put back: the last rows judge the others' work
-    rows = data.X[some[places]]
-    back = np.empty(size, np.int64)
-    back[places] = np.arange(size)
-    report.say("fitting the cells of beam search")
-    model.fit_cells(rows[back], n_jobs=options.n_threads)
-    assert model.cells is not None
-    choices |= {"beam_width": model.cells.beam_width, "beam_agreement": model.cells.agreement}
-    report.say(f"beam search: width {model.cells.beam_width}, the exact best class in {model.cells.agreement:.1%} of the rows")
+        report.say("fitting the cells of beam search")
+        labelled = None if data.rows is None else np.unique(data.rows)
+        unseen = None if judges is None else judges.X
+        model.fit_cells(data.X, rows=labelled, judges=unseen, seed=seed, n_jobs=options.n_threads)
+        assert model.cells is not None
+        width, found = model.cells.beam_width, model.cells.agreement
+        choices |= {"beam_width": width, "beam_agreement": found}
+        report.say(f"beam search: width {width}, the exact best class in {found:.1%} of the rows")
 
 
 def _make_noise(

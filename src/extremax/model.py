@@ -109,10 +109,26 @@ class ExtremeModel:
         """Whether an index for beam search makes sense: linear scores of many classes."""
         return self.linear_scores and any(predict.index_bytes(*self.linear.weights.shape))
 
-    def fit_cells(self, X: Features, *, n_jobs: int | None = None) -> None:
-        """Fit the index for beam search on rows like those to be predicted, some thousands in random order."""
-        rows = X.toarray() if sparse.issparse(X) else X
-        self.cells = predict.CellIndex.fit(rows, self.linear, offsets=self.offsets, n_jobs=n_jobs)
+    def fit_cells(
+        self,
+        X: Features,
+        *,
+        rows: NDArray[np.int64] | None = None,
+        judges: Features | None = None,
+        seed: int = 0,
+        n_jobs: int | None = None,
+    ) -> None:
+        """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its `rows`, at random.
+
+        `judges`, rows that the model was not trained on, choose the default width; without them, more rows of X.
+        """
+        among = np.arange(X.shape[0]) if rows is None else rows
+        size = min(len(among), predict.sample_size(self.linear.n_features))
+        some = np.random.default_rng((seed, 5)).choice(among, size, replace=False)
+        places = np.argsort(some)  # read in the order of the file, then put back
+        chosen = X[some[places]][np.argsort(places)]
+        unseen = None if judges is None else _dense(judges)
+        self.cells = predict.CellIndex.fit(_dense(chosen), self.linear, judges=unseen, offsets=self.offsets, n_jobs=n_jobs)
         self.cells.n_epochs = self.linear.n_epochs
 
     def top_k(
@@ -320,6 +336,11 @@ class SavedModel(NamedTuple):
     labels: NDArray[Any] | None
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
+
+
+def _dense(X: Features) -> NDArray[np.float32]:
+    rows: NDArray[np.float32] = X.toarray() if sparse.issparse(X) else X
+    return rows
 
 
 def find_tree(noise: Noise) -> LabelTree | None:
