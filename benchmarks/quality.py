@@ -9,7 +9,8 @@ torch``; without it they are left out.
 
 extremax               ExtremeClassifier() with nothing set
 paper                  objective="negative_sampling": per-row negatives from the tree (Eq. 6)
-sampled NOISE M        sampled softmax, M classes shared in a minibatch of 512, row-wise Adagrad 0.1, not whitened, from zero
+sampled NOISE M R      sampled softmax, M classes shared in a minibatch of 512, row-wise Adagrad, not whitened, from zero;
+                       R is the step size for rows of mean square length one
 softmax                full softmax, Adagrad 0.03 on features of unit variance, minibatches of 256 (up to 20,000 classes)
 torch ...              the same two in PyTorch
 """
@@ -17,6 +18,7 @@ torch ...              the same two in PyTorch
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +122,9 @@ def torch_softmax(data: datasets.BenchmarkData, X, y, budgets: list[float]) -> C
     return run_torch(batches(), lambda x: layer(x).detach(), X_test, y_test, budgets)
 
 
-def torch_sampled(data: datasets.BenchmarkData, X, y, budgets: list[float], exponent: float, n_shared: int) -> Curve:
+def torch_sampled(
+    data: datasets.BenchmarkData, X, y, budgets: list[float], exponent: float, n_shared: int, rate: float
+) -> Curve:
     X_train, y_train, X_test, y_test = torch_rows(data, X, y)
     n_classes, n_features = data.n_classes, X_train.shape[1]
     W, b = torch.zeros(n_classes, n_features), torch.zeros(n_classes)
@@ -146,23 +150,22 @@ def torch_sampled(data: datasets.BenchmarkData, X, y, budgets: list[float], expo
                 gb = torch.zeros(len(touched)).index_add_(0, place, torch.cat([p[:, 0], p[:, 1:].sum(0)]))
                 squares[touched] += g.pow(2).mean(1, keepdim=True)
                 bias_squares[touched] += gb.pow(2)
-                W[touched] -= 0.1 * g / (squares[touched].sqrt() + 1e-10)
-                b[touched] -= 0.1 * gb / (bias_squares[touched].sqrt() + 1e-10)
+                W[touched] -= rate * g / (squares[touched].sqrt() + 1e-10)
+                b[touched] -= rate * gb / (bias_squares[touched].sqrt() + 1e-10)
                 yield float(p[0, 0])
 
     return run_torch(batches(), lambda x: x @ W.T + b, X_test, y_test, budgets)
 
 
-def methods(data: datasets.BenchmarkData, sizes: list[int], threads: int) -> dict[str, dict | tuple]:
+def methods(data: datasets.BenchmarkData, sizes: list[int], rates: list[float], threads: int) -> dict[str, dict | tuple]:
     seed = {"random_state": 0, "n_jobs": threads}
     plain = {"objective": "shared_softmax", "precondition": False, "batch_size": 512, "n_epochs": 1000, **seed}
     found: dict[str, dict | tuple] = {"extremax": seed, "paper": {"objective": "negative_sampling", **seed}}
     exponents = {"uniform": 0.0, "frequency": 1.0, "frequency^0.75": 0.75}
-    for size in sizes:
-        for name, exponent in exponents.items():
-            noise = {"noise": "frequency", "noise_exponent": exponent}
-            found[f"sampled {name} {size}"] = {**plain, **noise, "n_shared": size}
-            found[f"torch sampled {name} {size}"] = (torch_sampled, exponent, size)
+    for (name, exponent), size, rate in itertools.product(exponents.items(), sizes, rates):
+        noise = {"noise": "frequency", "noise_exponent": exponent, "learning_rate": rate}
+        found[f"sampled {name} {size} {rate:g}"] = {**plain, **noise, "n_shared": size}
+        found[f"torch sampled {name} {size} {rate:g}"] = (torch_sampled, exponent, size, rate)
     if data.n_classes <= 20_000:
         rate = 0.03 * data.X_train.shape[1] ** 0.5  # rows have mean square length one inside
         full = {"objective": "softmax", "optimizer": "adagrad", "learning_rate": rate, "batch_size": 256}
@@ -188,6 +191,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", type=float, default=[5, 10, 30, 60, 120])
     parser.add_argument("--methods", nargs="+", help="only those whose name contains one of these")
     parser.add_argument("--sizes", nargs="+", type=int, default=[256, 1024])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.1, 0.6])
     parser.add_argument("--test-rows", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="name of the Markdown, JSON and PNG files to write")
@@ -208,7 +212,7 @@ def main() -> None:
         lines.append("|---" * (len(arguments.budgets) + 2) + "|")
         print("\n".join(lines), flush=True)
         curves[name] = {}
-        for method, settings in methods(data, arguments.sizes, arguments.threads).items():
+        for method, settings in methods(data, arguments.sizes, arguments.rates, arguments.threads).items():
             if arguments.methods and not any(part == method or part in method.split() for part in arguments.methods):
                 continue
             note = ""

@@ -286,3 +286,25 @@ def test_bad_arguments_rejects(indexed, planted):
     far = np.full((1, data.X.shape[1]), 3e38, np.float32)
     with pytest.raises(ValueError, match="overflow"):
         clf.predict_topk(far, search="beam")
+
+
+_Y = np.arange(3 * N_CLASSES) % N_CLASSES
+_ROWS = np.random.default_rng(0).normal(size=(N_CLASSES, 6))[_Y] + 0.1 * np.random.default_rng(1).normal(size=(len(_Y), 6))
+_ODD = {
+    "constant": np.ones_like(_ROWS),
+    "huge": 1e18 * _ROWS,
+    "one column": _ROWS[:, :1],
+    "copies": np.repeat(_ROWS[:3], N_CLASSES, axis=0),
+    "one far row": np.where(np.arange(len(_Y))[:, None] == 5, 1e6, _ROWS),
+}
+
+
+@pytest.mark.parametrize("name", _ODD)
+def test_odd_rows_have_an_index_that_works(name):
+    X = _ODD[name].astype(np.float32)
+    clf = ExtremeClassifier(random_state=0, n_epochs=1).fit(X, _Y)
+    exact, _ = clf.predict_topk(X[:300])
+    beam, log_prob = clf.predict_topk(X[:300], search="beam")
+    assert clf.model_.cells.beam_width is None or clf.model_.cells.beam_width >= 1
+    assert np.isfinite(log_prob).all()
+    assert np.mean(exact[:, 0] == beam[:, 0]) > 0.98
