@@ -70,6 +70,28 @@ def test_sums_between_the_knots_match_reference():
     assert found.temperature == pytest.approx(best, rel=0.01)
 
 
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+def test_sums_of_many_classes_match_reference(spread):
+    """With 20,000 classes sums leap from one to thousands between two knots."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(300, 20_000)).astype(np.float32)
+    scores[:, 7] += 16.0 + spread * rng.normal(size=300)
+    y = np.where(rng.random(300) < 0.9, 7, 0).astype(np.int32)
+    found = fit(scores, y)
+    right = scores.argmax(axis=1) == y
+
+    def loss(log_temperature):
+        p = np.exp(reference.log_softmax(scores, np.exp(log_temperature)).max(axis=1))
+        p = np.minimum((1.0 - found.floor) * p + found.floor / 20_000, 1.0 - 1e-9)
+        return 2.0 * log_temperature**2 - np.where(right, np.log(p), np.log1p(-p)).sum()
+
+    near = np.log(found.temperature)
+    grid = np.linspace(near - 0.5, near + 0.5, 41)
+    losses = [loss(t) for t in grid]
+    # What the interpolation costs is far below what 300 rows can tell: half a nat is one standard deviation.
+    assert loss(near) < min(losses) + 0.1
+
+
 def test_blocks_and_threads_invariant(monkeypatch):
     from extremax.predict import calibration
 
@@ -77,7 +99,9 @@ def test_blocks_and_threads_invariant(monkeypatch):
     whole = fit(scores, y)
     assert fit(scores, y, np.arange(500)) == whole
     monkeypatch.setattr(calibration, "_BLOCK_SCORES", 30 * C)
-    assert fit(scores, y, n_threads=2) == pytest.approx(whole, rel=1e-9)  # sums of other blocks: numpy may add in another order
+    small = fit(scores, y)
+    assert small == pytest.approx(whole, rel=1e-9)  # sums of other blocks: numpy may add in another order
+    assert fit(scores, y, n_threads=2) == small
 
 
 def test_pairs_of_rows_with_several_labels_match_rows_repeated():
@@ -135,6 +159,46 @@ def test_calibrate_sets_what_it_returns(fitted):
         assert (clf.model_.temperature, clf.model_.floor) == found
     finally:
         clf.model_.temperature, clf.model_.floor = 1.0, 0.0
+
+
+def test_improbable_classes_keep_their_order(fitted):
+    clf, X, _ = fitted
+    X = 2 * X  # scores further apart than float32 can tell beside the floor
+    order = np.argsort(clf.decision_function(X), axis=1)
+    clf.model_.floor = 0.1
+    try:
+        p = np.take_along_axis(clf.predict_proba(X), order, axis=1)
+        assert (np.diff(p, axis=1) >= 0.0).all()
+        assert (np.diff(p, axis=1) > 0.0).mean() > 0.95
+    finally:
+        clf.model_.floor = 0.0
+
+
+def test_calibration_of_what_cannot_be_judged_rejects(fitted):
+    clf, X, y = fitted
+    far = X.copy()
+    far[217] = 1e38
+    with pytest.raises(ValueError, match=r"X\[217\] overflow"):
+        calibrate(clf, far, y)
+    with pytest.raises(ValueError, match="holds class 30"):
+        clf.model_.calibrate(X[:2], np.array([0, 30], np.int32))
+    with pytest.raises(ValueError, match="no rows"):
+        clf.model_.calibrate(X[:0], np.zeros(0, np.int32))
+    assert (clf.model_.temperature, clf.model_.floor) == (1.0, 0.0)
+
+
+def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
+    from extremax import fitting
+
+    monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
+    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.5)
+    rng = np.random.default_rng(0)
+    y = rng.integers(30, size=1000)
+    X = (rng.normal(size=(30, 6))[y] + rng.normal(size=(1000, 6))).astype(np.float32)
+    X[np.random.default_rng((0, 4)).permutation(1000)[0]] = 1e38  # the first row that is set aside
+    clf = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y)
+    assert clf.model_.n_samples == 500
+    assert (clf.choices_["temperature"], clf.choices_["floor"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("floor", [-0.1, 1.0, float("nan")])

@@ -299,3 +299,8 @@ def test_bad_input_rejects(call, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence) as error:
         call(*make_rows(20))
     assert "\n" not in str(error.value)
+
+
+def test_no_rows_to_set_aside_rejects():
+    with pytest.raises(ValueError, match="at least one"):
+        LabelledRows(np.ones((3, 1), np.float32), np.zeros(3, np.int32)).set_aside(0, 0)

@@ -33,10 +33,10 @@ def data():
     return X, y
 
 
-def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None, rows=None):
+def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None, rows=None, limit=np.inf):
     weight = np.ones(len(y), np.float32) if weight is None else weight
     white = Whitening.none(X.shape[1]) if white is None else white
-    return SharedSet(X, y, weight, rows, sets, cells, white, 1.0, batch_size, 7, threads)
+    return SharedSet(X, y, weight, rows, sets, cells, white, 1.0, batch_size, 7, threads, limit)
 
 
 def start(n_classes, n_features, optimizer, rng):
@@ -75,21 +75,61 @@ def test_step_on_all_classes_matches_reference(data, optimizer):
     np.testing.assert_allclose(model.biases, b, atol=2e-4)
 
 
-def test_steps_of_a_cell_have_a_limit_matches_reference(data):
-    """Rows of one cell are alike: the sum of their gradients may point a class far away, and goes only so far."""
+def test_steps_up_to_a_limit_match_reference(data):
     X, y = data
     sets = ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.5)
     moved = {}
-    for name, cells in (("free", None), ("limited", np.zeros(len(y), np.int32))):
+    for limit in (np.inf, 1.5):
         model = start(12, 5, "adagrad_row", np.random.default_rng(1))
         model.squares[...] = 400.0  # steps of many lengths
         before = model.weights.copy()
-        train_shared_epoch(model, shared_set(X, y, sets, batch_size=len(y), cells=cells), learning_rate=(1.0, 1.0))
-        moved[name] = model.weights - before
-    length = np.linalg.norm(moved["free"], axis=1, keepdims=True)
-    assert length.min() < shared._CELL_LIMIT < length.max()
-    expected = moved["free"] * np.minimum(1.0, shared._CELL_LIMIT / length)
-    np.testing.assert_allclose(moved["limited"], expected, atol=1e-5)  # float32
+        train_shared_epoch(model, shared_set(X, y, sets, batch_size=len(y), limit=limit), learning_rate=(1.0, 1.0))
+        moved[limit] = model.weights - before
+    length = np.linalg.norm(moved[np.inf], axis=1, keepdims=True)
+    assert length.min() < 1.5 < length.max()
+    np.testing.assert_allclose(moved[1.5], moved[np.inf] * np.minimum(1.0, 1.5 / length), atol=1e-5)  # float32
+
+
+@compiled
+def test_only_minibatches_of_a_cell_have_a_limit():
+    from extremax import fitting
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(64, size=20_000)
+    X = rng.normal(size=(64, 8)).astype(np.float32)[y] + rng.normal(size=(20_000, 8)).astype(np.float32)
+    limits = {}
+    for name, settings in {
+        "cells": {"n_shared": 8},
+        "not whitened": {"n_shared": 8, "precondition": False},
+        "no cells": {"n_shared": 8, "noise": "frequency"},
+        "all classes": {"objective": "softmax"},
+    }.items():
+        clf = ExtremeClassifier(n_epochs=0, random_state=0, **{"objective": "shared_softmax", **settings}).fit(X, y)
+        rows = LabelledRows(X, y.astype(np.int32))
+        data, _ = fitting.training_set(clf.model_, X, rows.ids, None, clf._options(rows), 0)
+        limits[name] = data.limit
+    assert limits == {"cells": 1.5, "not whitened": np.inf, "no cells": np.inf, "all classes": np.inf}
+
+
+def test_cells_without_rows_have_no_classes():
+    """Of many cells, some are empty in a small sample; nothing is drawn from them."""
+    cells, y = np.array([0, 0, 3, 3], np.int32), np.array([0, 1, 1, 2], np.int32)
+    sets = ClassSets.make(np.array([1.0, 2.0, 1.0]), 2, exponent=0.5, cells=cells, y=y)
+    assert [sets.of_cell(cell)[0].tolist() for cell in range(4)] == [[0, 1], [], [], [1, 2]]
+
+
+def test_step_size_is_larger_where_classes_are_met_rarely():
+    from extremax.fitting import resolve
+
+    def rate(n_classes, **given):
+        parameters = {**ExtremeClassifier().get_params(deep=False), **given}
+        return resolve(parameters, (10_000, 8), n_classes, 10_000, 1).learning_rate
+
+    assert rate(1024 * 64) == 0.5
+    assert rate(1024 * 64 + 1) == 1.0
+    assert rate(1024 * 64 + 1, n_shared=2048) == 0.5
+    assert rate(1024 * 64 + 1, objective="softmax") == 0.5  # each class is met in every step
+    assert rate(1024 * 64 + 1, precondition=False, objective="shared_softmax") == 0.1
 
 
 def test_gradient_matches_finite_difference(data):

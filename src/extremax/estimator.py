@@ -21,7 +21,7 @@ from extremax.linear import Features
 from extremax.model import ExtremeModel
 from extremax.noise import Noise
 from extremax.parallel import resolve_threads
-from extremax.predict import overflow_error
+from extremax.predict import ScoreOverflowError
 from extremax.progress import ProgressLine
 from extremax.settings import check_patience, check_settings
 from extremax.training import Callback, Plan, train
@@ -100,7 +100,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     model_ : ExtremeModel
         Weights, noise and projection.
     choices_ : dict
-        What was chosen: ``objective``, ``n_epochs`` and others that were left open, the tree's ``regularization`` by level.
+        What was chosen: ``objective``, ``n_epochs`` and others that were left open, ``temperature`` and ``floor``, the tree's
+        ``regularization`` by level, ``beam_width``.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
@@ -221,7 +222,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             check_patience(self.patience)
         report = ProgressLine(int(self.verbose))
         options = self._options(data)
-        data, judges = fitting.set_judges_aside(data, options, seed)
+        data, judges = fitting.set_judges_aside(data, options, len(known), seed)
         data = self._start(data, validation, options, seed, report)
         validation = validation and validation.labelled()
         self._train(data, validation, options, options.n_epochs, callbacks, report, judges=judges, decays=True)
@@ -236,7 +237,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = LabelledRows.of(features, self._targets(y, features))
         options = self._options(data, goes_on=True)
         left = max(0, options.n_epochs - self.model_.linear.n_epochs)
-        data, judges = fitting.set_judges_aside(data, options, self.seed_)
+        data, judges = fitting.set_judges_aside(data, options, len(self.classes_), self.seed_)
         self._train(data, None, options, left, callbacks, ProgressLine(int(self.verbose)), judges=judges, decays=True)
         return self
 
@@ -426,7 +427,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         # k is at most n_classes: a missing class means scores that are not numbers.
         known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
         if not known.all():
-            raise overflow_error(int(np.argmin(known)))
+            raise ScoreOverflowError(int(np.argmin(known)))
         return self.classes_[ids]
 
     def decision_function(self, X: Any) -> NDArray[np.float32]:

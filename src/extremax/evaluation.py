@@ -20,7 +20,7 @@ from extremax import metrics
 from extremax.estimator import ExtremeClassifier
 from extremax.labelled_rows import LabelledRows
 from extremax.model import ExtremeModel
-from extremax.predict import Calibration
+from extremax.predict import Calibration, ScoreOverflowError
 from extremax.text_classifier import TextClassifier
 from extremax.validation import LabelIndex, Targets, check_features, lookup_targets
 
@@ -161,7 +161,7 @@ def evaluate(
 def calibrate(
     model: ExtremeClassifier | TextClassifier | ExtremeModel, X: Any, y: Any, *, max_rows: int = 5000, seed: int = 0
 ) -> Calibration:
-    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right in 30% of the rows.
+    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right in 30% of them.
 
     Sets the temperature, which divides scores, and the floor, a share of the probability that all classes have alike; returns
     both.  Labels predicted stay the same.  Of more than `max_rows` pairs a random sample is used.
@@ -185,7 +185,10 @@ def calibrate(
         some = np.sort(np.random.default_rng(seed).choice(len(ids), max_rows, replace=False))
         ids, rows = ids[some], rows[some]
     features, place = np.unique(rows, return_inverse=True)
-    return core.calibrate(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
+    try:
+        return core.calibrate(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
+    except ScoreOverflowError as error:
+        raise ScoreOverflowError(int(features[error.row])) from None
 
 
 def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:

@@ -82,6 +82,8 @@ class LabelledRows:
     def set_aside(self, n_rows: int, seed: int) -> tuple[LabelledRows, LabelledRows]:
         """The pairs without those of some random rows, and these: no copy of X, and never the last row of a class."""
         pair_rows = self.row_index
+        if n_rows < 1:
+            raise ValueError(f"n_rows is {n_rows}; set at least one row aside.")
         offsets = np.searchsorted(pair_rows, np.arange(self.X.shape[0] + 1))
         left = np.bincount(self.ids)
         aside = np.zeros(self.X.shape[0], bool)

@@ -123,11 +123,9 @@ class ExtremeModel:
         `judges`, rows that the model was not trained on, choose the default width; without them, more rows of X.
         """
         among = np.arange(X.shape[0]) if rows is None else rows
-        size = min(len(among), predict.sample_size(self.linear.n_features))
-        some = np.random.default_rng((seed, 5)).choice(among, size, replace=False)
-        places = np.argsort(some)  # read in the order of the file, then put back
-        chosen = X[some[places]][np.argsort(places)]
-        unseen = None if judges is None else _dense(judges)
+        some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]
+        chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]  # the last of them may judge the others' work
+        unseen = None if judges is None else _dense(judges[_some(judges.shape[0], predict.MOST_JUDGES, seed)])
         self.cells = predict.CellIndex.fit(_dense(chosen), self.linear, judges=unseen, offsets=self.offsets, n_jobs=n_jobs)
         self.cells.n_epochs = self.linear.n_epochs
 
@@ -237,10 +235,12 @@ class ExtremeModel:
         self, X: Features, ids: NDArray[np.int32], *, rows: NDArray[np.int64] | None = None, n_jobs: int | None = None
     ) -> predict.Calibration:
         """Set temperature and floor by pairs that the model was not trained on; returns both."""
+        ids = predict.check_targets(ids, X.shape[0] if rows is None else len(rows), self.linear.n_classes)
         Z, threads = self.project(X, n_jobs=n_jobs), resolve_threads(n_jobs)
 
         def scores(first: int, last: int) -> NDArray[np.float32]:
-            return predict.debiased_scores(X[first:last], self.linear, self.base, Z[first:last], n_jobs=1)
+            options: dict[str, Any] = {"memory_limit": 1 << 62, "n_jobs": 1, "first_row": first}
+            return predict.debiased_scores(X[first:last], self.linear, self.base, Z[first:last], **options)
 
         with one_blas_thread():
             found = predict.fit_calibration(scores, X.shape[0], ids, rows, self.linear.n_classes, n_threads=threads)
@@ -336,6 +336,11 @@ class SavedModel(NamedTuple):
     labels: NDArray[Any] | None
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
+
+
+def _some(n_rows: int, size: int, seed: int) -> NDArray[np.int64]:
+    """Rows at random, at most so many, in order: a file is read from front to back."""
+    return np.sort(np.random.default_rng((seed, 4)).choice(n_rows, min(n_rows, size), replace=False))
 
 
 def _dense(X: Features) -> NDArray[np.float32]:

@@ -37,7 +37,6 @@ from extremax.whitening import Whitening, fold, unfold
 _ROWS_PER_CELL = 4096  # on average, at least
 _MOST_CELLS = 256
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; numbers of their own, so that the thread count changes no result
-_CELL_LIMIT = 1.5
 _LOOK = 64  # minibatches between two looks at the keyboard
 
 
@@ -93,6 +92,8 @@ class ClassSets:
         offsets = np.searchsorted(cell, np.arange(int(cells.max()) + 2)).astype(np.int64)
         cumulative = np.empty(len(pairs))
         for a, b in itertools.pairwise(offsets):
+            if a == b:
+                continue  # no row was routed to this cell, and no minibatch will want its classes
             cumulative[a:b] = np.cumsum(inclusion(class_weights(number[a:b], exponent), share))
         return cls(np.cumsum(inclusion(known, size - share)), offsets, classes, cumulative, size)
 
@@ -137,6 +138,8 @@ class SharedSet:
         As in `extremax.linear.TrainingSet`.
     cells
         Cell of each pair, or None.
+    limit
+        The longest step that a class may take in a minibatch (Adagrad with one sum per class).
     """
 
     X: Features
@@ -150,6 +153,7 @@ class SharedSet:
     batch_size: int
     seed: int
     n_threads: int
+    limit: float = np.inf
 
     @cached_property
     def label_edges(self) -> NDArray[np.int64] | None:
@@ -157,15 +161,6 @@ class SharedSet:
         if self.rows is None or not np.any(self.rows[1:] == self.rows[:-1]):  # `rows` ascends
             return None
         return np.searchsorted(self.rows, np.arange(self.X.shape[0] + 1))
-
-    @property
-    def limit(self) -> np.float32:
-        """The longest step of a class, in whitened rows of about unit length the most that a score changes.
-
-        A minibatch of one cell has rows that are alike, and their gradients add up on the same classes: without a limit, the
-        first epoch on ICD-10-CM takes the log-likelihood from -2.8 to -5.8, and it ends at -2.07 instead of -2.04.
-        """
-        return np.float32(np.inf if self.cells is None else _CELL_LIMIT)
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of X that these pairs stand on."""
@@ -332,7 +327,7 @@ def _step(
             width,
             model,
             np.float32(rate),
-            data.limit,
+            np.float32(data.limit),
         )
 
     run(gather, len(row_blocks) + (0 if batch.whole else len(class_blocks)), threads)

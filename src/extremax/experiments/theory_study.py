@@ -147,8 +147,8 @@ def icd10cm_study(
         return rows, np.array([place[labels[i]] for i in chosen], np.int32)
 
     (X_valid, y_valid), (X_test, y_test) = some_rows(icd.valid), some_rows(icd.test)
-    temperature = best_temperature(model.predict_log_proba(X_valid), y_valid)
-    log_p_data = _log_softmax(model.predict_log_proba(X_test) / temperature)
+    temperature = best_temperature(model.decision_function(X_valid), y_valid)
+    log_p_data = _log_softmax(model.decision_function(X_test) / temperature)
     projection = PCA.fit(X, n_components, n_jobs=n_jobs)
     Z, Z_test = projection.transform(X, n_jobs=n_jobs), projection.transform(X_test, n_jobs=n_jobs)
     y = np.array([place[code] for code in codes], np.int32)

@@ -14,14 +14,15 @@ all classes have alike (`extremax.predict.calibration`); neither ever changes an
 """
 
 from extremax.predict.calibration import Calibration, fit_calibration, lift
-from extremax.predict.cells import LEAST_CLASSES, CellIndex, cells_topk, index_bytes, sample_size
+from extremax.predict.cells import LEAST_CLASSES, MOST_JUDGES, CellIndex, cells_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import (
     RESULT_BYTES,
+    ScoreOverflowError,
+    check_targets,
     debiased_scores,
     log_softmax,
-    overflow_error,
     predict_log_proba,
     predict_proba,
     remove_bias,
@@ -31,6 +32,7 @@ from extremax.predict.search import BEAM_WIDTH, Evaluation, beam_topk, evaluate,
 __all__ = [
     "BEAM_WIDTH",
     "LEAST_CLASSES",
+    "MOST_JUDGES",
     "RESULT_BYTES",
     "SCRATCH_BYTES",
     "Calibration",
@@ -38,9 +40,11 @@ __all__ = [
     "Evaluation",
     "Features",
     "Judged",
+    "ScoreOverflowError",
     "Scorer",
     "beam_topk",
     "cells_topk",
+    "check_targets",
     "debiased_scores",
     "evaluate",
     "exact_topk",
@@ -50,7 +54,6 @@ __all__ = [
     "lift",
     "log_likelihood",
     "log_softmax",
-    "overflow_error",
     "predict_log_proba",
     "predict_proba",
     "remove_bias",

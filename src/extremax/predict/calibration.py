@@ -5,7 +5,8 @@
 The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the first guess is right
 is most probable under it.  The floor is for labels that the model has not thought of.  In a softmax over 100,000 classes these
 have no probability to speak of, and the few rows with such a label would ask for a high temperature, at the expense of all
-others; an equal share for every class costs the others next to nothing.  Neither changes an order.
+others; an equal share for every class costs the others next to nothing.  Neither changes an order (float32 logarithms of
+classes far below the floor may come out equal).
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
 from extremax.parallel import run, split
 
-_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)  # where sums are taken; between them, splines
+_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)  # where sums are taken; between them, cubic pieces that rise as the sums do
 _SPREAD = 0.5  # of log temperatures, before the rows have spoken: few rows that are all right must not ask for certainty
 # Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can give back.
 _FLOORS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
+_WORTH = 2.0  # nats that all rows together must gain by a floor
 _BLOCK_SCORES = 1 << 22
+_TILE = 1 << 13  # classes whose exponentials are taken at a time: they stay in the cache for all temperatures
 _ALMOST = 1.0 - 1e-9  # the most that a probability counts
 
 
@@ -35,7 +38,9 @@ class Calibration(NamedTuple):
     floor: float = 0.0
 
 
-def lift(log_prob: NDArray[np.float32], floor: float, n_classes: int) -> NDArray[np.float32]:
+def lift(
+    log_prob: NDArray[np.float32], floor: float, n_classes: int, *, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Log-probabilities of the mixture with equal shares: log((1 - floor) p + floor / n_classes); of nothing (-inf), nothing.
 
     Examples
@@ -46,7 +51,7 @@ def lift(log_prob: NDArray[np.float32], floor: float, n_classes: int) -> NDArray
     if floor == 0.0:
         return log_prob
     nothing = np.isneginf(log_prob)
-    lifted = np.exp(log_prob)
+    lifted = np.exp(log_prob, out=out)
     lifted *= np.float32(1.0 - floor)
     lifted += np.float32(floor / n_classes)
     np.log(lifted, out=lifted)
@@ -76,7 +81,7 @@ def fit_calibration(
     ends = np.searchsorted(pairs, np.arange(n_rows + 1))
     top, log_sum = np.empty(n_rows), np.empty((len(_LOG_TEMPERATURES), n_rows))
     below, right = np.empty(len(y)), np.empty(len(y), bool)  # each pair's score minus the best, and whether it is the best
-    blocks = split(n_rows, max(1, _BLOCK_SCORES // n_classes))
+    blocks = split(n_rows, max(4, _BLOCK_SCORES // n_classes))
 
     def work(number: int) -> None:
         first, last = blocks[number]
@@ -88,12 +93,16 @@ def fit_calibration(
         right[own] = best[local] == y[own]
         block -= top[first:last, None].astype(np.float32)
         below[own] = block[local, y[own]]
-        for i, log_temperature in enumerate(_LOG_TEMPERATURES):
-            scaled = block * np.float32(np.exp(-log_temperature))
-            log_sum[i, first:last] = np.log(np.exp(scaled, out=scaled).sum(axis=1, dtype=np.float64))
+        sums = np.zeros((len(_LOG_TEMPERATURES), last - first))
+        for start in range(0, n_classes, _TILE):
+            tile = block[:, start : start + _TILE]
+            for i, log_temperature in enumerate(_LOG_TEMPERATURES):
+                scaled = tile * np.float32(np.exp(-log_temperature))
+                sums[i] += np.exp(scaled, out=scaled).sum(axis=1, dtype=np.float64)
+        log_sum[:, first:last] = np.log(sums)
 
     run(work, len(blocks), n_threads)
-    log_sums = CubicSpline(_LOG_TEMPERATURES, log_sum)
+    log_sums = PchipInterpolator(_LOG_TEMPERATURES, log_sum)
 
     def first_guess(log_temperature: float, floor: float) -> float:
         """Minus the log-likelihood of which first guesses are right."""
@@ -103,11 +112,14 @@ def fit_calibration(
 
     def likelihood(log_temperature: float, floor: float) -> float:
         log_prob = below * np.exp(-log_temperature) - log_sums(log_temperature)[pairs]
-        return float(np.log((1.0 - floor) * np.exp(log_prob) + floor / n_classes).mean()) if floor else float(log_prob.mean())
+        if floor == 0.0:
+            return float(log_prob.sum())
+        return float(np.log((1.0 - floor) * np.exp(log_prob) + floor / n_classes).sum()) - _WORTH
 
     found = []
-    bounds = (_LOG_TEMPERATURES[0], _LOG_TEMPERATURES[-1])
     for floor in _FLOORS:
+        near = int(np.argmin([first_guess(knot, floor) for knot in _LOG_TEMPERATURES]))  # there may be several minima
+        bounds = _LOG_TEMPERATURES[[max(near - 1, 0), min(near + 1, len(_LOG_TEMPERATURES) - 1)]]
         best = minimize_scalar(first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3})
         found.append((likelihood(float(best.x), floor), -floor, float(best.x)))
     _, floor, log_temperature = max(found)

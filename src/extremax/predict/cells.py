@@ -37,7 +37,7 @@ MOST_FEATURES = 2048  # the least squares take their square in memory and their 
 AGREEMENT = 0.9925
 _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
-_JUDGES = 2048  # rows that choose the width ...
+MOST_JUDGES = 2048  # rows that choose the width ...
 _FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
 _RIDGE = 1e-3  # of the mean variance of a feature: towards the mean weights of the cell
 _LEAST_SPREAD = 0.5  # the children of the nodes kept are then enough
@@ -54,7 +54,7 @@ _FIRST_SCORE, _NODE_SCORE, _CLASS_SCORE = 1.4, 1.9, 2.5
 
 def sample_size(n_features: int) -> int:
     """Training rows that `CellIndex.fit` makes use of."""
-    return int(np.clip(_ROWS_PER_FEATURE * n_features, *_ROWS)) + _JUDGES
+    return int(np.clip(_ROWS_PER_FEATURE * n_features, *_ROWS)) + MOST_JUDGES
 
 
 def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
         return 0, 0
     nodes = sum(1 << depth for depth in _depths(n_classes))
     rows = sample_size(n_features)
-    judged = 8 * _JUDGES * (1 << _depths(n_classes)[-1])  # their guesses at all cells, if all are made at once
+    judged = 8 * MOST_JUDGES * (1 << _depths(n_classes)[-1])  # their guesses at all cells, if all are made at once
     return 4 * (nodes * (n_features + 1) + n_classes), 4 * (n_classes + 2 * rows) * n_features + judged
 
 
@@ -147,15 +147,15 @@ class CellIndex:
     ) -> CellIndex:
         """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added to the biases.
 
-        Without judges, the last `_JUDGES` of the rows, or a third, are kept back for it.  The model is surer of rows that it
-        was trained on, and finds their best classes sooner than those of others.
+        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer of
+        rows that it was trained on, and finds their best classes sooner than those of others.
         """
         threads = resolve_threads(n_jobs)
         scale = np.float32(model.feature_scale)
         n_classes, n_features = model.weights.shape
         biases = model.biases if offsets is None else model.biases + offsets
-        if judges is None:
-            kept_back = min(_JUDGES, len(X) // 3)
+        if judges is None or len(judges) < _FEW_JUDGES:
+            kept_back = min(MOST_JUDGES, len(X) // 3)
             X, judges = X[: len(X) - kept_back], X[len(X) - kept_back :]
         rows = np.ascontiguousarray(X, np.float32) * scale
         mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -170,7 +170,7 @@ class CellIndex:
             at_mean = biases + model.weights @ mean
             fitted = _fit_maxima(rows, model.weights, at_mean, order, depths, gram, inverse, threads)
         index = cls(order, depths, [v for v, _ in fitted], [c - v @ mean for v, c in fitted])
-        judges = np.ascontiguousarray(judges[:_JUDGES], np.float32)
+        judges = np.ascontiguousarray(judges[:MOST_JUDGES], np.float32)
         if len(judges) >= _FEW_JUDGES:
             best = index._choose_width(judges, model, biases, scale, threads)
             index._narrow(judges, best, model, offsets, threads)

@@ -94,10 +94,12 @@ def debiased_scores(
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
     caller: str = "decision_function",
+    first_row: int = 0,
 ) -> NDArray[np.float32]:
     """x.w_y + b_y + log p_n(y|x) of every class: (n, n_classes).
 
-    Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.
+    Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.  `first_row` is the
+    number of X[0] for the user.
 
     Examples
     --------
@@ -120,13 +122,16 @@ def debiased_scores(
         remove_bias(block, None if noise is None else source.start_block(first, last), out=block)
         finite = np.isfinite(block.max(axis=1)) & np.isfinite(block.min(axis=1))
         if not finite.all():
-            raise overflow_error(first + int(np.argmin(finite)))
+            raise ScoreOverflowError(first_row + first + int(np.argmin(finite)))
     return out
 
 
-def overflow_error(row: int) -> ValueError:
+class ScoreOverflowError(ValueError):
     """For a row of X whose scores are no numbers."""
-    return ValueError(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
+        self.row = row
 
 
 def predict_log_proba(
@@ -152,7 +157,7 @@ def predict_log_proba(
     check_arguments(X, Z, model, 1, temperature, floor)
     options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs, "caller": "predict_log_proba"}
     scores = debiased_scores(X, model, noise, Z, memory_limit=memory_limit, **options)
-    return lift(log_softmax(scores, temperature=temperature, out=scores), floor, scores.shape[1])
+    return lift(log_softmax(scores, temperature=temperature, out=scores), floor, scores.shape[1], out=scores)
 
 
 def predict_proba(
@@ -176,9 +181,13 @@ def predict_proba(
     [[0.5, 0.5]]
     """
     _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
-    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
-    log_prob = predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options)
-    return np.exp(log_prob, dtype=np.float64)
+    check_arguments(X, Z, model, 1, temperature, floor)
+    options: dict[str, Any] = {"temperature": temperature, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    prob = np.exp(predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options), dtype=np.float64)
+    if floor > 0.0:  # as `lift`; in float64 classes far below the floor keep their order
+        prob *= 1.0 - floor
+        prob += floor / prob.shape[1]
+    return prob
 
 
 def _check_result(n_rows: int, n_classes: int, item_bytes: int, memory_limit: int, caller: str) -> None:
