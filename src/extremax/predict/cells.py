@@ -147,8 +147,8 @@ class CellIndex:
     ) -> CellIndex:
         """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added to the biases.
 
-        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer of
-        rows that it was trained on, and finds their best classes sooner than those of others.
+        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer
+        of rows that it was trained on, and finds their best classes sooner than those of others.
         """
         threads = resolve_threads(n_jobs)
         scale = np.float32(model.feature_scale)
