@@ -3,7 +3,8 @@
     p(y|x) = (1 - floor) softmax(s(x) / temperature)_y + floor / C,     s the debiased scores of the C classes.
 
 The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the first guess is right
-is most probable under it.  The floor is for labels that the model has not thought of.  In a softmax over 100,000 classes these
+is most probable under it.  The floor is for labels that the model has not thought of, and for certainty that is never
+quite justified.  In a softmax over 100,000 classes these
 have no probability to speak of, and the few rows with such a label would ask for a high temperature, at the expense of all
 others; an equal share for every class costs the others next to nothing.  Neither changes an order (float32 logarithms of
 classes far below the floor may come out equal).
@@ -26,6 +27,9 @@ _SPREAD = 0.5  # of log temperatures, before the rows have spoken: few rows that
 # Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can give back.
 _FLOORS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 _WORTH = 2.0  # nats that all rows together must gain by a floor
+# Weight of the first guess against the label in the choice of the floor.  By the label alone, eurlex57k would gain 0.004 nats
+# and have a calibration error of 0.034 instead of 0.030.
+_FIRST_GUESS = 5.0
 _BLOCK_SCORES = 1 << 22
 _TILE = 1 << 13  # classes whose exponentials are taken at a time: they stay in the cache for all temperatures
 _ALMOST = 1.0 - 1e-9  # the most that a probability counts
@@ -68,7 +72,8 @@ def fit_calibration(
     *,
     n_threads: int,
 ) -> Calibration:
-    """From rows that were not trained on: the temperature by which of their first guesses are right, the floor by likelihood.
+    """From rows that were not trained on: the temperature by which of their first guesses are right, the floor by that and by
+    the likelihood of their labels.
 
     Parameters
     ----------
@@ -121,6 +126,6 @@ def fit_calibration(
         near = int(np.argmin([first_guess(knot, floor) for knot in _LOG_TEMPERATURES]))  # there may be several minima
         bounds = _LOG_TEMPERATURES[[max(near - 1, 0), min(near + 1, len(_LOG_TEMPERATURES) - 1)]]
         best = minimize_scalar(first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3})
-        found.append((likelihood(float(best.x), floor), -floor, float(best.x)))
+        found.append((likelihood(float(best.x), floor) - _FIRST_GUESS * float(best.fun), -floor, float(best.x)))
     _, floor, log_temperature = max(found)
     return Calibration(float(np.exp(log_temperature)), -floor)
