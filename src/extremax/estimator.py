@@ -410,7 +410,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             "exact" scores every class, in blocks, and normalises over all classes.  "beam" scores the classes that a beam down
             a tree over them reaches: faster for many classes, with log-probabilities **normalised over those only**.
         beam_width : int, optional
-            Nodes kept at each level; by default as many as found the exact best class in 99.25% of some rows of `fit`
+            Nodes kept at each level; by default as many as found the exact best class in 99.4% of some rows of `fit`
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
         """
         features = self._fitted(X)

@@ -33,8 +33,8 @@ Float32: TypeAlias = NDArray[np.float32]
 
 LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
 MOST_FEATURES = 2048  # the least squares take their square in memory and their cube in time
-# Share of the rows kept back whose exact best class the default width finds: of a thousand that find 99.25%, others find 99%.
-AGREEMENT = 0.9925
+# Share of the rows kept back whose exact best class the default width finds: where a thousand find 99.4%, others find 99%.
+AGREEMENT = 0.994
 _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
 MOST_JUDGES = 2048  # rows that choose the width ...
@@ -115,7 +115,8 @@ class CellIndex:
     spread
         Nodes kept at each level above the last for every cell kept there.
     beam_width
-        Cells to keep so that the exact best class is found in 99% of the rows; None where scoring all classes takes no longer.
+        Cells to keep so that the exact best class is found in at least 99% of the rows; None where scoring all classes takes no
+        longer.
     agreement
         Share of the rows kept back in `fit` whose exact best class that width finds.
     n_epochs
