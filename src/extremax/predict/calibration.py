@@ -49,8 +49,8 @@ def lift(
 
     Examples
     --------
-    >>> np.exp(lift(np.log(np.array([1.0, 0.5], np.float32)), 0.1, 10)).round(3).tolist()
-    [0.91, 0.46]
+    >>> [f"{p:.2f}" for p in np.exp(lift(np.log(np.array([1.0, 0.5], np.float32)), 0.1, 10))]
+    ['0.91', '0.46']
     """
     if floor == 0.0:
         return log_prob
