@@ -14,7 +14,7 @@ from extremax import ExtremeClassifier, load_model
 from extremax.data.synthetic import planted_hierarchy
 from extremax.kernels import cells as kernels
 from extremax.linear import LinearModel
-from extremax.predict import CellIndex, cells_topk, exact_topk
+from extremax.predict import CellIndex, cells_topk, exact_topk, lift
 from extremax.predict.cells import _RIDGE, _depths, _starts
 
 N_CLASSES = 2100
@@ -156,13 +156,14 @@ def test_chosen_width_finds_what_it_says(indexed):
     assert index.cost(1) < index.cost(10) < index.cost(1000)
 
 
-def test_rows_not_trained_on_choose_the_width_identity(indexed):
+def test_rows_not_trained_on_choose_the_width_identity(indexed, monkeypatch):
     model, X, index = indexed
+    few = CellIndex.fit(X, model, judges=X[:300], n_jobs=1)  # too few for it: rows of X take their place
+    assert few.header() == index.header()
+    monkeypatch.setattr("extremax.predict.cells._ENOUGH_JUDGES", 300)
     again = CellIndex.fit(X[:600], model, judges=X[600:], n_jobs=1)
     assert again.header() == index.header()
     np.testing.assert_array_equal(again.tables[-1], index.tables[-1])
-    few = CellIndex.fit(X, model, judges=X[:99], n_jobs=1)  # so few cannot tell one in a hundred
-    assert few.header() == index.header()
 
 
 def test_narrow_beams_begin_where_it_is_least_work():
@@ -306,6 +307,43 @@ def test_odd_rows_have_an_index_that_works(name):
     clf = ExtremeClassifier(random_state=0, n_epochs=1).fit(X, _Y)
     exact, _ = clf.predict_topk(X[:300])
     beam, log_prob = clf.predict_topk(X[:300], search="beam")
-    assert clf.model_.cells.beam_width is None or clf.model_.cells.beam_width >= 1
     assert np.isfinite(log_prob).all()
     assert np.mean(exact[:, 0] == beam[:, 0]) > 0.98
+    cells = clf.model_.cells
+    all_cells, _ = cells_topk(X[:300], clf.model_.linear, cells, 1, beam_width=1 << cells.depths[-1])
+    best, _ = exact_topk(X[:300], clf.model_.linear, None, None, 1)
+    scores = clf.decision_function(X[:300])
+    rows = np.arange(300)
+    # Sums of the two searches round differently: where classes are copies, another of them may be first.
+    np.testing.assert_allclose(scores[rows, all_cells[:, 0]], scores[rows, best[:, 0]], rtol=1e-4, atol=1e-4)
+
+
+def test_floor_of_a_beam_identity(indexed):
+    model, X, index = indexed
+    plain = cells_topk(X, model, index, 3, beam_width=4)
+    lifted = cells_topk(X, model, index, 3, beam_width=4, floor=0.1)
+    np.testing.assert_array_equal(lifted[0], plain[0])
+    np.testing.assert_array_equal(lifted[1], lift(plain[1], 0.1, 300))
+    assert (lifted[1] != plain[1]).all()
+
+
+def test_rows_kept_back_from_training_judge_the_beam(monkeypatch):
+    from extremax import fitting
+
+    monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
+    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.2)
+    seen = []
+    kept = CellIndex.fit.__func__
+    monkeypatch.setattr(
+        CellIndex,
+        "fit",
+        classmethod(lambda cls, X, model, **given: seen.append((X, given["judges"])) or kept(cls, X, model, **given)),
+    )
+    X = _ROWS.astype(np.float32)
+    ExtremeClassifier(random_state=0, n_epochs=1).fit(X, _Y)
+    ((rows, judges),) = seen
+    assert len(judges) == 1024
+    whole = {row.tobytes() for row in X}
+    trained, unseen = {row.tobytes() for row in rows}, {row.tobytes() for row in judges}
+    assert unseen <= whole
+    assert not trained & unseen

@@ -443,3 +443,13 @@ def test_wrong_targets_rejects(problem, y, sentence):
             score(problem.X, y.astype(np.int32), problem.model, None, None)
     with pytest.raises(ValueError, match="no rows"):
         predict.evaluate(problem.X[:0], np.zeros(0, np.int32), problem.model, None, None)
+
+
+def test_floor_of_a_beam_down_the_tree_identity(problem):
+    options = {"beam_width": 8, "n_jobs": 1}
+    noise = TreeNoise(problem.tree)
+    plain = predict.beam_topk(problem.X, problem.model, problem.tree, noise, problem.Z, 3, **options)
+    lifted = predict.beam_topk(problem.X, problem.model, problem.tree, noise, problem.Z, 3, floor=0.1, **options)
+    np.testing.assert_array_equal(lifted[0], plain[0])
+    np.testing.assert_array_equal(lifted[1], predict.lift(plain[1], 0.1, len(problem.model.weights)))
+    assert (lifted[1] != plain[1]).all()

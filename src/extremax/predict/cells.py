@@ -39,6 +39,7 @@ _ROWS_PER_FEATURE = 16  # rows of the least squares for each feature ...
 _ROWS = (2048, 8192)  # ... between these
 MOST_JUDGES = 2048  # rows that choose the width ...
 _FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
+_ENOUGH_JUDGES = 500  # fewer that are given would leave the width to the hardest two or three: others take their place
 _RIDGE = 1e-3  # of the mean variance of a feature: towards the mean weights of the cell
 _LEAST_SPREAD = 0.5  # the children of the nodes kept are then enough
 _LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
@@ -155,7 +156,7 @@ class CellIndex:
         scale = np.float32(model.feature_scale)
         n_classes, n_features = model.weights.shape
         biases = model.biases if offsets is None else model.biases + offsets
-        if judges is None or len(judges) < _FEW_JUDGES:
+        if judges is None or len(judges) < _ENOUGH_JUDGES:
             kept_back = min(MOST_JUDGES, len(X) // 3)
             X, judges = X[: len(X) - kept_back], X[len(X) - kept_back :]
         rows = np.ascontiguousarray(X, np.float32) * scale
