@@ -82,6 +82,9 @@ if JIT_DISABLED:  # plain Python stand-ins with the same results
     def bits_float(i: Any) -> Any:
         return np.int32(i).view(np.float32)
 
+    def trailing_zeros(mask: Any) -> int:
+        return (int(mask) & -int(mask)).bit_length() - 1
+
     def wait_for_all(state: Any, n_threads: int) -> None:
         """Interpreted code trains on one thread: there is nobody to wait for."""
 
@@ -139,6 +142,16 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, types.int64, types.int64), codegen
+
+    @intrinsic
+    def trailing_zeros(typingctx: Any, mask: Any) -> Any:
+        """The place of the lowest bit that is set; some must be."""
+        from llvmlite import ir
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.zext(builder.cttz(args[0], ir.Constant(ir.IntType(1), 1)), ir.IntType(64))
+
+        return types.int64(types.uint32), codegen
 
     @intrinsic
     def float_bits(typingctx: Any, x: Any) -> Any:
@@ -209,6 +222,136 @@ else:
             return builder.call(fn, [ir.Constant(f32, -0.0), both], fastmath=flags)
 
         return types.float32(left, types.int64, right, types.int64), codegen
+
+
+# -- sums of table entries that short codes pick -------------------------------------------------------------------------------
+
+LANES = 32  # classes whose sums are made at a time: one byte of each fills a register
+ROWS_AT_ONCE = 4  # rows that share the work of unpacking the codes
+CODES_AT_ONCE = 8  # entries that a byte holds the sum of ...
+MOST_ENTRY = 31  # ... because none is larger
+
+
+def _byte_shuffle() -> str | None:
+    """The instruction that looks 16 bytes up at once, if the machine that numba compiles for has one."""
+    import llvmlite.binding as llvm
+
+    given = numba.config.CPU_FEATURES
+    if given is None:
+        given = ",".join(f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there)
+    triple = llvm.get_process_triple()
+    if triple.startswith("x86_64") and "+avx2" in given.split(","):
+        return "avx2"
+    if triple.startswith(("aarch64", "arm64")) and "+neon" in given.split(","):
+        return "neon"
+    return None
+
+
+BYTE_SHUFFLE = _byte_shuffle()
+
+if JIT_DISABLED or numba.config.BOUNDSCHECK or BYTE_SHUFFLE is None:  # the loop in full: the same sums, one at a time
+
+    @inline
+    def _block_sums(codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any) -> None:
+        for r in range(ROWS_AT_ONCE):
+            most: Any = 0
+            for j in range(LANES):
+                total: Any = 0
+                for p in range(codes.shape[1]):
+                    pair = np.int64(codes[block, p, j])
+                    total += np.int64(tables[group, r, 2 * p, pair & 15]) + np.int64(tables[group, r, 2 * p + 1, pair >> 4])
+                sums[r, slot, (j >> 1) + 16 * (j & 1)] = total
+                most = max(most, total)
+            highest[r, slot] = most
+
+else:
+
+    @intrinsic
+    def _block_sums(typingctx: Any, codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any) -> Any:
+        """By byte shuffles, 32 entries at once.  Eight are added as bytes before they are widened to 16 bits."""
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+            bytes32, bytes16, words = ir.VectorType(i8, 32), ir.VectorType(i8, 16), ir.VectorType(i16, 16)
+            arrays = [context.make_array(signature.args[n])(context, builder, args[n]) for n in (0, 2, 5, 6)]
+            n_slots = cgutils.unpack_tuple(builder, arrays[3].shape, 2)[1]
+            pairs = cgutils.unpack_tuple(builder, arrays[0].shape, 3)[1]
+            size = builder.mul(pairs, i64(LANES))  # bytes of a block, and of a row's tables
+            code = builder.gep(arrays[0].data, [builder.mul(args[1], size)])
+            table = builder.gep(arrays[1].data, [builder.mul(builder.mul(args[3], i64(ROWS_AT_ONCE)), size)])
+
+            def constant(kind: Any, value: int) -> Any:
+                return ir.Constant(kind, [value] * kind.count)
+
+            def load(pointer: Any, kind: Any) -> Any:
+                found = builder.load(builder.bitcast(pointer, kind.as_pointer()))
+                found.align = 1
+                return found
+
+            def lanes(vector: Any, places: list[int]) -> Any:
+                return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(i32, len(places)), places))
+
+            def intrinsic_function(name: str, kind: Any) -> Any:
+                return cgutils.get_or_insert_function(builder.module, kind, name)
+
+            def look_up(entries: Any, picks: Any) -> Any:
+                if BYTE_SHUFFLE == "avx2":
+                    fn = intrinsic_function("llvm.x86.avx2.pshuf.b", ir.FunctionType(bytes32, [bytes32, bytes32]))
+                    return builder.call(fn, [lanes(entries, [*range(16), *range(16)]), picks])
+                fn = intrinsic_function("llvm.aarch64.neon.tbl1.v16i8", ir.FunctionType(bytes16, [bytes16, bytes16]))
+                halves = [builder.call(fn, [entries, lanes(picks, list(range(a, a + 16)))]) for a in (0, 16)]
+                return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(i32, 32), list(range(32))))
+
+            low_bits, four, eight = constant(bytes32, 15), constant(words, 4), constant(words, 8)
+            totals = [
+                [cgutils.alloca_once_value(builder, ir.Constant(words, None)) for _ in range(2)] for _ in range(ROWS_AT_ONCE)
+            ]
+            for total in (both for row in totals for both in row):
+                builder.store(ir.Constant(words, None), total)
+            with cgutils.for_range_slice(builder, i64(0), pairs, i64(CODES_AT_ONCE // 2), i64) as (first, _):
+                parts: list[Any] = [None] * ROWS_AT_ONCE
+                for q in range(CODES_AT_ONCE // 2):
+                    place = builder.mul(builder.add(first, i64(q)), i64(LANES))
+                    both = load(builder.gep(code, [place]), bytes32)
+                    shifted = builder.bitcast(builder.lshr(builder.bitcast(both, words), four), bytes32)
+                    picks = [builder.and_(both, low_bits), builder.and_(shifted, low_bits)]
+                    for r in range(ROWS_AT_ONCE):
+                        entries = builder.gep(table, [builder.add(builder.mul(i64(r), size), place)])
+                        for half in range(2):
+                            found = look_up(load(builder.gep(entries, [i64(16 * half)]), bytes16), picks[half])
+                            parts[r] = found if parts[r] is None else builder.add(parts[r], found)
+                for r in range(ROWS_AT_ONCE):
+                    # The sums of even places still carry those of odd ones in their upper bytes, until all are added up.
+                    even = builder.bitcast(parts[r], words)
+                    for total, part in zip(totals[r], (even, builder.lshr(even, eight)), strict=True):
+                        builder.store(builder.add(builder.load(total), part), total)
+            reduce = intrinsic_function("llvm.vector.reduce.umax.v16i16", ir.FunctionType(i16, [words]))
+            for r in range(ROWS_AT_ONCE):
+                place = builder.add(builder.mul(i64(r), n_slots), args[4])
+                odd = builder.load(totals[r][1])
+                even = builder.sub(builder.load(totals[r][0]), builder.shl(odd, eight))
+                for half, vector in enumerate((even, odd)):
+                    pointer = builder.gep(arrays[2].data, [builder.add(builder.mul(place, i64(LANES)), i64(16 * half))])
+                    builder.store(vector, builder.bitcast(pointer, words.as_pointer())).align = 2
+                most = builder.select(builder.icmp_unsigned(">", even, odd), even, odd)
+                builder.store(builder.zext(builder.call(reduce, [most]), i32), builder.gep(arrays[3].data, [place]))
+            return context.get_dummy_value()
+
+        return types.void(codes, types.int64, tables, types.int64, types.int64, sums, highest), codegen
+
+
+@helper
+def table_sums(codes: Any, start: Any, stop: Any, step: Any, tables: Any, group: Any, sums: Any, highest: Any) -> None:
+    """For each of four rows and the classes of blocks ``range(start, stop, step)`` the sum of the table entries they pick.
+
+    ``codes`` (blocks, pairs, 32) uint8, pairs a multiple of four: the low bits of a byte pick from table 2 p, the high ones
+    from table 2 p + 1, and the byte at place j is that of class ``j // 2 + 16 * (j % 2)``.  ``tables`` (groups, 4, 2 pairs, 16)
+    uint8, no entry above 31.  To ``sums`` (4, slots, 32) uint16, and the highest of a block to ``highest`` (4, slots) int32.
+    """
+    for slot in range((stop - start + step - 1) // step):
+        _block_sums(codes, start + slot * step, tables, group, slot, sums, highest)
 
 
 # -- random numbers as a hash of counters ------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def fit_memory(
     if keeps_best:
         need["best epoch"] = weights
     if options.linear_scores:
-        need["cells"] = sum(predict.index_bytes(n_classes, n_features))
+        need["index"] = sum(predict.index_bytes(n_classes, n_features))
     return need
 
 
@@ -323,13 +323,13 @@ def finish(
         noise = _make_noise(X, data.ids, data.weight, data.rows, n_classes, options, model.projection, seed, report, choices)
         model.noise = noise
         model.class_means = _class_means(model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes)
-    if whole and model.takes_cells:
-        report.say("fitting the cells of beam search")
+    if whole and model.takes_index:
+        report.say("fitting the index of beam search")
         labelled = None if data.rows is None else np.unique(data.rows)
         unseen = None if judges is None else judges.X
-        model.fit_cells(data.X, rows=labelled, judges=unseen, seed=seed, n_jobs=options.n_threads)
-        assert model.cells is not None
-        width, found = model.cells.beam_width, model.cells.agreement
+        model.fit_index(data.X, rows=labelled, judges=unseen, seed=seed, n_jobs=options.n_threads)
+        assert model.index is not None
+        width, found = model.index.beam_width, model.index.agreement
         choices |= {"beam_width": width, "beam_agreement": found}
         report.say(f"beam search: width {width}, the exact best class in {found:.1%} of the rows")
 

@@ -57,7 +57,7 @@ class ExtremeModel:
         Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the class.
     descriptions
         A text on each class, such as the name that a code stands for, where they were given.
-    cells
+    index
         Index for beam search, where the scores are no tree's and the classes many.
     """
 
@@ -72,7 +72,7 @@ class ExtremeModel:
     n_samples: int = 0
     class_means: NDArray[np.float16] | None = None
     descriptions: Descriptions | None = None
-    cells: predict.CellIndex | None = None
+    index: predict.CodeIndex | None = None
 
     @property
     def base(self) -> Noise | None:
@@ -105,11 +105,11 @@ class ExtremeModel:
         return {"temperature": self.temperature, "floor": self.floor}
 
     @property
-    def takes_cells(self) -> bool:
+    def takes_index(self) -> bool:
         """Whether an index for beam search makes sense: linear scores of many classes."""
         return self.linear_scores and any(predict.index_bytes(*self.linear.weights.shape))
 
-    def fit_cells(
+    def fit_index(
         self,
         X: Features,
         *,
@@ -126,32 +126,32 @@ class ExtremeModel:
         some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]
         chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]  # the last of them may judge the others' work
         unseen = None if judges is None else _dense(judges[_some(judges.shape[0], predict.MOST_JUDGES, seed)])
-        self.cells = predict.CellIndex.fit(_dense(chosen), self.linear, judges=unseen, offsets=self.offsets, n_jobs=n_jobs)
-        self.cells.n_epochs = self.linear.n_epochs
+        self.index = predict.CodeIndex.fit(_dense(chosen), self.linear, judges=unseen, offsets=self.offsets, n_jobs=n_jobs)
+        self.index.n_epochs = self.linear.n_epochs
 
     def top_k(
         self, X: Features, k: int, *, search: str = "exact", beam_width: int | None = None, n_jobs: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best classes of each row: by scoring all classes, or by a beam; without a width, the model's own."""
         options: dict[str, Any] = {**self._calibration, "n_jobs": n_jobs}
-        cells = self.cells
+        index = self.index
         exact = search == "exact"
-        if beam_width is None and cells is None:
+        if beam_width is None and index is None:
             exact |= self.linear_scores and self.linear.n_classes < predict.LEAST_CLASSES
-        elif beam_width is None and cells is not None:
-            exact |= cells.beam_width is None
+        elif beam_width is None and index is not None:
+            exact |= index.beam_width is None
         if exact:  # also where a beam would take as long
             return predict.exact_topk(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), k, **options)
-        if cells is not None:
-            if cells.n_epochs != self.linear.n_epochs:
+        if index is not None:
+            if index.n_epochs != self.linear.n_epochs:
                 warnings.warn(
-                    f"The cells of beam search were fitted after {cells.n_epochs} epochs, and the model has been trained for"
-                    f" {self.linear.n_epochs}: it may miss more of the best classes. Fit them again with model_.fit_cells(X).",
+                    f"The index of beam search was fitted after {index.n_epochs} epochs, and the model has been trained for"
+                    f" {self.linear.n_epochs}: it may miss more of the best classes. Fit it again with model_.fit_index(X).",
                     stacklevel=3,
                 )
-            width = beam_width if beam_width is not None else cells.beam_width
+            width = beam_width if beam_width is not None else index.beam_width
             assert width is not None
-            return predict.cells_topk(X, self.linear, cells, k, beam_width=width, offsets=self.offsets, **options)
+            return predict.codes_topk(X, self.linear, index, k, beam_width=width, offsets=self.offsets, **options)
         if self.tree is None:
             raise ValueError(
                 "search='beam' needs a label tree, and this model was trained with noise that has none. Use search='exact', or"
@@ -273,9 +273,9 @@ class ExtremeModel:
             own |= {f"whitening.{name}": value for name, value in self.whitening._asdict().items()}
         content = {"linear": linear, "noise": noise, "objective": self.objective, **self._calibration}
         content |= {"n_samples": self.n_samples, **header}
-        if self.cells is not None:
-            own |= {f"cells.{name}": value for name, value in self.cells.to_arrays().items()}
-            content["cells"] = self.cells.header()
+        if self.index is not None:
+            own |= {f"index.{name}": value for name, value in self.index.to_arrays().items()}
+            content["index"] = self.index.header()
         save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
 
     @classmethod
@@ -298,9 +298,9 @@ class ExtremeModel:
             model.descriptions = Descriptions(*(arrays[f"descriptions.{name}"] for name in Descriptions._fields))
         if "whitening.matrix" in arrays:
             model.whitening = Whitening(*(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields))
-        if "cells" in header:
-            parts = {name[6:]: array for name, array in arrays.items() if name.startswith("cells.")}
-            model.cells = predict.CellIndex.from_arrays(header["cells"], parts)
+        if "index" in header:
+            parts = {name[6:]: array for name, array in arrays.items() if name.startswith("index.")}
+            model.index = predict.CodeIndex.from_arrays(header["index"], parts)
         return SavedModel(model, folder.labels, header, arrays)
 
 

@@ -18,7 +18,7 @@ _PARTS = {
     "squares": "accumulators (for further training)",
     "bias_squares": "accumulators (for further training)",
     "noise": "noise",
-    "cells": "cells (for beam search)",
+    "index": "index (for beam search)",
     "projection": "projection",
     "text": "text features",
     "class_means": "class means",

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_users)
 
 
+@lru_cache
+def _libraries() -> threadpoolctl.ThreadpoolController:
+    """Those loaded when this is first called, numpy's and scipy's among them: looking for them takes a millisecond or more."""
+    return threadpoolctl.ThreadpoolController()
+
+
 def _lift(limit: Any) -> None:
     # Since 3.8, threadpoolctl obeys only the thread that set the limit; the last user may be another.
     release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
@@ -52,7 +59,7 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limit
     with _lock:
         if _users == 0:
-            _limit = threadpoolctl.threadpool_limits(1, user_api="blas")
+            _limit = _libraries().limit(limits=1, user_api="blas")
         _users += 1
     try:
         yield

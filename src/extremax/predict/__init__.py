@@ -6,7 +6,7 @@ An objective whose scores need no correction (NCE, softmax) passes ``noise=None`
 
 Exact search works on blocks of rows and, inside, on tiles of classes that stay in cache: matrix product, then one compiled pass
 that keeps the best classes and the normaliser.  Beam search scores only the leaves that survive a beam down the label tree, or
-down an index over the scores themselves where the tree's probabilities are no part of them.
+the classes of the highest guesses where the tree's probabilities are no part of the scores.
 
 Shapes: ``X`` (n, n_features) float32, dense or CSR, unscaled (``model.feature_scale`` is applied here), ``Z`` (n, n_components)
 for the tree.  ``temperature`` divides debiased scores before they are normalised, ``floor`` is a share of the probability that
@@ -14,7 +14,7 @@ all classes have alike (`extremax.predict.calibration`); neither ever changes an
 """
 
 from extremax.predict.calibration import Calibration, fit_calibration, lift
-from extremax.predict.cells import LEAST_CLASSES, MOST_JUDGES, CellIndex, cells_topk, index_bytes, sample_size
+from extremax.predict.codes import LEAST_CLASSES, MOST_JUDGES, CodeIndex, codes_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import (
@@ -36,15 +36,15 @@ __all__ = [
     "RESULT_BYTES",
     "SCRATCH_BYTES",
     "Calibration",
-    "CellIndex",
+    "CodeIndex",
     "Evaluation",
     "Features",
     "Judged",
     "ScoreOverflowError",
     "Scorer",
     "beam_topk",
-    "cells_topk",
     "check_targets",
+    "codes_topk",
     "debiased_scores",
     "evaluate",
     "exact_topk",

@@ -1,0 +1,405 @@
+"""An index over the scores of all classes: short codes from which a score is guessed, many at a time.
+
+Where the label tree's log-probability is no part of the scores, the best class of a row may hang anywhere in that tree, and the
+scores of trained classes have no leading directions that a smaller product could make use of.  So every class is looked at, but
+briefly.  Weights and rows are turned into coordinates z of the rows that are uncorrelated and of unit variance, and then by a
+random rotation, after which the direction u_y of a weight vector looks like Gaussian noise whatever the data:
+
+    s_y(x) = |r_y| u_y . z + b_y + (the same for all classes).
+
+Cut into 56 pieces, each is replaced by the nearest of 16 fixed centres, together u'_y, and named by four bits.  The guess
+
+    s_y(x)  ~  |r_y| (u_y . u_y) / (u_y . u'_y)  u'_y . z + b_y
+
+is right on average over rotations: without the quotient, the best classes, those along z, would come out lowest.  Its sum
+over the pieces is a sum of table entries (`extremax.kernels.codes`).  The classes with the highest guesses are scored exactly.
+
+The guesses at some of the other classes tell what probability is left for these.  A guess has errors in proportion to |z|, and
+its exponential is too high by exp(e |z|^2) on average, the more so under low temperatures; rows with known sums choose e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.cluster.vq import kmeans2
+
+from extremax._jit import CODES_AT_ONCE, LANES, ROWS_AT_ONCE
+from extremax.data.products import one_blas_thread
+from extremax.kernels import codes as kernels
+from extremax.parallel import resolve_threads, run, split
+from extremax.predict.calibration import lift
+from extremax.predict.scan import Features, Scorer
+from extremax.predict.scores import check_arguments
+from extremax.predict.search import exact_topk
+
+Float32: TypeAlias = NDArray[np.float32]
+
+LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
+MOST_FEATURES = 2048  # the covariance takes their square in memory and their cube in time
+# Share of the rows kept back whose exact best class the default width finds: where a thousand find 99.4%, others find 99%.
+AGREEMENT = 0.994
+_ROWS_PER_FEATURE = 8  # rows of the covariance for each feature ...
+_ROWS = (2048, 8192)  # ... between these
+MOST_JUDGES = 2048  # rows that choose the width ...
+_FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
+_ENOUGH_JUDGES = 500  # fewer that are given would leave the width to the hardest two or three: others take their place
+_RIDGE = 1e-3  # of the mean variance of a feature
+_LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
+_PIECES = 56  # of a weight vector at most, each with a code of four bits: 28 bytes for a class
+_SAMPLED, _MOST_STRIDE = 8, 16  # guesses that set a row's threshold, at least; of one block in so many at most
+_UNCHOSEN_WIDTH = 64  # at which a beam's log-probabilities are set right where none was chosen
+_LEAST_REST = 1e-3  # mass of the classes not scored, over that of the others, that tells something in float32
+_BLOCK_ROWS = 2048  # rows that are searched together: the weights of a class are read once for all of them
+_BLOCK_FOUND = 1 << 22  # ... fewer where the beam is wide
+_TABLED_ROWS = 256  # rows of these whose tables are in the second cache
+_TASK_CLASSES = 4096  # that a thread encodes at a time
+_SEED = 20_200_430  # of the rotation, which no data and no user choose
+# Time of a code's table entry, and of a class scored exactly, over that of a feature and of a class in exact search; of a row.
+_ENTRY_COST, _CLASS_COST, _ROW_COST = 0.3, 6.0, 1.5
+
+
+def sample_size(n_features: int) -> int:
+    """Training rows that `CodeIndex.fit` makes use of."""
+    return int(np.clip(_ROWS_PER_FEATURE * n_features, *_ROWS)) + MOST_JUDGES
+
+
+def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
+    """Bytes of an index, and those that fitting it takes beside."""
+    if n_classes < LEAST_CLASSES or n_features > MOST_FEATURES:
+        return 0, 0
+    n_pieces, size = _pieces(n_features)
+    n_places = -(-n_classes // LANES) * LANES
+    rotation = 4 * n_features * n_pieces * size
+    return n_places * (n_pieces // 2 + 12) + rotation, 4 * rotation + 8 * sample_size(n_features) * n_features + 16 * n_classes
+
+
+def _pieces(n_features: int) -> tuple[int, int]:
+    """Pieces of a weight vector, and numbers in each."""
+    size = -(-n_features // _PIECES)
+    return -(-n_features // (size * CODES_AT_ONCE)) * CODES_AT_ONCE, size
+
+
+@lru_cache
+def _centres(size: int) -> Float32:
+    """16 points to which normal vectors are near, (16, size)."""
+    sample = np.random.default_rng(_SEED).standard_normal((40_000, size), np.float32)
+    centres: Float32 = kmeans2(sample, kernels.CENTRES, iter=30, minit="++", seed=0)[0].astype(np.float32)
+    return centres
+
+
+class _Shifted(NamedTuple):
+    """A model with what bias removal adds to the scores of all rows alike in its biases."""
+
+    weights: Float32
+    biases: Float32
+    feature_scale: float
+
+
+def _shifted(model: Scorer, offsets: Float32 | None) -> _Shifted:
+    biases = model.biases if offsets is None else model.biases + offsets
+    return _Shifted(model.weights, biases, model.feature_scale)
+
+
+@dataclass
+class CodeIndex:
+    """Codes of all classes, made by `fit`.
+
+    Attributes
+    ----------
+    order
+        Classes in the order of their codes, (n_classes,).
+    codes
+        Of 32 classes together, two pieces in a byte: (blocks, pieces / 2, 32).
+    factors, bases
+        Of each class: a guess is ``factor * (u' . z) + base``; (blocks, 32).
+    turn, shift
+        ``turn @ x - shift`` are the numbers of z, the first of all pieces, then the second, and so on; at last comes what the
+        scores of all classes have in common, and three zeros: (size * pieces + 4, n_features), (size * pieces + 4,).
+    centres
+        What the codes stand for, (16, size).
+    beam_width
+        Classes to score so that the exact best is found in at least 99% of the rows; None where scoring all takes no longer.
+    agreement
+        Share of the rows kept back in `fit` whose exact best class that width finds.
+    excess
+        Log of how much too high the mass is that guesses promise, over |z|^2.
+    n_epochs
+        Epochs that the model had been trained for.
+    """
+
+    order: NDArray[np.int32]
+    codes: NDArray[np.uint8]
+    factors: Float32
+    bases: Float32
+    turn: Float32
+    shift: Float32
+    centres: Float32
+    beam_width: int | None = None
+    agreement: float = 1.0
+    excess: float = 0.0
+    n_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres"):
+            setattr(self, name, np.require(getattr(self, name), requirements=["C", "W"]))
+        n_blocks = len(self.codes)
+        self.bounds = np.full((2, -(-n_blocks // kernels.CHUNK) * kernels.CHUNK), -np.inf, np.float32)
+        self.bounds[0] = 0.0
+        self.bounds[0, :n_blocks], self.bounds[1, :n_blocks] = self.factors.max(axis=1), self.bases.max(axis=1)
+
+    @classmethod
+    def fit(
+        cls,
+        X: Float32,
+        model: Scorer,
+        *,
+        judges: Float32 | None = None,
+        offsets: Float32 | None = None,
+        n_jobs: int | None = None,
+    ) -> CodeIndex:
+        """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added to the biases.
+
+        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer
+        of rows that it was trained on, and finds their best classes sooner than those of others.
+        """
+        threads = resolve_threads(n_jobs)
+        if judges is None or len(judges) < _ENOUGH_JUDGES:
+            kept_back = min(MOST_JUDGES, len(X) // 3)
+            X, judges = X[: len(X) - kept_back], X[len(X) - kept_back :]
+        own = _shifted(model, offsets)
+        with one_blas_thread():
+            index = cls(**_encode(np.ascontiguousarray(X, np.float32), own, threads))
+        judges = np.ascontiguousarray(judges[:MOST_JUDGES], np.float32)
+        if len(judges) >= _FEW_JUDGES:
+            index._choose_width(judges, own, threads)
+        return index
+
+    def _choose_width(self, X: Float32, model: _Shifted, threads: int) -> None:
+        """The narrowest beam in which most of the rows find their best class, to a tenth."""
+        best, log_prob = exact_topk(X, model, None, None, 1, n_jobs=threads)
+
+        def found(width: int) -> float:
+            labels, _ = codes_topk(X, model, self, 1, beam_width=width, n_jobs=threads)
+            return float(np.mean(labels == best))
+
+        low, high = 0, 16
+        while (share := found(high)) < AGREEMENT and self.cost(high) < 1.0:
+            low, high = high, 2 * high
+        while high - low > max(1, high // 10) and self.cost(low) < 1.0:
+            middle = (low + high + 1) // 2
+            if (now := found(middle)) >= AGREEMENT:
+                high, share = middle, now
+            else:
+                low = middle
+        if share >= AGREEMENT and self.cost(high) < 1.0:  # else exact search it is
+            self.beam_width, self.agreement = high, share
+        self._fit_excess(X, model, log_prob[:, 0], best[:, 0], threads)
+
+    def _fit_excess(self, X: Float32, model: _Shifted, log_prob: Float32, best: NDArray[np.int32], threads: int) -> None:
+        """So that log-probabilities, of which the exact ones are given, come out right where the best class is found."""
+        given = []
+        for self.excess in (np.inf, 0.0):  # nothing is left for the other classes, and what the guesses promise
+            labels, found = codes_topk(X, model, self, 1, beam_width=self.beam_width or _UNCHOSEN_WIDTH, n_jobs=threads)
+            given.append(np.where(labels == best[:, None], np.float64(found), np.nan)[:, 0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            known, guessed = np.expm1(given[0] - log_prob), np.expm1(given[0] - given[1])  # over that of the classes scored
+            good = (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known) & np.isfinite(guessed)
+        known, guessed = known[good], guessed[good]
+        squares = np.square(X[good] @ self.turn[:-4].T - self.shift[:-4]).sum(axis=1, dtype=np.float64)
+        weight = np.square(known / (1.0 + known))  # what a change of the rest does to the log-probability
+        total = float(np.sum(weight * squares**2))
+        self.excess = float(np.sum(weight * squares * np.log(guessed / known))) / total if total > 0.0 else 0.0
+
+    def cost(self, beam_width: int) -> float:
+        """Time of a search over that of scoring every class, roughly."""
+        n_classes, (turned, n_features) = len(self.order), self.turn.shape
+        stride, _ = _sampling(beam_width, 1)
+        entries = 2 * self.codes.shape[1] * (1.0 + 1.0 / stride)
+        looking = _ENTRY_COST * entries / n_features + _ROW_COST * turned / n_classes
+        return float(looking + _CLASS_COST * beam_width / n_classes)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """What `from_arrays` takes, beside the fields of `header`."""
+        return {name: getattr(self, name) for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres")}
+
+    def header(self) -> dict[str, Any]:
+        """The rest, for a JSON header."""
+        return {name: getattr(self, name) for name in ("beam_width", "agreement", "excess", "n_epochs")}
+
+    @classmethod
+    def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CodeIndex:
+        """The index that `to_arrays` and `header` described."""
+        return cls(**arrays, **header)
+
+
+def _sampling(beam_width: int, k: int) -> tuple[int, int]:
+    """One block in how many sets a row's threshold, and how many of its classes are to reach it."""
+    stride = int(np.clip(beam_width // _SAMPLED, 1, _MOST_STRIDE))
+    return stride, max(k, -(-beam_width // stride))
+
+
+def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
+    """The arrays of an index."""
+    weights, biases, scale = model
+    n_classes, n_features = weights.shape
+    n_pieces, size = _pieces(n_features)
+    width = n_pieces * size
+    rows = rows * np.float32(scale)
+    mean = rows.mean(axis=0, dtype=np.float64)
+    rows -= mean.astype(np.float32)
+    gram = rows.T.astype(np.float64) @ rows / len(rows)
+    ridge = max(_RIDGE * np.trace(gram) / n_features, _LEAST_RIDGE)
+    factor = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
+    normal = np.random.default_rng(_SEED).standard_normal((width, n_features))
+    rotation = np.linalg.qr(normal)[0].T
+    turn = scipy.linalg.solve_triangular(factor.T, rotation)
+    turned = (factor @ rotation).astype(np.float32)
+    middle = weights.mean(axis=0, dtype=np.float64).astype(np.float32)
+    blocks = split(n_classes, _TASK_CLASSES)
+    lengths, at_mean = np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
+
+    def measure(number: int) -> None:
+        part = slice(*blocks[number])
+        lengths[part] = np.linalg.norm((weights[part] - middle) @ turned, axis=1)
+        at_mean[part] = biases[part] + weights[part] @ mean.astype(np.float32)
+
+    run(measure, len(blocks), threads)
+    order = _alike(lengths, at_mean)
+    n_blocks = -(-n_classes // LANES)
+    codes = np.zeros((n_blocks, n_pieces // 2, LANES), np.uint8)
+    factors, bases = np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
+    centres = _centres(size)
+
+    def encode(number: int) -> None:
+        first, last = blocks[number]
+        classes = order[first:last]
+        directions = (weights[classes] - middle) @ turned
+        long = np.maximum(lengths[classes], np.finfo(np.float32).tiny)
+        directions *= (np.sqrt(np.float32(width)) / long)[:, None]
+        alike = np.empty(len(classes), np.float32)
+        kernels.encode(directions, centres, first, codes, alike)
+        good = (alike > 0) & (lengths[classes] > 0)
+        factors.reshape(-1)[first:last] = np.where(good, long * np.sqrt(width) / np.where(good, alike, 1.0), 0.0)
+        bases.reshape(-1)[first:last] = at_mean[classes]
+
+    run(encode, len(blocks), threads)
+    turn = turn.reshape(n_features, n_pieces, size).transpose(2, 1, 0).reshape(width, n_features)
+    turn = np.concatenate([turn, middle[None], np.zeros((3, n_features))])
+    shift = (turn @ mean).astype(np.float32)
+    turn = (scale * turn).astype(np.float32)
+    arrays: dict[str, Any] = {"order": order, "codes": codes, "factors": factors, "bases": bases}
+    return arrays | {"turn": turn, "shift": shift, "centres": centres}
+
+
+def _alike(lengths: Float32, bases: Float32) -> NDArray[np.int32]:
+    """An order in which 32 classes that follow each other differ little in both."""
+    n_strips = max(1, round(np.sqrt(len(lengths) / LANES)))
+    strip = LANES * -(-len(lengths) // (LANES * n_strips))
+    order = np.argsort(lengths, kind="stable").astype(np.int32)
+    for first in range(0, len(order), strip):
+        part = order[first : first + strip]
+        part[:] = part[np.argsort(bases[part], kind="stable")]
+    return order
+
+
+def codes_topk(
+    X: Features,
+    model: Scorer,
+    index: CodeIndex,
+    k: int,
+    *,
+    beam_width: int,
+    offsets: Float32 | None = None,
+    temperature: float = 1.0,
+    floor: float = 0.0,
+    n_jobs: int | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best classes of each row among about `beam_width` with the highest guesses, which are scored exactly.
+
+    Log-probabilities are normalised over all classes, **by guesses at those that were not scored**: differences between the
+    classes of a row are exact, their level is not.  A row's result depends neither on the other rows nor on the number of
+    threads.  A beam half as wide as there are classes, or wider, is exact search.
+
+    Parameters are those of `exact_topk`, and
+
+    index
+        Made by `CodeIndex.fit`.
+    beam_width
+        Classes to score; more where k classes need more.
+    offsets
+        Added to the biases, where `CodeIndex.fit` had them: log p_n of a distribution that is the same for all rows.
+    """
+    check_arguments(X, None, model, k, temperature, floor)
+    own = _shifted(model, offsets)
+    n_rows, n_classes = X.shape[0], len(index.order)
+    stride, kept = _sampling(beam_width, k)
+    expected = stride * kept
+    if 2 * expected >= n_classes:
+        return exact_topk(X, own, None, None, k, temperature=temperature, floor=floor, n_jobs=n_jobs)
+    most = 4 * expected + LANES
+    weights, biases = np.require(own.weights, np.float32, ["C", "W"]), np.require(own.biases, np.float32, ["C", "W"])
+    scale, sharpness = np.float32(own.feature_scale), np.float32(1.0 / temperature)
+    threads = resolve_threads(n_jobs)
+    rows_at_once = int(np.clip(_BLOCK_FOUND // most, _TABLED_ROWS, _BLOCK_ROWS))
+    blocks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // threads))))
+    labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+    crowded: list[NDArray[np.intp]] = [np.empty(0, np.intp)] * len(blocks)
+
+    def search(number: int) -> None:
+        first, last = blocks[number]
+        x = X[first:last].toarray() if sparse.issparse(X) else X[first:last]  # type: ignore[union-attr]
+        x = np.require(x, np.float32, ["C", "W"])
+        found, counts, rest = np.empty((len(x), most), np.int32), np.empty(len(x), np.int32), np.empty(len(x), np.float32)
+        for a, b in split(len(x), _TABLED_ROWS):
+            rest[a:b] = _find(x[a:b], index, stride, kept, sharpness, found[a:b], counts[a:b])
+        scores = np.empty((len(x), most), np.float32)
+        ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(counts, most).sum()), np.int32)
+        kernels.list_rows(found, counts, ends, listed)
+        kernels.score_listed(x, ends, listed, most, index.order, weights, biases, scale, scores)
+        part = slice(first, last)
+        kernels.choose_classes(scores, found, counts, index.order, sharpness, rest, labels[part], log_prob[part])
+        crowded[number] = first + np.flatnonzero(counts > most)
+
+    run(search, len(blocks), threads)
+    lifted = lift(log_prob, floor, n_classes)
+    many = np.concatenate(crowded) if crowded else np.empty(0, np.intp)
+    if len(many):  # rows to which most classes are the same
+        options: dict[str, Any] = {"temperature": temperature, "floor": floor, "n_jobs": n_jobs}
+        labels[many], lifted[many] = exact_topk(X[many], own, None, None, k, **options)
+    return labels, lifted
+
+
+def _find(
+    x: Float32,
+    index: CodeIndex,
+    stride: int,
+    kept: int,
+    sharpness: np.float32,
+    found: NDArray[np.int32],
+    counts: NDArray[np.int32],
+) -> Float32:
+    """Places of the classes with the highest guesses for each row; returns the log-mass of the others."""
+    n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * index.codes.shape[1]
+    turned = np.empty((len(x), len(index.turn)), np.float32)
+    kernels.turn_rows(x, index.turn, index.shift, turned)
+    tables = np.empty((n_groups, ROWS_AT_ONCE, n_tables, kernels.CENTRES), np.uint8)
+    steps, offsets, squares, thresholds, tails = (np.empty((n_groups, ROWS_AT_ONCE), np.float32) for _ in range(5))
+    flat = (-1, n_tables, kernels.CENTRES)
+    kernels.make_tables(turned, index.centres, tables.reshape(flat), *(a.reshape(-1) for a in (steps, offsets, squares)))
+    given = (index.codes, tables, steps, offsets, index.factors, index.bases, index.bounds)
+    kernels.set_thresholds(*given, stride, kept, sharpness, thresholds, tails)
+    kernels.find_classes(*given, thresholds, found, counts)
+    threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
+    with np.errstate(all="ignore"):
+        excess = np.float32(index.excess) * sharpness**2 * square
+        rest: Float32 = np.log(tail) + (threshold + turned[:, -4]) * sharpness - excess
+    rest[~(tail > 0.0)] = -np.inf
+    return rest
