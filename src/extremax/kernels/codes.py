@@ -23,6 +23,7 @@ _TILE = 32  # rows that stay in the first cache
 CHUNK = 32  # blocks of classes that stay in the cache while the rows go by: a bit of a word for each
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _MINUS_INF, _LARGE = np.float32(-np.inf), np.float32(1e30)
+_LEAST = np.float32(-3.4e38)  # reached by every class, not by the places past the last
 _MOST = np.float32(MOST_ENTRY)
 _NONE, _LOWEST = np.uint32(0), np.uint32(1)
 
@@ -200,7 +201,7 @@ def _mass_below(sums, step, offset, factors, bases, threshold, sharpness):
 
 @njit
 def set_thresholds(codes, tables, steps, offsets, factors, bases, bounds, stride, kept, sharpness, thresholds, tails):
-    """The guess that `kept` of the classes in every `stride`-th block reach, for each row; minus infinity if there are fewer.
+    """The guess that `kept` of the classes in every `stride`-th block reach, for each row; the least number if there are fewer.
 
     ``tails``: the mass of the classes whose guess is lower, as many times as there are blocks for each one looked at, over that
     of a class at the threshold.
@@ -231,7 +232,7 @@ def set_thresholds(codes, tables, steps, offsets, factors, bases, bounds, stride
                 for slot in range(n_looked):
                     block = slot * stride
                     mass += _mass_below(sums[r, slot], step, offset, factors[block], bases[block], heap[0], sharpness)
-            thresholds[g, r], tails[g, r] = heap[0], share * mass
+            thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), share * mass
 
 
 @njit

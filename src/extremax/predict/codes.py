@@ -14,8 +14,10 @@ Cut into 56 pieces, each is replaced by the nearest of 16 fixed centres, togethe
 is right on average over rotations: without the quotient, the best classes, those along z, would come out lowest.  Its sum
 over the pieces is a sum of table entries (`extremax.kernels.codes`).  The classes with the highest guesses are scored exactly.
 
-The guesses at some of the other classes tell what probability is left for these.  A guess has errors in proportion to |z|, and
-its exponential is too high by exp(e |z|^2) on average, the more so under low temperatures; rows with known sums choose e.
+The guesses at some of the other classes tell what probability is left for these.  The error of a guess has a variance v in
+proportion to |z|^2.  Under temperature 1 / t, classes of a guess have exp(t^2 v / 2) times its mass on average, or where there
+are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t d v) times: a high guess is more often a class that
+came out too high.  Rows whose sums are known choose both terms.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ _LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
 _PIECES = 56  # of a weight vector at most, each with a code of four bits: 28 bytes for a class
 _SAMPLED, _MOST_STRIDE = 8, 16  # guesses that set a row's threshold, at least; of one block in so many at most
 _UNCHOSEN_WIDTH = 64  # at which a beam's log-probabilities are set right where none was chosen
+_EXCESS_JUDGES, _EXCESS_SHARPNESS = 512, (0.7, 1.0, 1.4)  # by these rows, under these temperatures
 _LEAST_REST = 1e-3  # mass of the classes not scored, over that of the others, that tells something in float32
 _BLOCK_ROWS = 2048  # rows that are searched together: the weights of a class are read once for all of them
 _BLOCK_FOUND = 1 << 22  # ... fewer where the beam is wide
@@ -130,7 +133,7 @@ class CodeIndex:
     agreement
         Share of the rows kept back in `fit` whose exact best class that width finds.
     excess
-        Log of how much too high the mass is that guesses promise, over |z|^2.
+        Log of how much too high the mass is that guesses promise, over |z|^2: terms in 1 / temperature and its square.
     n_epochs
         Epochs that the model had been trained for.
     """
@@ -144,7 +147,7 @@ class CodeIndex:
     centres: Float32
     beam_width: int | None = None
     agreement: float = 1.0
-    excess: float = 0.0
+    excess: tuple[float, float] = (0.0, 0.0)
     n_epochs: int = 0
 
     def __post_init__(self) -> None:
@@ -184,7 +187,7 @@ class CodeIndex:
 
     def _choose_width(self, X: Float32, model: _Shifted, threads: int) -> None:
         """The narrowest beam in which most of the rows find their best class, to a tenth."""
-        best, log_prob = exact_topk(X, model, None, None, 1, n_jobs=threads)
+        best, _ = exact_topk(X, model, None, None, 1, n_jobs=threads)
 
         def found(width: int) -> float:
             labels, _ = codes_topk(X, model, self, 1, beam_width=width, n_jobs=threads)
@@ -201,22 +204,30 @@ class CodeIndex:
                 low = middle
         if share >= AGREEMENT and self.cost(high) < 1.0:  # else exact search it is
             self.beam_width, self.agreement = high, share
-        self._fit_excess(X, model, log_prob[:, 0], best[:, 0], threads)
+        self._fit_excess(X[:_EXCESS_JUDGES], model, threads)
 
-    def _fit_excess(self, X: Float32, model: _Shifted, log_prob: Float32, best: NDArray[np.int32], threads: int) -> None:
-        """So that log-probabilities, of which the exact ones are given, come out right where the best class is found."""
-        given = []
-        for self.excess in (np.inf, 0.0):  # nothing is left for the other classes, and what the guesses promise
-            labels, found = codes_topk(X, model, self, 1, beam_width=self.beam_width or _UNCHOSEN_WIDTH, n_jobs=threads)
-            given.append(np.where(labels == best[:, None], np.float64(found), np.nan)[:, 0])
-        with np.errstate(over="ignore", invalid="ignore"):
-            known, guessed = np.expm1(given[0] - log_prob), np.expm1(given[0] - given[1])  # over that of the classes scored
-            good = (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known) & np.isfinite(guessed)
-        known, guessed = known[good], guessed[good]
-        squares = np.square(X[good] @ self.turn[:-4].T - self.shift[:-4]).sum(axis=1, dtype=np.float64)
-        weight = np.square(known / (1.0 + known))  # what a change of the rest does to the log-probability
-        total = float(np.sum(weight * squares**2))
-        self.excess = float(np.sum(weight * squares * np.log(guessed / known))) / total if total > 0.0 else 0.0
+    def _fit_excess(self, X: Float32, model: _Shifted, threads: int) -> None:
+        """So that log-probabilities come out right, as far as two numbers can do it, where the best class is found."""
+        width = self.beam_width or _UNCHOSEN_WIDTH
+        squares = np.square(X @ self.turn[:-4].T - self.shift[:-4]).sum(axis=1, dtype=np.float64)
+        left, right = [], []
+        for sharpness in _EXCESS_SHARPNESS:
+            options: dict[str, Any] = {"temperature": 1.0 / sharpness, "n_jobs": threads}
+            best, exact = exact_topk(X, model, None, None, 1, **options)
+            given = []
+            for self.excess in ((np.inf, 0.0), (0.0, 0.0)):  # nothing is left for the other classes, and what guesses promise
+                labels, found = codes_topk(X, model, self, 1, beam_width=width, **options)
+                given.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
+            with np.errstate(over="ignore", invalid="ignore"):
+                known, guessed = np.expm1(given[0] - exact[:, 0]), np.expm1(given[0] - given[1])  # over the classes scored
+                good = (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known) & np.isfinite(guessed)
+            known, guessed, square = known[good], guessed[good], squares[good]
+            weight = known / (1.0 + known)  # what a change of the rest does to the log-probability
+            left.append((weight * square)[:, None] * [sharpness, sharpness**2])
+            right.append(weight * np.log(guessed / known))
+        # Minimum norm where one temperature has all that is known.
+        first, second = np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=1e-6)[0]
+        self.excess = float(first), float(second)
 
     def cost(self, beam_width: int) -> float:
         """Time of a search over that of scoring every class, roughly."""
@@ -237,7 +248,7 @@ class CodeIndex:
     @classmethod
     def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CodeIndex:
         """The index that `to_arrays` and `header` described."""
-        return cls(**arrays, **header)
+        return cls(**arrays, **{**header, "excess": tuple(header["excess"])})
 
 
 def _sampling(beam_width: int, k: int) -> tuple[int, int]:
@@ -282,7 +293,7 @@ def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
         first, last = blocks[number]
         classes = order[first:last]
         directions = (weights[classes] - middle) @ turned
-        long = np.maximum(lengths[classes], np.finfo(np.float32).tiny)
+        long = np.where(lengths[classes] > 0, lengths[classes], np.float32(1.0))
         directions *= (np.sqrt(np.float32(width)) / long)[:, None]
         alike = np.empty(len(classes), np.float32)
         kernels.encode(directions, centres, first, codes, alike)
@@ -399,7 +410,7 @@ def _find(
     kernels.find_classes(*given, thresholds, found, counts)
     threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
     with np.errstate(all="ignore"):
-        excess = np.float32(index.excess) * sharpness**2 * square
+        excess = np.float32(index.excess[0] * sharpness + index.excess[1] * sharpness**2) * square
         rest: Float32 = np.log(tail) + (threshold + turned[:, -4]) * sharpness - excess
     rest[~(tail > 0.0)] = -np.inf
     return rest
