@@ -407,10 +407,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         k : int
             At most the number of classes.
         search : {"exact", "beam"}
-            "exact" scores every class, in blocks, and normalises over all classes.  "beam" scores the classes that a beam down
-            a tree over them reaches: faster for many classes, with log-probabilities **normalised over those only**.
+            "exact" scores every class, in blocks, and normalises over all classes.  "beam" scores the classes with the highest
+            guesses and normalises by guesses at the others: faster for many classes.  Where the tree's probabilities are part
+            of the scores, it goes down the tree, and log-probabilities are **normalised over the classes it reaches**.
         beam_width : int, optional
-            Nodes kept at each level; by default as many as found the exact best class in 99.4% of some rows of `fit`
+            Classes to score; by default as many as found the exact best class in 99.4% of some rows of `fit`
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
         """
         features = self._fitted(X)

@@ -37,14 +37,12 @@ def predict(
         Output | None, typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]")
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
-    search: Annotated[Search, typer.Option(help="Score all classes, or those that a beam down a tree of them reaches.")] = (
+    search: Annotated[Search, typer.Option(help="Score all classes, or those that a quick look at all promises most of.")] = (
         Search.exact
     ),
     beam_width: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Nodes kept at each level by --search beam.  [default: what the model chose]", show_default=False
-        ),
+        typer.Option(min=1, help="Classes that --search beam scores.  [default: what the model chose]", show_default=False),
     ] = None,
     threads: Threads = None,
     quiet: Quiet = False,
