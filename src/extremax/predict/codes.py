@@ -16,8 +16,8 @@ over the pieces is a sum of table entries (`extremax.kernels.codes`).  The class
 
 The guesses at some of the other classes tell what probability is left for these.  The error of a guess has a variance v in
 proportion to |z|^2.  Under temperature 1 / t, classes of a guess have exp(t^2 v / 2) times its mass on average, or where there
-are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t d v) times: more high guesses are too high than too
-low.  Rows whose sums are known choose both terms.
+are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t d v) times: most high guesses are too high.
+Rows whose sums are known choose both terms.
 """
 
 from __future__ import annotations
