@@ -201,6 +201,36 @@ def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
     assert (clf.choices_["temperature"], clf.choices_["floor"]) == (1.0, 0.0)
 
 
+def test_interrupted_fit_is_calibrated(monkeypatch):
+    """In the middle of training, when steps are long, scores are too large; the judges have their say there, too."""
+    from extremax import fitting
+
+    monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
+    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.2)
+    rng = np.random.default_rng(0)
+    y = rng.integers(300, size=4000)
+    X = (rng.normal(size=(300, 8))[y] + rng.normal(size=(4000, 8))).astype(np.float32)
+
+    def press(record):
+        raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
+        clf = ExtremeClassifier(n_epochs=5, learning_rate=2.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+    model = clf.model_
+    assert (clf.choices_["temperature"], clf.choices_["floor"]) == (model.temperature, model.floor) != (1.0, 0.0)
+    given = model.log_likelihood(X[3000:], y[3000:].astype(np.int32))
+    model.temperature, model.floor = 1.0, 0.0
+    assert given > model.log_likelihood(X[3000:], y[3000:].astype(np.int32)) + 0.1
+
+    def twice(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(model), "calibrate", twice)
+    with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
+        again = ExtremeClassifier(n_epochs=5, learning_rate=2.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+    np.testing.assert_array_equal(again.model_.linear.weights, model.linear.weights)
+
+
 @pytest.mark.parametrize("floor", [-0.1, 1.0, float("nan")])
 def test_floor_that_is_no_share_rejects(fitted, floor):
     clf, X, _ = fitted

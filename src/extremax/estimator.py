@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -357,6 +358,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             except KeyboardInterrupt:
                 finished = False
             self.history_[-1]["seconds"] += time.perf_counter() - started
+        elif judges is not None:  # a model cut short has its probabilities, too; another Ctrl-C leaves them as they are
+            with suppress(KeyboardInterrupt):
+                fitting.calibrate(self.model_, judges, options, report, self.choices_)
         if not finished:
             done = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)

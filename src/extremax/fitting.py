@@ -294,6 +294,20 @@ def set_judges_aside(
     return (rest, judges) if judges.X.shape[0] >= _FEWEST_JUDGES else (data, None)
 
 
+def calibrate(
+    model: ExtremeModel, judges: LabelledRows, options: Options, report: ProgressLine, choices: dict[str, Any]
+) -> None:
+    """Temperature and floor, by rows that were not trained on."""
+    by = f"by {judges.X.shape[0]:,} rows that were not trained on"
+    try:
+        temperature, floor = model.calibrate(judges.X, judges.ids, rows=judges.rows, n_jobs=options.n_threads)
+        report.say(f"temperature {temperature:.3f}, floor {floor:g}, {by}")
+    except predict.ScoreOverflowError:  # one row far from all others is no reason to lose the model
+        model.temperature, model.floor = 1.0, 0.0
+        report.say(f"no temperature {by}: scores of one overflow")
+    choices |= {"temperature": model.temperature, "floor": model.floor}
+
+
 def finish(
     model: ExtremeModel,
     data: LabelledRows,
@@ -309,14 +323,7 @@ def finish(
     in a `whole` fit, the index for beam search.
     """
     if judges is not None:
-        by = f"by {judges.X.shape[0]:,} rows that were not trained on"
-        try:
-            temperature, floor = model.calibrate(judges.X, judges.ids, rows=judges.rows, n_jobs=options.n_threads)
-            report.say(f"temperature {temperature:.3f}, floor {floor:g}, {by}")
-        except predict.ScoreOverflowError:  # one row far from all others is no reason to lose the model
-            model.temperature, model.floor = 1.0, 0.0
-            report.say(f"no temperature {by}: scores of one overflow")
-        choices |= {"temperature": model.temperature, "floor": model.floor}
+        calibrate(model, judges, options, report, choices)
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
         X = data.X
