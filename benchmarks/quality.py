@@ -5,8 +5,8 @@
 All methods run one after the other in this process, on the same rows and threads.  The clock counts training alone (projection,
 tree and start included, compilation and evaluation not).  A method is scored on a random sample of test rows at the first
 minibatch after each budget, and when it ends; a method that ended keeps its last figures.  extremax is fitted anew for each
-budget and interrupted, as by Ctrl-C, so that it ends there: setting the probabilities right takes part of the time.  PyTorch rows
-need ``pip install torch``; without it they are left out.
+budget and interrupted, as by Ctrl-C, so that it ends there: setting the probabilities right takes part of the time.  PyTorch
+rows need ``pip install torch``; without it they are left out.
 
 extremax               ExtremeClassifier() with nothing set
 paper                  objective="negative_sampling": per-row negatives from the tree (Eq. 6)

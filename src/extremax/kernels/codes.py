@@ -352,7 +352,11 @@ def choose_classes(scores, found, counts, order, sharpness, rest, labels, log_pr
         mass = _ZERO
         for j in range(n):
             mass += exp_nonpositive(scores[i, j] * sharpness - peak)
-        log_mass = np.float32(math.log(mass + math.exp(rest[i] - peak)))
+        more = np.float64(rest[i]) - np.float64(peak)  # guesses may promise the rest far more than the best class has
+        if more <= 0.0:
+            log_mass = np.float32(math.log(mass + math.exp(more)))
+        else:
+            log_mass = np.float32(more + math.log(1.0 + mass * math.exp(-more)))
         for r in range(k):
             best_scores[r] = (best_scores[r] * sharpness - peak) - log_mass
             if best_labels[r] == NO_LABEL:
