@@ -235,14 +235,14 @@ MOST_ENTRY = 31  # ... because none is larger
 def _byte_shuffle() -> str | None:
     """The instruction that looks 16 bytes up at once, if the machine that numba compiles for has one."""
     import llvmlite.binding as llvm
+    from numba.core.codegen import get_host_cpu_features
 
     given = numba.config.CPU_FEATURES
-    if given is None:
-        given = ",".join(f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there)
+    features = (get_host_cpu_features() if given is None else given).split(",")
     triple = llvm.get_process_triple()
-    if triple.startswith("x86_64") and "+avx2" in given.split(","):
+    if triple.startswith("x86_64") and "+avx2" in features:
         return "avx2"
-    if triple.startswith(("aarch64", "arm64")) and "+neon" in given.split(","):
+    if triple.startswith(("aarch64", "arm64")) and "-neon" not in features:  # part of every such processor
         return "neon"
     return None
 
@@ -343,15 +343,15 @@ else:
 
 
 @helper
-def table_sums(codes: Any, start: Any, stop: Any, step: Any, tables: Any, group: Any, sums: Any, highest: Any) -> None:
-    """For each of four rows and the classes of blocks ``range(start, stop, step)`` the sum of the table entries they pick.
+def table_sums(codes: Any, start: Any, stop: Any, tables: Any, group: Any, sums: Any, highest: Any) -> None:
+    """For each of four rows and the classes of blocks ``range(start, stop)`` the sum of the table entries that they pick.
 
     ``codes`` (blocks, pairs, 32) uint8, pairs a multiple of four: the low bits of a byte pick from table 2 p, the high ones
     from table 2 p + 1, and the byte at place j is that of class ``j // 2 + 16 * (j % 2)``.  ``tables`` (groups, 4, 2 pairs, 16)
     uint8, no entry above 31.  To ``sums`` (4, slots, 32) uint16, and the highest of a block to ``highest`` (4, slots) int32.
     """
-    for slot in range((stop - start + step - 1) // step):
-        _block_sums(codes, start + slot * step, tables, group, slot, sums, highest)
+    for slot in range(stop - start):
+        _block_sums(codes, start + slot, tables, group, slot, sums, highest)
 
 
 # -- random numbers as a hash of counters ------------------------------------------------------------------------------------

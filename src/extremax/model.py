@@ -122,11 +122,17 @@ class ExtremeModel:
 
         `judges`, rows that the model was not trained on, choose the default width; without them, more rows of X.
         """
+        if not self.takes_index:
+            raise ValueError(
+                f"fit_index is for scores that are linear in the features, of at least {predict.LEAST_CLASSES:,} classes; this"
+                " model has others, and its search='beam' needs no index."
+            )
         among = np.arange(X.shape[0]) if rows is None else rows
         some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]
         chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]  # the last of them may judge the others' work
         unseen = None if judges is None else _dense(judges[_some(judges.shape[0], predict.MOST_JUDGES, seed)])
-        self.index = predict.CodeIndex.fit(_dense(chosen), self.linear, judges=unseen, offsets=self.offsets, n_jobs=n_jobs)
+        options: dict[str, Any] = {"offsets": self.offsets, "temperature": self.temperature, "n_jobs": n_jobs}
+        self.index = predict.CodeIndex.fit(_dense(chosen), self.linear, judges=unseen, **options)
         self.index.n_epochs = self.linear.n_epochs
 
     def top_k(
@@ -153,9 +159,9 @@ class ExtremeModel:
             assert width is not None
             return predict.codes_topk(X, self.linear, index, k, beam_width=width, offsets=self.offsets, **options)
         if self.tree is None:
+            way = "make one with model_.fit_index(X)" if self.takes_index else "train with noise='adversarial'"
             raise ValueError(
-                "search='beam' needs a label tree, and this model was trained with noise that has none. Use search='exact', or"
-                " train with noise='adversarial'."
+                f"search='beam' needs a label tree or an index, and this model has none. Use search='exact', or {way}."
             )
         Z = self.project(X, n_jobs=n_jobs)
         width = max(predict.BEAM_WIDTH if beam_width is None else beam_width, k)

@@ -11,21 +11,42 @@ and where a loop takes several rows at once, rows that are missing at the end re
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from extremax._jit import LANES, MOST_ENTRY, ROWS_AT_ONCE, inline, njit, prefetch, table_sums, trailing_zeros
 from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
 
 CENTRES = 16
+# Where the byte of a class stands among those of its block: bytes at even and at odd places are added up apart.
+BYTE_OF = np.array([2 * (lane % 16) + lane // 16 for lane in range(LANES)])
 _LINE = 16  # float32 in a cache line
 _TILE = 32  # rows that stay in the first cache
 CHUNK = 32  # blocks of classes that stay in the cache while the rows go by: a bit of a word for each
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
-_MINUS_INF, _LARGE = np.float32(-np.inf), np.float32(1e30)
+_MINUS_INF, _SMALL, _LARGE = np.float32(-np.inf), np.float32(1e-30), np.float32(1e30)
 _LEAST = np.float32(-3.4e38)  # reached by every class, not by the places past the last
 _MOST = np.float32(MOST_ENTRY)
 _NONE, _LOWEST = np.uint32(0), np.uint32(1)
+
+
+class Blocks(NamedTuple):
+    """Classes, 32 in a block; places past the last have factor 0 and base minus infinity."""
+
+    codes: NDArray[np.uint8]  # (blocks, pairs of pieces, 32)
+    factors: NDArray[np.float32]  # (blocks, 32); a guess is factor * (u' . z) + base
+    bases: NDArray[np.float32]
+    bounds: NDArray[np.float32]  # (2, blocks): largest factor and base; as past the last up to a multiple of CHUNK
+
+
+class Tables(NamedTuple):
+    """Of rows in groups of four."""
+
+    entries: NDArray[np.uint8]  # (groups, 4, pieces, 16)
+    steps: NDArray[np.float32]  # (groups, 4); u' . z is a sum of entries times step plus offset
+    offsets: NDArray[np.float32]
 
 
 @njit
@@ -43,7 +64,7 @@ def encode(directions, centres, first, codes, alike):
     far = np.empty(CENTRES, np.float32)
     for i in range(directions.shape[0]):
         block, lane = (first + i) // LANES, (first + i) % LANES
-        place = 2 * (lane % 16) + lane // 16
+        place = BYTE_OF[lane]
         total = _ZERO
         for m in range(n_pieces):
             for c in range(CENTRES):
@@ -111,7 +132,7 @@ def make_tables(rows, centres, tables, steps, offsets, squares):
 
     ``rows[i]`` is z with the first numbers of all pieces, then the second, and so on.  A sum of entries times ``steps[i]`` plus
     ``offsets[i]`` is about the sum of the products; ``squares[i]`` is |z|^2.  Rows past the end, which fill the last group of
-    four, repeat the last row; a row too large for float32 has empty tables.
+    four, repeat the last row; a row too large or small for float32 has empty tables.
     """
     n, size, n_tables = rows.shape[0], centres.shape[1], tables.shape[1]
     products = np.empty((CENTRES, n_tables), np.float32)
@@ -142,7 +163,7 @@ def make_tables(rows, centres, tables, steps, offsets, squares):
         for m in range(n_tables):
             widest = max(widest, highest[m] - lowest[m])
             offset += lowest[m]
-        if widest > _ZERO and widest < _LARGE and abs(offset) < _LARGE:
+        if widest > _SMALL and widest < _LARGE and abs(offset) < _LARGE:
             steps[i], offsets[i] = widest / _MOST, offset
             scale = _MOST / widest
             for c in range(CENTRES):
@@ -200,66 +221,62 @@ def _mass_below(sums, step, offset, factors, bases, threshold, sharpness):
 
 
 @njit
-def set_thresholds(codes, tables, steps, offsets, factors, bases, bounds, stride, kept, sharpness, thresholds, tails):
-    """The guess that `kept` of the classes in every `stride`-th block reach, for each row; the least number if there are fewer.
+def set_thresholds(blocks, tables, kept, sharpness, thresholds, tails):
+    """The guess that `kept` of the classes reach, for each row; the least number if there are fewer.
 
-    ``tails``: the mass of the classes whose guess is lower, as many times as there are blocks for each one looked at, over that
-    of a class at the threshold.
+    ``tails``: the mass of the classes whose guess is lower, over that of a class at the threshold.
     """
+    codes, factors, bases, bounds = blocks
+    entries, steps, offsets = tables
     n_blocks = codes.shape[0]
-    n_looked = (n_blocks + stride - 1) // stride
-    sums, highest = np.zeros((ROWS_AT_ONCE, n_looked, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, n_looked), np.int32)
+    sums, highest = np.zeros((ROWS_AT_ONCE, n_blocks, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, n_blocks), np.int32)
     heaps, ids = np.empty((ROWS_AT_ONCE, kept), np.float32), np.zeros(kept, np.int32)
-    share = np.float32(n_blocks / n_looked)
-    for g in range(tables.shape[0]):
+    for g in range(entries.shape[0]):
         heaps[:] = _MINUS_INF
-        table_sums(codes, 0, n_blocks, stride, tables, g, sums, highest)
+        table_sums(codes, 0, n_blocks, entries, g, sums, highest)
         for r in range(ROWS_AT_ONCE):
             heap, step, offset = heaps[r], steps[g, r], offsets[g, r]
-            for slot in range(n_looked):
-                block = slot * stride
-                most = max(np.float32(highest[r, slot]) * step + offset, _ZERO) * bounds[0, block] + bounds[1, block]
+            for block in range(n_blocks):
+                most = max(np.float32(highest[r, block]) * step + offset, _ZERO) * bounds[0, block] + bounds[1, block]
                 if most > heap[0]:
-                    mask = _reaching(sums[r, slot], step, offset, factors[block], bases[block], heap[0])
+                    mask = _reaching(sums[r, block], step, offset, factors[block], bases[block], heap[0])
                     while mask != _NONE:
                         lane = trailing_zeros(mask)
                         mask &= mask - _LOWEST
-                        guess = _guess(sums[r, slot, lane], step, offset, factors[block, lane], bases[block, lane])
+                        guess = _guess(sums[r, block, lane], step, offset, factors[block, lane], bases[block, lane])
                         if guess > heap[0]:
                             _replace_worst(heap, ids, kept, guess, np.int32(0))
             mass = _ZERO
             if heap[0] > _MINUS_INF:
-                for slot in range(n_looked):
-                    block = slot * stride
-                    mass += _mass_below(sums[r, slot], step, offset, factors[block], bases[block], heap[0], sharpness)
-            thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), share * mass
+                for block in range(n_blocks):
+                    mass += _mass_below(sums[r, block], step, offset, factors[block], bases[block], heap[0], sharpness)
+            thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), mass
 
 
 @njit
-def find_classes(codes, tables, steps, offsets, factors, bases, bounds, thresholds, found, counts):
+def find_classes(blocks, tables, thresholds, found, counts):
     """Places of the classes whose guess reaches the row's threshold, in order: ``found`` (rows, most), ``counts`` (rows,).
 
-    A count may be larger than there is room for: places beyond it are not kept.  ``bounds`` (2, blocks) are the largest factor
-    and the largest base of each block, minus infinity past the last for a whole chunk.
+    A count may be larger than there is room for: places beyond it are not kept.
     """
+    codes, factors, bases, bounds = blocks
+    entries, steps, offsets = tables
     n_rows, most = found.shape
     sums, highest = np.zeros((ROWS_AT_ONCE, CHUNK, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, CHUNK), np.int32)
     counts[:] = 0
     n_blocks = codes.shape[0]
     for start in range(0, n_blocks, CHUNK):
         stop = min(start + CHUNK, n_blocks)
-        for g in range(tables.shape[0]):
-            table_sums(codes, start, stop, 1, tables, g, sums, highest)
+        for g in range(entries.shape[0]):
+            table_sums(codes, start, stop, entries, g, sums, highest)
             for r in range(min(ROWS_AT_ONCE, n_rows - ROWS_AT_ONCE * g)):
                 step, offset, threshold, row = steps[g, r], offsets[g, r], thresholds[g, r], ROWS_AT_ONCE * g + r
-                blocks = _promising(highest[r], step, offset, bounds, start, threshold)
+                promising = _promising(highest[r], step, offset, bounds, start, threshold)
                 count = counts[row]
-                while blocks != _NONE:
-                    slot = trailing_zeros(blocks)
-                    blocks &= blocks - _LOWEST
+                while promising != _NONE:
+                    slot = trailing_zeros(promising)
+                    promising &= promising - _LOWEST
                     block = start + slot
-                    if block >= stop:
-                        break
                     mask = _reaching(sums[r, slot], step, offset, factors[block], bases[block], threshold)
                     while mask != _NONE:
                         if count < most:

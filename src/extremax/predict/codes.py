@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
-from extremax._jit import CODES_AT_ONCE, LANES, ROWS_AT_ONCE
+from extremax._jit import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.data.products import one_blas_thread
 from extremax.kernels import codes as kernels
 from extremax.parallel import resolve_threads, run, split
@@ -56,17 +56,17 @@ _ENOUGH_JUDGES = 500  # fewer that are given would leave the width to the hardes
 _RIDGE = 1e-3  # of the mean variance of a feature
 _LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
 _PIECES = 56  # of a weight vector at most, each with a code of four bits: 28 bytes for a class
-_SAMPLED, _MOST_STRIDE = 8, 16  # guesses that set a row's threshold, at least; of one block in so many at most
+_SAMPLED, _MOST_STRIDE = 2048, 16  # classes whose guesses set a row's threshold, at least; of one in so many
 _UNCHOSEN_WIDTH = 64  # at which a beam's log-probabilities are set right where none was chosen
 _EXCESS_JUDGES, _EXCESS_SHARPNESS = 512, (0.7, 1.0, 1.4)  # by these rows, under these temperatures
 _LEAST_REST = 1e-3  # mass of the classes not scored, over that of the others, that tells something in float32
 _BLOCK_ROWS = 2048  # rows that are searched together: the weights of a class are read once for all of them
 _BLOCK_FOUND = 1 << 22  # ... fewer where the beam is wide
 _TABLED_ROWS = 256  # rows of these whose tables are in the second cache
-_TASK_CLASSES = 4096  # that a thread encodes at a time
+_TASK_NUMBERS, _TASKS_AT_ONCE = 1 << 19, 8  # of weights that a thread encodes at a time, and threads that memory is counted for
 _SEED = 20_200_430  # of the rotation, which no data and no user choose
 # Time of a code's table entry, and of a class scored exactly, over that of a feature and of a class in exact search; of a row.
-_ENTRY_COST, _CLASS_COST, _ROW_COST = 0.3, 6.0, 1.5
+_ENTRY_COST, _CLASS_COST, _ROW_COST = (0.3 if BYTE_SHUFFLE else 6.0), 6.0, 1.5
 
 
 def sample_size(n_features: int) -> int:
@@ -80,8 +80,15 @@ def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
         return 0, 0
     n_pieces, size = _pieces(n_features)
     n_places = -(-n_classes // LANES) * LANES
-    rotation = 4 * n_features * n_pieces * size
-    return n_places * (n_pieces // 2 + 12) + rotation, 4 * rotation + 8 * sample_size(n_features) * n_features + 16 * n_classes
+    sample = _sample_size(n_classes) * (n_pieces // 2 + 8)
+    rotation = 4 * n_features * (n_pieces * size + 4)
+    rows = 4 * sample_size(n_features) * n_features
+    blocks = 3 * 4 * _task_classes(n_features) * n_features * _TASKS_AT_ONCE
+    return n_places * (n_pieces // 2 + 12) + rotation + sample, 4 * rows + 16 * rotation + blocks + 16 * n_classes
+
+
+def _task_classes(n_features: int) -> int:
+    return int(np.clip(_TASK_NUMBERS // n_features, 64, 4096))
 
 
 def _pieces(n_features: int) -> tuple[int, int]:
@@ -134,6 +141,8 @@ class CodeIndex:
         Share of the rows kept back in `fit` whose exact best class that width finds.
     excess
         Log of how much too high the mass is that guesses promise, over |z|^2: terms in 1 / temperature and its square.
+    temperature, largest
+        Around which temperature the excess was found, and up to which |z|^2.
     n_epochs
         Epochs that the model had been trained for.
     """
@@ -148,15 +157,24 @@ class CodeIndex:
     beam_width: int | None = None
     agreement: float = 1.0
     excess: tuple[float, float] = (0.0, 0.0)
+    temperature: float = 1.0
+    largest: float = 0.0
     n_epochs: int = 0
 
     def __post_init__(self) -> None:
         for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres"):
             setattr(self, name, np.require(getattr(self, name), requirements=["C", "W"]))
-        n_blocks = len(self.codes)
-        self.bounds = np.full((2, -(-n_blocks // kernels.CHUNK) * kernels.CHUNK), -np.inf, np.float32)
-        self.bounds[0] = 0.0
-        self.bounds[0, :n_blocks], self.bounds[1, :n_blocks] = self.factors.max(axis=1), self.bases.max(axis=1)
+        self.blocks = _blocks(self.codes, self.factors, self.bases)
+        n_classes = len(self.order)
+        size = _sample_size(n_classes)
+        places = (
+            (2 * np.arange(size) + 1) * n_classes // (2 * size)
+        )  # each so many-th in the order of their sizes: of all kinds
+        # Those that come out high for some row first: they raise the threshold, and the others are passed over.
+        spread = np.float32(np.sqrt(0.5 * (len(self.turn) - 4)))  # of u' . z, about
+        high = self.bases.reshape(-1)[places] + 3 * spread * self.factors.reshape(-1)[places]
+        self.sample = _copied(self.blocks, places[np.argsort(-high, kind="stable")])
+        self.share = n_classes / size
 
     @classmethod
     def fit(
@@ -166,9 +184,12 @@ class CodeIndex:
         *,
         judges: Float32 | None = None,
         offsets: Float32 | None = None,
+        temperature: float = 1.0,
         n_jobs: int | None = None,
     ) -> CodeIndex:
         """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added to the biases.
+
+        Log-probabilities are set right for temperatures around the one given.
 
         Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer
         of rows that it was trained on, and finds their best classes sooner than those of others.
@@ -182,6 +203,7 @@ class CodeIndex:
             index = cls(**_encode(np.ascontiguousarray(X, np.float32), own, threads))
         judges = np.ascontiguousarray(judges[:MOST_JUDGES], np.float32)
         if len(judges) >= _FEW_JUDGES:
+            index.temperature = float(temperature)
             index._choose_width(judges, own, threads)
         return index
 
@@ -193,25 +215,28 @@ class CodeIndex:
             labels, _ = codes_topk(X, model, self, 1, beam_width=width, n_jobs=threads)
             return float(np.mean(labels == best))
 
-        low, high = 0, 16
-        while (share := found(high)) < AGREEMENT and self.cost(high) < 1.0:
+        low, high, share = 0, 16, 0.0
+        while self.cost(high) < 1.0 and (share := found(high)) < AGREEMENT:
             low, high = high, 2 * high
-        while high - low > max(1, high // 10) and self.cost(low) < 1.0:
+        while share >= AGREEMENT and high - low > max(1, high // 10):
             middle = (low + high + 1) // 2
             if (now := found(middle)) >= AGREEMENT:
                 high, share = middle, now
             else:
                 low = middle
-        if share >= AGREEMENT and self.cost(high) < 1.0:  # else exact search it is
+        if share >= AGREEMENT:  # else exact search it is
             self.beam_width, self.agreement = high, share
         self._fit_excess(X[:_EXCESS_JUDGES], model, threads)
 
     def _fit_excess(self, X: Float32, model: _Shifted, threads: int) -> None:
         """So that log-probabilities come out right, as far as two numbers can do it, where the best class is found."""
         width = self.beam_width or _UNCHOSEN_WIDTH
-        squares = np.square(X @ self.turn[:-4].T - self.shift[:-4]).sum(axis=1, dtype=np.float64)
+        turned = np.empty((len(X), len(self.turn)), np.float32)
+        kernels.turn_rows(X, self.turn, self.shift, turned)
+        squares = np.square(turned[:, :-4], dtype=np.float64).sum(axis=1)
+        self.largest = float(np.quantile(squares, 0.99))
         left, right = [], []
-        for sharpness in _EXCESS_SHARPNESS:
+        for sharpness in np.array(_EXCESS_SHARPNESS) / self.temperature:
             options: dict[str, Any] = {"temperature": 1.0 / sharpness, "n_jobs": threads}
             best, exact = exact_topk(X, model, None, None, 1, **options)
             given = []
@@ -220,7 +245,9 @@ class CodeIndex:
                 given.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
             with np.errstate(over="ignore", invalid="ignore"):
                 known, guessed = np.expm1(given[0] - exact[:, 0]), np.expm1(given[0] - given[1])  # over the classes scored
-                good = (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known) & np.isfinite(guessed)
+                good = (
+                    (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known + guessed) & (squares <= self.largest)
+                )
             known, guessed, square = known[good], guessed[good], squares[good]
             weight = known / (1.0 + known)  # what a change of the rest does to the log-probability
             left.append((weight * square)[:, None] * [sharpness, sharpness**2])
@@ -232,10 +259,22 @@ class CodeIndex:
     def cost(self, beam_width: int) -> float:
         """Time of a search over that of scoring every class, roughly."""
         n_classes, (turned, n_features) = len(self.order), self.turn.shape
-        stride, _ = _sampling(beam_width, 1)
-        entries = 2 * self.codes.shape[1] * (1.0 + 1.0 / stride)
+        entries = 2 * self.codes.shape[1] * (1.0 + 1.0 / self.share)
         looking = _ENTRY_COST * entries / n_features + _ROW_COST * turned / n_classes
         return float(looking + _CLASS_COST * beam_width / n_classes)
+
+    def rest(self, threshold: Float32, tail: Float32, square: Float32, sharpness: float) -> Float32:
+        """Log-mass of the classes below a score, where guesses promise them `tail` times that of a class there.
+
+        Beyond the temperatures and lengths of rows that it was found for, the excess stays as it is at the border.
+        """
+        t = float(np.clip(sharpness * self.temperature, _EXCESS_SHARPNESS[0], _EXCESS_SHARPNESS[-1])) / self.temperature
+        with np.errstate(all="ignore"):
+            excess = np.float32(self.excess[0] * t + self.excess[1] * t**2) * np.minimum(square, np.float32(self.largest))
+            mass = np.minimum(np.log(tail) - excess, np.float32(np.log(len(self.order))))
+            total: Float32 = mass + threshold * np.float32(sharpness)
+        total[~(tail > 0.0)] = -np.inf
+        return total
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """What `from_arrays` takes, beside the fields of `header`."""
@@ -243,7 +282,9 @@ class CodeIndex:
 
     def header(self) -> dict[str, Any]:
         """The rest, for a JSON header."""
-        return {name: getattr(self, name) for name in ("beam_width", "agreement", "excess", "n_epochs")}
+        return {
+            name: getattr(self, name) for name in ("beam_width", "agreement", "excess", "temperature", "largest", "n_epochs")
+        }
 
     @classmethod
     def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CodeIndex:
@@ -251,10 +292,28 @@ class CodeIndex:
         return cls(**arrays, **{**header, "excess": tuple(header["excess"])})
 
 
-def _sampling(beam_width: int, k: int) -> tuple[int, int]:
-    """One block in how many sets a row's threshold, and how many of its classes are to reach it."""
-    stride = int(np.clip(beam_width // _SAMPLED, 1, _MOST_STRIDE))
-    return stride, max(k, -(-beam_width // stride))
+def _sample_size(n_classes: int) -> int:
+    return min(n_classes, max(_SAMPLED, n_classes // _MOST_STRIDE))
+
+
+def _blocks(codes: NDArray[np.uint8], factors: Float32, bases: Float32) -> kernels.Blocks:
+    n_blocks = len(codes)
+    bounds = np.zeros((2, -(-n_blocks // kernels.CHUNK) * kernels.CHUNK), np.float32)
+    bounds[1] = -np.inf
+    bounds[0, :n_blocks], bounds[1, :n_blocks] = factors.max(axis=1), bases.max(axis=1)
+    return kernels.Blocks(codes, factors, bases, bounds)
+
+
+def _copied(blocks: kernels.Blocks, places: NDArray[np.int64]) -> kernels.Blocks:
+    """Blocks of the classes at these places."""
+    n_blocks = -(-len(places) // LANES)
+    codes = np.zeros((n_blocks, blocks.codes.shape[1], LANES), np.uint8)
+    factors, bases = np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
+    factors.reshape(-1)[: len(places)] = blocks.factors.reshape(-1)[places]
+    bases.reshape(-1)[: len(places)] = blocks.bases.reshape(-1)[places]
+    at, lanes = (f(np.arange(len(places)), LANES) for f in (np.floor_divide, np.remainder))
+    codes[at, :, kernels.BYTE_OF[lanes]] = blocks.codes[places // LANES, :, kernels.BYTE_OF[places % LANES]]
+    return _blocks(codes, factors, bases)
 
 
 def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
@@ -266,7 +325,11 @@ def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
     rows = rows * np.float32(scale)
     mean = rows.mean(axis=0, dtype=np.float64)
     rows -= mean.astype(np.float32)
-    gram = rows.T.astype(np.float64) @ rows / len(rows)
+    gram = np.zeros((n_features, n_features))
+    for first, last in split(len(rows), 1024):
+        part = rows[first:last].astype(np.float64)
+        gram += part.T @ part
+    gram /= len(rows)
     ridge = max(_RIDGE * np.trace(gram) / n_features, _LEAST_RIDGE)
     factor = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
     normal = np.random.default_rng(_SEED).standard_normal((width, n_features))
@@ -274,7 +337,7 @@ def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
     turn = scipy.linalg.solve_triangular(factor.T, rotation)
     turned = (factor @ rotation).astype(np.float32)
     middle = weights.mean(axis=0, dtype=np.float64).astype(np.float32)
-    blocks = split(n_classes, _TASK_CLASSES)
+    blocks = split(n_classes, _task_classes(n_features))
     lengths, at_mean = np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
 
     def measure(number: int) -> None:
@@ -297,7 +360,7 @@ def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
         directions *= (np.sqrt(np.float32(width)) / long)[:, None]
         alike = np.empty(len(classes), np.float32)
         kernels.encode(directions, centres, first, codes, alike)
-        good = (alike > 0) & (lengths[classes] > 0)
+        good = (alike > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
         factors.reshape(-1)[first:last] = np.where(good, long * np.sqrt(width) / np.where(good, alike, 1.0), 0.0)
         bases.reshape(-1)[first:last] = at_mean[classes]
 
@@ -337,7 +400,8 @@ def codes_topk(
 
     Log-probabilities are normalised over all classes, **by guesses at those that were not scored**: differences between the
     classes of a row are exact, their level is not.  A row's result depends neither on the other rows nor on the number of
-    threads.  A beam half as wide as there are classes, or wider, is exact search.
+    threads, but for the rounding of rows that go to exact search: where beams are wide, where more than four times as many
+    classes as wanted are above the threshold.
 
     Parameters are those of `exact_topk`, and
 
@@ -351,15 +415,15 @@ def codes_topk(
     check_arguments(X, None, model, k, temperature, floor)
     own = _shifted(model, offsets)
     n_rows, n_classes = X.shape[0], len(index.order)
-    stride, kept = _sampling(beam_width, k)
-    expected = stride * kept
-    if 2 * expected >= n_classes:
+    kept = max(k, round(beam_width / index.share))
+    expected = int(np.ceil(kept * index.share))
+    if index.cost(expected) >= 1.0:
         return exact_topk(X, own, None, None, k, temperature=temperature, floor=floor, n_jobs=n_jobs)
     most = 4 * expected + LANES
     weights, biases = np.require(own.weights, np.float32, ["C", "W"]), np.require(own.biases, np.float32, ["C", "W"])
     scale, sharpness = np.float32(own.feature_scale), np.float32(1.0 / temperature)
     threads = resolve_threads(n_jobs)
-    rows_at_once = int(np.clip(_BLOCK_FOUND // most, _TABLED_ROWS, _BLOCK_ROWS))
+    rows_at_once = int(np.clip(_BLOCK_FOUND // most, ROWS_AT_ONCE, _BLOCK_ROWS))
     blocks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // threads))))
     labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
     crowded: list[NDArray[np.intp]] = [np.empty(0, np.intp)] * len(blocks)
@@ -370,7 +434,7 @@ def codes_topk(
         x = np.require(x, np.float32, ["C", "W"])
         found, counts, rest = np.empty((len(x), most), np.int32), np.empty(len(x), np.int32), np.empty(len(x), np.float32)
         for a, b in split(len(x), _TABLED_ROWS):
-            rest[a:b] = _find(x[a:b], index, stride, kept, sharpness, found[a:b], counts[a:b])
+            rest[a:b] = _find(x[a:b], index, kept, sharpness, found[a:b], counts[a:b])
         scores = np.empty((len(x), most), np.float32)
         ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(counts, most).sum()), np.int32)
         kernels.list_rows(found, counts, ends, listed)
@@ -391,7 +455,6 @@ def codes_topk(
 def _find(
     x: Float32,
     index: CodeIndex,
-    stride: int,
     kept: int,
     sharpness: np.float32,
     found: NDArray[np.int32],
@@ -401,16 +464,15 @@ def _find(
     n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * index.codes.shape[1]
     turned = np.empty((len(x), len(index.turn)), np.float32)
     kernels.turn_rows(x, index.turn, index.shift, turned)
-    tables = np.empty((n_groups, ROWS_AT_ONCE, n_tables, kernels.CENTRES), np.uint8)
-    steps, offsets, squares, thresholds, tails = (np.empty((n_groups, ROWS_AT_ONCE), np.float32) for _ in range(5))
-    flat = (-1, n_tables, kernels.CENTRES)
-    kernels.make_tables(turned, index.centres, tables.reshape(flat), *(a.reshape(-1) for a in (steps, offsets, squares)))
-    given = (index.codes, tables, steps, offsets, index.factors, index.bases, index.bounds)
-    kernels.set_thresholds(*given, stride, kept, sharpness, thresholds, tails)
-    kernels.find_classes(*given, thresholds, found, counts)
+    shape = (n_groups, ROWS_AT_ONCE)
+    tables = kernels.Tables(np.empty((*shape, n_tables, kernels.CENTRES), np.uint8), *np.empty((2, *shape), np.float32))
+    squares, thresholds, tails = np.empty((3, *shape), np.float32)
+    entries = tables.entries.reshape(-1, n_tables, kernels.CENTRES)
+    kernels.make_tables(
+        turned, index.centres, entries, tables.steps.reshape(-1), tables.offsets.reshape(-1), squares.reshape(-1)
+    )
+    kernels.set_thresholds(index.sample, tables, kept, sharpness, thresholds, tails)
+    kernels.find_classes(index.blocks, tables, thresholds, found, counts)
+    tails *= np.float32(index.share)
     threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
-    with np.errstate(all="ignore"):
-        excess = np.float32(index.excess[0] * sharpness + index.excess[1] * sharpness**2) * square
-        rest: Float32 = np.log(tail) + (threshold + turned[:, -4]) * sharpness - excess
-    rest[~(tail > 0.0)] = -np.inf
-    return rest
+    return index.rest(turned[:, -4] + threshold, tail, square, float(sharpness))
