@@ -84,8 +84,8 @@ def test_as_many_classes_as_asked_for_are_scored(n_classes):
     model, X = random_model(n_classes)
     model.biases[:] *= 3.0
     index = CodeIndex.fit(X, model, n_jobs=2)
-    for width in (40, 128):
-        kept = round(width / index.share)
+    for kept in (8, 32):  # of the sample; fewer are a matter of luck
+        width = kept * index.share
         found, counts = np.empty((900, n_classes), np.int32), np.empty(900, np.int32)
         _find(X, index, kept, np.float32(1.0), found, counts)
         assert 0.7 * width < counts.mean() < 1.5 * width

@@ -6,7 +6,6 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -358,9 +357,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             except KeyboardInterrupt:
                 finished = False
             self.history_[-1]["seconds"] += time.perf_counter() - started
-        elif judges is not None:  # a model cut short has its probabilities, too; another Ctrl-C leaves them as they are
-            with suppress(KeyboardInterrupt):
-                fitting.calibrate(self.model_, judges, options, report, self.choices_)
+        elif judges is not None:
+            fitting.calibrate_cut_short(self.model_, judges, options, report, self.choices_)
         if not finished:
             done = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)
@@ -411,9 +409,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         k : int
             At most the number of classes.
         search : {"exact", "beam"}
-            "exact" scores every class, in blocks, and normalises over all classes.  "beam" scores the classes with the highest
-            guesses and normalises by guesses at the others: faster for many classes.  Where the tree's probabilities are part
-            of the scores, it goes down the tree, and log-probabilities are **normalised over the classes it reaches**.
+            "exact" scores every class.  "beam" scores those with the highest guesses and normalises by guesses at the others;
+            where the tree's probabilities are part of the scores, those that it reaches in the tree, **normalised over them**.
         beam_width : int, optional
             Classes to score; by default as many as found the exact best class in 99.4% of some rows of `fit`
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.

@@ -5,6 +5,7 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -306,6 +307,14 @@ def calibrate(
         model.temperature, model.floor = 1.0, 0.0
         report.say(f"no temperature {by}: scores of one overflow")
     choices |= {"temperature": model.temperature, "floor": model.floor}
+
+
+def calibrate_cut_short(
+    model: ExtremeModel, judges: LabelledRows, options: Options, report: ProgressLine, choices: dict[str, Any]
+) -> None:
+    """The same after an interruption; another one leaves the probabilities as they are."""
+    with suppress(KeyboardInterrupt):
+        calibrate(model, judges, options, report, choices)
 
 
 def finish(

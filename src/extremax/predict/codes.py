@@ -408,7 +408,8 @@ def codes_topk(
     index
         Made by `CodeIndex.fit`.
     beam_width
-        Classes to score; more where k classes need more.
+        Classes to score, about; more where k classes need more.  Of very many classes, one in 16 sets a row's threshold: under
+        a hundred, their number is less certain.
     offsets
         Added to the biases, where `CodeIndex.fit` had them: log p_n of a distribution that is the same for all rows.
     """
