@@ -412,7 +412,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             "exact" scores every class.  "beam" scores those with the highest guesses and normalises by guesses at the others;
             where the tree's probabilities are part of the scores, those that it reaches in the tree, **normalised over them**.
         beam_width : int, optional
-            Classes to score; by default as many as found the exact best class in 99.4% of some rows of `fit`
+            Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
         """
         features = self._fitted(X)
