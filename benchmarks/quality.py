@@ -93,7 +93,7 @@ def run_default(parameters: dict, data: datasets.BenchmarkData, X, y, budgets: l
         return (seconds, figures.accuracy, figures.log_likelihood), clf
 
     end, clf = fitted(np.inf)
-    some = data.X_valid[:1024], data.y_valid[:1024].astype(np.int32)
+    some = data.X_valid[:256], data.y_valid[:256].astype(np.int32)
     kept, started = (clf.model_.temperature, clf.model_.floor), time.perf_counter()
     clf.model_.calibrate(*some)
     reserve = time.perf_counter() - started

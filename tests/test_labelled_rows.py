@@ -304,3 +304,17 @@ def test_bad_input_rejects(call, sentence):
 def test_no_rows_to_set_aside_rejects():
     with pytest.raises(ValueError, match="at least one"):
         LabelledRows(np.ones((3, 1), np.float32), np.zeros(3, np.int32)).set_aside(0, 0)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_some_rows_keep_their_labels(several):
+    X = np.arange(20.0, dtype=np.float32)[:, None]
+    rows = np.repeat(np.arange(20), 2) if several else None
+    data = LabelledRows(X, np.arange(40 if several else 20, dtype=np.int32), rows)
+    few = data.some_rows(5)
+    assert few.X.shape == (5, 1)
+    place = few.X[few.row_index, 0].astype(int)
+    assert np.array_equal(few.ids // (2 if several else 1), place)
+    assert len(few.ids) == (10 if several else 5)
+    assert len(set(np.diff(few.X[:, 0]))) > 1  # not the first ones
+    assert data.some_rows(50).X.shape == X.shape

@@ -60,6 +60,12 @@ class LabelledRows:
             return self
         return LabelledRows(self.X[used], self.ids, None if len(used) == len(rows) else rows.astype(np.int64), self.weight)
 
+    def some_rows(self, n_rows: int) -> LabelledRows:
+        """The pairs of so many random rows, or of all if there are no more."""
+        chosen = np.zeros(self.X.shape[0], bool)
+        chosen[np.random.default_rng(0).permutation(self.X.shape[0])[:n_rows]] = True
+        return self.take(chosen[self.row_index]).labelled()
+
     def hold_out(self, fraction: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
         """Rows to train on, and a share of them to validate on: whole rows, never the last row of a class, no copy of X."""
         if self.rows is None:
