@@ -215,7 +215,7 @@ def test_interrupted_fit_is_calibrated(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
-        clf = ExtremeClassifier(n_epochs=5, learning_rate=2.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+        clf = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
     model = clf.model_
     assert (clf.choices_["temperature"], clf.choices_["floor"]) == (model.temperature, model.floor) != (1.0, 0.0)
     given = model.log_likelihood(X[3000:], y[3000:].astype(np.int32))
@@ -227,7 +227,7 @@ def test_interrupted_fit_is_calibrated(monkeypatch):
 
     monkeypatch.setattr(type(model), "calibrate", twice)
     with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
-        again = ExtremeClassifier(n_epochs=5, learning_rate=2.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+        again = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
     np.testing.assert_array_equal(again.model_.linear.weights, model.linear.weights)
 
 
