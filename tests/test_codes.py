@@ -10,6 +10,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
+from extremax import model as model_module
 from extremax.data.synthetic import planted_hierarchy
 from extremax.linear import LinearModel
 from extremax.predict import CodeIndex, codes_topk, exact_topk, index_bytes, lift
@@ -263,12 +264,27 @@ def test_model_without_index_goes_down_the_tree(planted, tmp_path):
         clf.save(tmp_path / "model")
     finally:
         clf.model_.index = index
-    header = json.loads(next((tmp_path / "model").glob("*.json")).read_text())
+    header = json.loads((tmp_path / "model" / "header.json").read_text())["header"]
+    assert "objective" in header
     assert "index" not in header
     old = load_model(tmp_path / "model")
     assert old.model_.index is None
     wide, _ = old.predict_topk(data.X_test[:100], search="beam", beam_width=4096)
     np.testing.assert_array_equal(wide, clf.predict_topk(data.X_test[:100])[0])
+
+
+def test_index_of_an_earlier_kind_says_so(planted, tmp_path, monkeypatch):
+    _, clf = planted
+    save_folder = model_module.save_folder
+
+    def as_before(path, *, header, **parts):
+        save_folder(path, header={"cells": {}, **{name: value for name, value in header.items() if name != "index"}}, **parts)
+
+    monkeypatch.setattr(model_module, "save_folder", as_before)
+    clf.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"model has an index .* of an earlier kind.* model_\.fit_index\(X\)"):
+        old = load_model(tmp_path / "model")
+    assert old.model_.index is None
 
 
 def test_stale_index_says_so_until_fitted_again(planted, tmp_path):

@@ -307,6 +307,11 @@ class ExtremeModel:
         if "index" in header:
             parts = {name[6:]: array for name, array in arrays.items() if name.startswith("index.")}
             model.index = predict.CodeIndex.from_arrays(header["index"], parts)
+        elif "cells" in header:
+            warnings.warn(
+                f"{path} has an index of beam search of an earlier kind, which is not used. Fit one with model_.fit_index(X).",
+                stacklevel=3,
+            )
         return SavedModel(model, folder.labels, header, arrays)
 
 
