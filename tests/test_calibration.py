@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import reference
-from extremax import ExtremeClassifier, calibrate, evaluate, load_model
+from extremax import ExtremeClassifier, calibrate, evaluate, fitting, load_model
 from extremax.predict import fit_calibration, lift
 
 C = 50
@@ -187,14 +187,17 @@ def test_calibration_of_what_cannot_be_judged_rejects(fitted):
     assert (clf.model_.temperature, clf.model_.floor) == (1.0, 0.0)
 
 
-def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
-    from extremax import fitting
-
+def judged_rows(monkeypatch, share, n_classes, n_rows, n_features):
+    """Noisy rows around a mean for each class; a share of them is kept back though they are few."""
     monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
-    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.5)
+    monkeypatch.setattr(fitting, "_JUDGED_SHARE", share)
     rng = np.random.default_rng(0)
-    y = rng.integers(30, size=1000)
-    X = (rng.normal(size=(30, 6))[y] + rng.normal(size=(1000, 6))).astype(np.float32)
+    y = rng.integers(n_classes, size=n_rows)
+    return (rng.normal(size=(n_classes, n_features))[y] + rng.normal(size=(n_rows, n_features))).astype(np.float32), y
+
+
+def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
+    X, y = judged_rows(monkeypatch, 0.5, 30, 1000, 6)
     X[np.random.default_rng((0, 4)).permutation(1000)[0]] = 1e38  # the first row that is set aside
     clf = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y)
     assert clf.model_.n_samples == 500
@@ -203,13 +206,7 @@ def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
 
 def test_interrupted_fit_is_calibrated(monkeypatch):
     """In the middle of training, when steps are long, scores are too large; the judges have their say there, too."""
-    from extremax import fitting
-
-    monkeypatch.setattr(fitting, "_JUDGED_PAIRS", 1000)
-    monkeypatch.setattr(fitting, "_JUDGED_SHARE", 0.2)
-    rng = np.random.default_rng(0)
-    y = rng.integers(300, size=4000)
-    X = (rng.normal(size=(300, 8))[y] + rng.normal(size=(4000, 8))).astype(np.float32)
+    X, y = judged_rows(monkeypatch, 0.2, 300, 4000, 8)
 
     def press(record):
         raise KeyboardInterrupt

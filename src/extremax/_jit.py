@@ -174,6 +174,16 @@ else:
         return types.float32(types.int32), codegen
 
 
+CACHE_LINE = 16  # float32 in it
+
+
+@inline
+def prefetch_row(array: Any, row: Any) -> None:
+    """Ask the processor for a whole row of a float32 array."""
+    for column in range(0, array.shape[1], CACHE_LINE):
+        prefetch(array, row, column)
+
+
 if JIT_DISABLED or numba.config.BOUNDSCHECK:  # the loop in full, with every access checked
 
     @inline

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax._jit import LANES, MOST_ENTRY, ROWS_AT_ONCE, inline, njit, prefetch, table_sums, trailing_zeros
+from extremax._jit import LANES, MOST_ENTRY, ROWS_AT_ONCE, inline, njit, prefetch_row, table_sums, trailing_zeros
 from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
 
 CENTRES = 16
 # Where the byte of a class stands among those of its block: bytes at even and at odd places are added up apart.
 BYTE_OF = np.array([2 * (lane % 16) + lane // 16 for lane in range(LANES)])
-_LINE = 16  # float32 in a cache line
 _TILE = 32  # rows that stay in the first cache
 CHUNK = 32  # blocks of classes that stay in the cache while the rows go by: a bit of a word for each
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
@@ -304,12 +303,6 @@ def list_rows(found, counts, ends, listed):
             ends[c] += 1
 
 
-@inline
-def _prefetch_row(array, row):
-    for line in range(0, array.shape[1], _LINE):
-        prefetch(array, row, line)
-
-
 @njit
 def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
     """``scores[row, slot]`` of each listed pair: scale * X[row] . weights[order[c]] + biases[order[c]].
@@ -320,14 +313,14 @@ def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
     for c in range(ends.shape[0]):
         stop = ends[c]
         if c + 1 < ends.shape[0] and ends[c + 1] > stop:
-            _prefetch_row(weights, order[c + 1])
+            prefetch_row(weights, order[c + 1])
         if stop == start:
             continue
         label = order[c]
         w, bias = weights[label], biases[label]
         for p in range(start, stop, 4):
             for ahead in range(p + 4, min(p + 8, stop)):
-                _prefetch_row(X, listed[ahead] // most)
+                prefetch_row(X, listed[ahead] // most)
             last = stop - 1
             p1, p2, p3 = min(p + 1, last), min(p + 2, last), min(p + 3, last)
             i0, i1, i2, i3 = listed[p] // most, listed[p1] // most, listed[p2] // most, listed[p3] // most

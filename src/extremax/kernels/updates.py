@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax._jit import inline, njit, prefetch, rsqrt32
+from extremax._jit import CACHE_LINE, inline, njit, prefetch, prefetch_row, rsqrt32
 
 _AHEAD = 2  # pairs to prefetch ahead
-_LINE = 16  # float32 in a cache line
 _CHUNK = 64  # weights between two turns of prefetching: all lines of a row at once would fill the queue of the memory unit
 
 
@@ -41,12 +40,6 @@ class ModelArrays(NamedTuple):
     bias_squares: NDArray[np.float32]
 
 
-@inline
-def _prefetch_row(array, row):
-    for line in range(0, array.shape[1], _LINE):
-        prefetch(array, row, line)
-
-
 @njit
 def score_dense(X, rows, labels, weights, biases, scale, scores, start, stop):
     """scores[i, j] = scale * X[rows[i]] . weights[labels[i, j]] + biases[labels[i, j]] for i in [start, stop)."""
@@ -54,12 +47,12 @@ def score_dense(X, rows, labels, weights, biases, scale, scores, start, stop):
     for i in range(start, stop):
         x = X[rows[i]]
         if i + 1 < stop:
-            _prefetch_row(X, rows[i + 1])
+            prefetch_row(X, rows[i + 1])
         for j in range(width):
             if j + _AHEAD < width:
-                _prefetch_row(weights, labels[i, j + _AHEAD])
+                prefetch_row(weights, labels[i, j + _AHEAD])
             elif i + 1 < stop and j + _AHEAD - width < width:
-                _prefetch_row(weights, labels[i + 1, j + _AHEAD - width])
+                prefetch_row(weights, labels[i + 1, j + _AHEAD - width])
             w = weights[labels[i, j]]
             total = np.float32(0.0)
             for k in range(x.shape[0]):
@@ -123,7 +116,7 @@ def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, pa
         c *= scale
         for first in range(0, X.shape[1], _CHUNK):
             last = min(first + _CHUNK, X.shape[1])
-            for line in range(first, last, _LINE):
+            for line in range(first, last, CACHE_LINE):
                 prefetch(model.weights, next_label, line)
                 prefetch(model.squares, next_label, line)
                 prefetch(X, next_row, line)
@@ -171,8 +164,8 @@ def along_row_dense(X, rows, labels, coefficients, model, scale, learning_rate, 
     for q in range(count):
         if q + _AHEAD < count:
             i = owned[q + _AHEAD] // width
-            _prefetch_row(model.weights, labels[i, owned[q + _AHEAD] % width])
-            _prefetch_row(X, rows[i])
+            prefetch_row(model.weights, labels[i, owned[q + _AHEAD] % width])
+            prefetch_row(X, rows[i])
         i, j = owned[q] // width, owned[q] % width
         label = labels[i, j]
         x, w = X[rows[i]], model.weights[label]
