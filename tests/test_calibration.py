@@ -1,11 +1,13 @@
 """Temperature and floor: what they do to probabilities, and whether they are found again where they were hidden."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import reference
 from extremax import ExtremeClassifier, calibrate, evaluate, fitting, load_model
-from extremax.predict import fit_calibration, lift
+from extremax.predict import ScoreOverflowError, fit_calibration, lift
 
 C = 50
 
@@ -185,6 +187,12 @@ def test_calibration_of_what_cannot_be_judged_rejects(fitted):
     with pytest.raises(ValueError, match="no rows"):
         clf.model_.calibrate(X[:0], np.zeros(0, np.int32))
     assert (clf.model_.temperature, clf.model_.floor) == (1.0, 0.0)
+
+
+def test_overflow_error_survives_another_process():
+    again = pickle.loads(pickle.dumps(ScoreOverflowError(7)))
+    assert again.row == 7
+    assert str(again) == str(ScoreOverflowError(7))
 
 
 def judged_rows(monkeypatch, share, n_classes, n_rows, n_features):

@@ -151,6 +151,15 @@ def test_far_rows_have_finite_log_prob(indexed):
         assert np.median(np.abs(log_prob - expected)[same, 0]) < 0.3
 
 
+def test_judges_that_overflow_cost_no_log_prob():
+    model, X = random_model()
+    judges = X[:600].copy()
+    judges[:12] = 1e30  # more than one in a hundred
+    index = CodeIndex.fit(X, model, judges=judges, n_jobs=1)
+    assert np.isfinite(index.largest)
+    assert np.isfinite(codes_topk(X[:50], model, index, 3, beam_width=40)[1]).all()
+
+
 def test_index_is_right_around_the_temperature_given():
     model, X = random_model()
     model.weights *= 4.0
@@ -165,7 +174,7 @@ def test_index_for_other_scores_rejects():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)), np.arange(60) % 20
     clf = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y)
-    with pytest.raises(ValueError, match=r"at least 2,048 classes; .*needs no index"):
+    with pytest.raises(ValueError, match=r"at least 2,048 classes; .*without an index"):
         clf.model_.fit_index(X)
 
 
@@ -374,6 +383,11 @@ def test_odd_rows_have_an_index_that_works(name):
     beam, log_prob = clf.predict_topk(X[:300], search="beam")
     assert np.isfinite(log_prob).all()
     assert np.mean(exact[:, 0] == beam[:, 0]) > 0.98
+    # A width that scores by codes, whatever `fit` chose, where there are columns enough for codes to pay.
+    assert (clf.model_.index.cost(30) < 1.0) == (X.shape[1] > 1)
+    labels, log_prob = clf.predict_topk(X[:300], k=5, search="beam", beam_width=30)
+    assert np.isfinite(log_prob).all()
+    assert all(len(set(row)) == 5 for row in labels)
 
 
 def test_floor_of_a_beam_identity(indexed):

@@ -318,8 +318,6 @@ else:
             totals = [
                 [cgutils.alloca_once_value(builder, ir.Constant(words, None)) for _ in range(2)] for _ in range(ROWS_AT_ONCE)
             ]
-            for total in (both for row in totals for both in row):
-                builder.store(ir.Constant(words, None), total)
             with cgutils.for_range_slice(builder, i64(0), pairs, i64(CODES_AT_ONCE // 2), i64) as (first, _):
                 parts: list[Any] = [None] * ROWS_AT_ONCE
                 for q in range(CODES_AT_ONCE // 2):

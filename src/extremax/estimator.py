@@ -350,15 +350,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             callbacks=callbacks,
             report=report,
         )
+        started = time.perf_counter()
         if finished:
-            started = time.perf_counter()
             try:
                 fitting.finish(self.model_, data, judges, options, self.seed_, report, self.choices_, whole=decays)
             except KeyboardInterrupt:
                 finished = False
-            self.history_[-1]["seconds"] += time.perf_counter() - started
         elif judges is not None:
             fitting.calibrate_cut_short(self.model_, judges, options, report, self.choices_)
+        self.history_[-1]["seconds"] += time.perf_counter() - started
         if not finished:
             done = self.model_.linear.n_epochs
             warnings.warn(f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3)

@@ -124,8 +124,8 @@ class ExtremeModel:
         """
         if not self.takes_index:
             raise ValueError(
-                f"fit_index is for scores that are linear in the features, of at least {predict.LEAST_CLASSES:,} classes; this"
-                " model has others, and its search='beam' needs no index."
+                f"fit_index is for scores that are linear in at most {predict.MOST_FEATURES:,} features, of at least"
+                f" {predict.LEAST_CLASSES:,} classes; this model has others. Use search='exact', or 'beam' without an index."
             )
         among = np.arange(X.shape[0]) if rows is None else rows
         some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]

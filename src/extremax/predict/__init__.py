@@ -14,7 +14,7 @@ all classes have alike (`extremax.predict.calibration`); neither ever changes an
 """
 
 from extremax.predict.calibration import Calibration, fit_calibration, lift
-from extremax.predict.codes import LEAST_CLASSES, MOST_JUDGES, CodeIndex, codes_topk, index_bytes, sample_size
+from extremax.predict.codes import LEAST_CLASSES, MOST_FEATURES, MOST_JUDGES, CodeIndex, codes_topk, index_bytes, sample_size
 from extremax.predict.pairs import Judged, judge_pairs
 from extremax.predict.scan import SCRATCH_BYTES, Features, Scorer
 from extremax.predict.scores import (
@@ -32,6 +32,7 @@ from extremax.predict.search import BEAM_WIDTH, Evaluation, beam_topk, evaluate,
 __all__ = [
     "BEAM_WIDTH",
     "LEAST_CLASSES",
+    "MOST_FEATURES",
     "MOST_JUDGES",
     "RESULT_BYTES",
     "SCRATCH_BYTES",

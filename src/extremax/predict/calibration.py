@@ -3,11 +3,10 @@
     p(y|x) = (1 - floor) softmax(s(x) / temperature)_y + floor / C,     s the debiased scores of the C classes.
 
 The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the first guess is right
-is most probable under it.  The floor is for labels that the model has not thought of, and for certainty that is never
-quite justified.  In a softmax over 100,000 classes these
-have no probability to speak of, and the few rows with such a label would ask for a high temperature, at the expense of all
-others; an equal share for every class costs the others next to nothing.  Neither changes an order (float32 logarithms of
-classes far below the floor may come out equal).
+is most probable under it.  The floor is for certainty that is never quite justified, and for labels that the model has not
+thought of: in a softmax over 100,000 classes these have no probability to speak of, and the few rows with such a label would
+ask for a high temperature, at the expense of all others; an equal share for every class costs the others next to nothing.
+Neither changes an order (float32 logarithms of classes far below the floor may come out equal).
 """
 
 from __future__ import annotations

@@ -234,7 +234,8 @@ class CodeIndex:
         turned = np.empty((len(X), len(self.turn)), np.float32)
         kernels.turn_rows(X, self.turn, self.shift, turned)
         squares = np.square(turned[:, :-4], dtype=np.float64).sum(axis=1)
-        self.largest = float(np.quantile(squares, 0.99))
+        finite = squares[np.isfinite(squares)]  # a judge may be too far from all others for float32
+        self.largest = float(np.quantile(finite, 0.99)) if len(finite) else 0.0
         left, right = [], []
         for sharpness in np.array(_EXCESS_SHARPNESS) / self.temperature:
             options: dict[str, Any] = {"temperature": 1.0 / sharpness, "n_jobs": threads}
@@ -427,26 +428,24 @@ def codes_topk(
     rows_at_once = int(np.clip(_BLOCK_FOUND // most, ROWS_AT_ONCE, _BLOCK_ROWS))
     blocks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // threads))))
     labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
-    crowded: list[NDArray[np.intp]] = [np.empty(0, np.intp)] * len(blocks)
+    counts = np.zeros(n_rows, np.int32)
 
     def search(number: int) -> None:
-        first, last = blocks[number]
-        x = X[first:last].toarray() if sparse.issparse(X) else X[first:last]  # type: ignore[union-attr]
+        part = slice(*blocks[number])
+        x = X[part].toarray() if sparse.issparse(X) else X[part]  # type: ignore[union-attr]
         x = np.require(x, np.float32, ["C", "W"])
-        found, counts, rest = np.empty((len(x), most), np.int32), np.empty(len(x), np.int32), np.empty(len(x), np.float32)
+        found, count, rest = np.empty((len(x), most), np.int32), counts[part], np.empty(len(x), np.float32)
         for a, b in split(len(x), _TABLED_ROWS):
-            rest[a:b] = _find(x[a:b], index, kept, sharpness, found[a:b], counts[a:b])
+            rest[a:b] = _find(x[a:b], index, kept, sharpness, found[a:b], count[a:b])
         scores = np.empty((len(x), most), np.float32)
-        ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(counts, most).sum()), np.int32)
-        kernels.list_rows(found, counts, ends, listed)
+        ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(count, most).sum()), np.int32)
+        kernels.list_rows(found, count, ends, listed)
         kernels.score_listed(x, ends, listed, most, index.order, weights, biases, scale, scores)
-        part = slice(first, last)
-        kernels.choose_classes(scores, found, counts, index.order, sharpness, rest, labels[part], log_prob[part])
-        crowded[number] = first + np.flatnonzero(counts > most)
+        kernels.choose_classes(scores, found, count, index.order, sharpness, rest, labels[part], log_prob[part])
 
     run(search, len(blocks), threads)
     lifted = lift(log_prob, floor, n_classes)
-    many = np.concatenate(crowded) if crowded else np.empty(0, np.intp)
+    many = np.flatnonzero(counts > most)
     if len(many):  # rows to which most classes are the same
         options: dict[str, Any] = {"temperature": temperature, "floor": floor, "n_jobs": n_jobs}
         labels[many], lifted[many] = exact_topk(X[many], own, None, None, k, **options)

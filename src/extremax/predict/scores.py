@@ -133,6 +133,9 @@ class ScoreOverflowError(ValueError):
         super().__init__(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
         self.row = row
 
+    def __reduce__(self) -> tuple[type[ScoreOverflowError], tuple[int]]:
+        return type(self), (self.row,)  # else it comes out of another process with a sentence for a row
+
 
 def predict_log_proba(
     X: Features,
