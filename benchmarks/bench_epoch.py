@@ -15,7 +15,7 @@ import numpy as np
 from extremax.data.synthetic import planted_hierarchy
 from extremax.fitting import Options, prepare, training_set
 from extremax.linear import train_epoch
-from extremax.progress import ProgressLine
+from extremax.runtime.progress import ProgressLine
 from timing import MemoryCopy, machine, stopwatch
 
 

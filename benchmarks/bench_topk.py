@@ -14,8 +14,8 @@ import numpy as np
 
 from extremax import ExtremeClassifier
 from extremax.data.synthetic import planted_hierarchy
-from extremax.parallel import available_threads
-from extremax.predict import beam_topk, exact_topk
+from extremax.runtime.threads import available_threads
+from extremax.search import beam_topk, exact_topk
 from timing import machine, stopwatch
 
 

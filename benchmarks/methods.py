@@ -19,7 +19,7 @@ import numpy as np
 
 import datasets
 from extremax import ExtremeClassifier
-from extremax.objectives import OBJECTIVES
+from extremax.training.objectives import OBJECTIVES
 from timing import machine
 
 NOISES = ("uniform", "frequency", "adversarial", "mixture")

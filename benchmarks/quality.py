@@ -31,7 +31,7 @@ import numpy as np
 import datasets
 from extremax import ExtremeClassifier, calibrate
 from extremax.metrics import expected_calibration_error
-from extremax.training import Watcher
+from extremax.training.loop import Watcher
 
 try:
     import torch

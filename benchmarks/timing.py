@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from extremax import parallel
+from extremax.runtime import threads as parallel
 
 _BUFFER_BYTES = 1 << 28  # far larger than any cache
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from extremax.config import Recipe
+from extremax.experiments.recipe import Recipe
 from extremax.experiments import load_recipe
 
 

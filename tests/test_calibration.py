@@ -7,7 +7,7 @@ import pytest
 
 import reference
 from extremax import ExtremeClassifier, calibrate, evaluate, fitting, load_model
-from extremax.predict import ScoreOverflowError, fit_calibration, lift
+from extremax.search import ScoreOverflowError, fit_calibration, lift
 
 C = 50
 
@@ -95,7 +95,7 @@ def test_sums_of_many_classes_match_reference(spread):
 
 
 def test_blocks_and_threads_invariant(monkeypatch):
-    from extremax.predict import calibration
+    from extremax.search import calibration
 
     scores, y = planted(500, sharpness=1.7)
     whole = fit(scores, y)

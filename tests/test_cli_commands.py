@@ -22,7 +22,7 @@ from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.cli import parameters
 from extremax.cli.app import app
 from extremax.data import TextFeatures
-from extremax.settings import CONSTRAINTS
+from extremax.parameters import CONSTRAINTS
 from extremax.validation import Choice
 
 RUN = [sys.executable, "-m", "extremax"]

@@ -13,8 +13,8 @@ from extremax import ExtremeClassifier, load_model
 from extremax import model as model_module
 from extremax.data.synthetic import planted_hierarchy
 from extremax.linear import LinearModel
-from extremax.predict import CodeIndex, codes_topk, exact_topk, index_bytes, lift
-from extremax.predict.codes import _alike, _find, _pieces
+from extremax.search import CodeIndex, codes_topk, exact_topk, index_bytes, lift
+from extremax.search.pq import _alike, _find, _pieces
 
 N_CLASSES = 2100
 
@@ -223,7 +223,7 @@ def test_rows_not_trained_on_choose_the_width_identity(indexed, monkeypatch):
     model, X, index = indexed
     few = CodeIndex.fit(X, model, judges=X[:300], n_jobs=1)  # too few for it: rows of X take their place
     assert few.header() == index.header()
-    monkeypatch.setattr("extremax.predict.codes._ENOUGH_JUDGES", 300)
+    monkeypatch.setattr("extremax.search.pq._ENOUGH_JUDGES", 300)
     again = CodeIndex.fit(X[:600], model, judges=X[600:], n_jobs=1)
     assert again.header() == index.header()
     np.testing.assert_array_equal(again.codes, index.codes)

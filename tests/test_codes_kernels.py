@@ -17,10 +17,11 @@ import pytest
 
 import reference
 from extremax import _jit
-from extremax._jit import LANES, MOST_ENTRY, ROWS_AT_ONCE, njit, table_sums, trailing_zeros
-from extremax.kernels import codes as kernels
+from extremax.kernels.compile import njit
+from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums, trailing_zeros
+from extremax.kernels import pq as kernels
 from extremax.linear import LinearModel
-from extremax.predict.codes import CodeIndex, _centres
+from extremax.search.pq import CodeIndex, _centres
 
 PLACES = [2 * (lane % 16) + lane // 16 for lane in range(LANES)]  # of a class's byte among those of its block
 LOOKS = [(0, 5), (1, 4), (2, 5), (4, 5), (3, 3)]  # first block, last

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremax.config import (
+from extremax.experiments.recipe import (
     DataConfig,
     EvaluationConfig,
     Known,

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 
 from extremax.data import PCA, planted_hierarchy
 from extremax.data import pca as pca_module
-from extremax.data.products import one_blas_thread
+from extremax.runtime.products import one_blas_thread
 
 
 def reference(X, k, weight=None):

@@ -9,10 +9,10 @@ import pytest
 import scipy.sparse as sp
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
-from extremax._jit import mix64
+from extremax.kernels.rng import mix64
 from extremax.data import TextFeatures
-from extremax.data.svd import truncated_svd
-from extremax.data.text import TextOptions, _blocks, _hash
+from extremax.features.svd import truncated_svd
+from extremax.features.text import TextOptions, _blocks, _hash
 
 TEXTS = [
     "Fell off a ladder",

@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from extremax import ExtremeClassifier, FrequencyNoise, LabelTree, TreeNoise, UniformNoise, load_model
-from extremax.objectives import OBJECTIVES
-from extremax.progress import ProgressLine
+from extremax.training.objectives import OBJECTIVES
+from extremax.runtime.progress import ProgressLine
 from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10

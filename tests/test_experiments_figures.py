@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from extremax.experiments import plot
-from extremax.experiments.claims import outcome_of, time_to_accuracy, weigh
+from extremax.paper.claims import outcome_of, time_to_accuracy, weigh
 from extremax.experiments.curve import read_curve
 from extremax.experiments.figures import describe_data, method_styles, read_run
-from extremax.experiments.methods import FIGURE_1, METHODS, method_of
-from extremax.experiments.reproduction import report
+from extremax.paper.methods import FIGURE_1, METHODS, method_of
+from extremax.paper.reproduction import report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -20,8 +20,8 @@ from extremax import load_model
 from extremax.experiments import KNOWN, load_recipe, run, runner
 from extremax.experiments.curve import Schedule, read_curve
 from extremax.experiments.rows import load_rows
-from extremax.persist import load_folder
-from extremax.settings import CONSTRAINTS
+from extremax.storage.folder import load_folder
+from extremax.parameters import CONSTRAINTS
 
 ROWS_PER_EPOCH = 960  # of 1,200, two tenths are set aside
 

@@ -14,9 +14,9 @@ from experiment_files import make_recipe, write_recipe
 from extremax.cli.app import app
 from extremax.experiments import load_recipe, reproduce, tune, tuning
 from extremax.experiments.curve import Evaluator
-from extremax.experiments.methods import METHODS
+from extremax.paper.methods import METHODS
 from extremax.experiments.recipes import find_recipe, shipped_recipes
-from extremax.experiments.reproduction import ALL_METHODS, recipe_for
+from extremax.paper.reproduction import ALL_METHODS, recipe_for
 from extremax.experiments.rows import load_rows
 from extremax.experiments.tuning import default_space
 
@@ -154,7 +154,7 @@ def test_comparison_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def small(data: str, method: str) -> Any:
         return replace(recipe, method=method).with_model(noise=method)
 
-    monkeypatch.setattr("extremax.experiments.reproduction.recipe_for", small)
+    monkeypatch.setattr("extremax.paper.reproduction.recipe_for", small)
     found = reproduce("gauss", tmp_path / "out", methods=["adversarial", "uniform"], n_trials=1)
     assert set(found.outcomes) == {"adversarial", "uniform"}
     assert len(found.verdicts) == 4

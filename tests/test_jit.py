@@ -18,21 +18,10 @@ import pytest
 
 import extremax
 from extremax import _jit
-from extremax._jit import (
-    JIT_DISABLED,
-    bits_float,
-    draw_key,
-    exp32,
-    float_bits,
-    log1p32,
-    mix64,
-    njit,
-    prefetch,
-    rsqrt32,
-    sigmoid32,
-    softplus32,
-    uniform32,
-)
+from extremax.kernels.compile import JIT_DISABLED, njit
+from extremax.kernels.math import bits_float, exp32, float_bits, log1p32, rsqrt32, sigmoid32, softplus32
+from extremax.kernels.rng import draw_key, mix64, uniform32
+from extremax.kernels.simd import prefetch
 
 N = 300 if JIT_DISABLED else 1_000_003  # odd, so that a vectorised loop has a remainder
 pytestmark = pytest.mark.small

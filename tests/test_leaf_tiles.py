@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.kernels import leaf_tiles, topk
+from extremax.kernels import tree_tiles as leaf_tiles, topk
 from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.tree import LabelTree
 

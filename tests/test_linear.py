@@ -22,7 +22,7 @@ from extremax.linear import (
     train_epoch,
 )
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
-from extremax.objectives import OBJECTIVES
+from extremax.training.objectives import OBJECTIVES
 from extremax.tree import LabelTree
 
 N_CLASSES, N_FEATURES = 7, 5

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import reference
-from extremax.kernels.train import Pairs
-from extremax.objectives import OBJECTIVES
+from extremax.kernels.row_training import Pairs
+from extremax.training.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.small
 

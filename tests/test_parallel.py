@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremax import parallel
-from extremax.parallel import available_threads, resolve_threads, run, split
+from extremax.runtime import threads as parallel
+from extremax.runtime.threads import available_threads, resolve_threads, run, split
 
 pytestmark = pytest.mark.small
 
@@ -227,7 +227,7 @@ def test_fork_while_the_lock_is_held_does_not_hang() -> None:
 def test_call_while_the_interpreter_ends_finishes() -> None:
     code = """
 import atexit, threading
-from extremax.parallel import run
+from extremax.runtime.threads import run
 run(lambda i: None, 8, 2)
 def last():
     done = []
@@ -254,7 +254,7 @@ def test_resolve_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_available_threads_respects_affinity() -> None:
     allowed = os.sched_getaffinity(0)
     pinned = f"import os; os.sched_setaffinity(0, {{{min(allowed)}}})"
-    code = f"{pinned}\nfrom extremax.parallel import available_threads\nprint(available_threads())"
+    code = f"{pinned}\nfrom extremax.runtime.threads import available_threads\nprint(available_threads())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
     assert available_threads() == len(allowed)

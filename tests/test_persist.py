@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from extremax import persist
-from extremax.persist import ModelFileError, load_folder, save_folder
+from extremax.storage import folder as persist
+from extremax.storage.folder import ModelFileError, load_folder, save_folder
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "weights": np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -12,7 +12,7 @@ from scipy import sparse
 
 import reference
 from extremax import metrics, predict
-from extremax.kernels import leaf_tiles
+from extremax.kernels import tree_tiles as leaf_tiles
 from extremax.linear import LinearModel
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from extremax.tree import LabelTree

@@ -8,10 +8,10 @@ from scipy.optimize import minimize
 
 import reference
 from extremax import linear
-from extremax.kernels.updates import ModelArrays
+from extremax.kernels.row_updates import ModelArrays
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
-from extremax.objectives import OBJECTIVES
+from extremax.training.objectives import OBJECTIVES
 from extremax.prior import shrink
 
 N_CLASSES, N_FEATURES, N_ROWS = 4, 3, 24

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, LabelTree, load_model, shared, whitening
-from extremax._jit import JIT_DISABLED
-from extremax.kernels.shared import draw_shared
+from extremax.kernels.compile import JIT_DISABLED
+from extremax.kernels.batch_softmax import draw_shared
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import LinearModel
 from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
-from extremax.whitening import Whitening
+from extremax.features.whitening import Whitening
 
 pytestmark = pytest.mark.small
 compiled = pytest.mark.skipif(JIT_DISABLED, reason="takes minutes without compilation")

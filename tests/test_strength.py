@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax import strength
+from extremax.tree import tuning as strength
 from extremax.data.synthetic import planted_hierarchy
-from extremax.strength import fit_tuned
+from extremax.tree.tuning import fit_tuned
 from extremax.tree import LabelTree
 
 

@@ -18,8 +18,8 @@ import reference
 from extremax.data import planted_softmax
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, feature_scale, train_epoch
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
-from extremax.objectives import OBJECTIVES
-from extremax.predict import debiased_scores
+from extremax.training.objectives import OBJECTIVES
+from extremax.search import debiased_scores
 from extremax.tree import LabelTree
 
 COUNTS = np.array([[40, 10, 6, 30, 14], [5, 60, 20, 5, 10], [25, 20, 15, 10, 30]])  # rows of each (x, label)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from extremax import theory
+from extremax.paper import theory
 from extremax.data import planted_hierarchy
 from extremax.noise import FrequencyNoise, TreeNoise, UniformNoise
-from extremax.strength import fit_tuned
+from extremax.tree.tuning import fit_tuned
 
 
 def random_tables(n, n_classes, seed, concentration=1.0):

@@ -14,10 +14,10 @@ import pytest
 from extremax import linear, progress, training
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
-from extremax.objectives import OBJECTIVES
-from extremax.parallel import run_together
-from extremax.progress import ProgressLine, format_seconds
-from extremax.training import Plan, train
+from extremax.training.objectives import OBJECTIVES
+from extremax.runtime.threads import run_together
+from extremax.runtime.progress import ProgressLine, format_seconds
+from extremax.training.loop import Plan, train
 
 N_ROWS = 60
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.kernels import updates
-from extremax.kernels.updates import CSRRows, ModelArrays
+from extremax.kernels import row_updates as updates
+from extremax.kernels.row_updates import CSRRows, ModelArrays
 
 pytestmark = pytest.mark.small
 

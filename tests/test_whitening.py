@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.data.pca import PCA
+from extremax.features.pca import PCA
 from extremax.linear import LinearModel
-from extremax.whitening import Whitening, discriminants, fold, unfold, whiten_and_start
+from extremax.features.whitening import Whitening, discriminants, fold, unfold, whiten_and_start
 
 pytestmark = pytest.mark.small
 

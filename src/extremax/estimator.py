@@ -20,11 +20,11 @@ from extremax.labelled_rows import LabelledRows, check_row_weight, warn_unlabell
 from extremax.linear import Features
 from extremax.model import ExtremeModel
 from extremax.noise import Noise
-from extremax.parallel import resolve_threads
-from extremax.predict import ScoreOverflowError
-from extremax.progress import ProgressLine
-from extremax.settings import check_patience, check_settings
-from extremax.training import Callback, Plan, train
+from extremax.parameters import check_patience, check_settings
+from extremax.runtime.progress import ProgressLine
+from extremax.runtime.threads import resolve_threads
+from extremax.search import ScoreOverflowError
+from extremax.training.loop import Callback, Plan, train
 from extremax.validation import (
     Choice,
     ConstraintTable,
@@ -46,7 +46,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     objective : str
-        The loss; formulas in `extremax.objectives`.  "negative_sampling" (the paper's Eq. 6), "nce", "sampled_softmax",
+        The loss; formulas in `extremax.training.objectives`.  "negative_sampling" (the paper's Eq. 6), "nce", "sampled_softmax",
         "sampled_softmax_masked" (without negatives that hit the positive: favours frequent classes), "one_vs_each" and
         "augment_reduce" draw for each row.  "shared_softmax" compares a minibatch with `n_shared` classes, "softmax" with all.
         "auto": "shared_softmax" for up to 1,024 features, else, in `partial_fit` and with own noise "negative_sampling".

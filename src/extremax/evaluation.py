@@ -20,7 +20,7 @@ from extremax import metrics
 from extremax.estimator import ExtremeClassifier
 from extremax.labelled_rows import LabelledRows
 from extremax.model import ExtremeModel
-from extremax.predict import Calibration, ScoreOverflowError
+from extremax.search import Calibration, ScoreOverflowError
 from extremax.text_classifier import TextClassifier
 from extremax.validation import LabelIndex, Targets, check_features, lookup_targets
 

@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax import predict
-from extremax.data.pca import PCA
+from extremax import search as predict
+from extremax.features.pca import PCA
+from extremax.features.whitening import Whitening, discriminants, fold, whiten_and_start
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import EpochOptions, Features, LinearModel, TrainingSet, feature_scale
 from extremax.model import ExtremeModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise, mean_log_prob
-from extremax.objectives import OBJECTIVES, SHARED_OBJECTIVES, removes_bias
-from extremax.progress import ProgressLine
+from extremax.runtime.progress import ProgressLine
 from extremax.shared import ClassSets, SharedSet, default_cells, route
-from extremax.strength import fit_tuned
+from extremax.training.objectives import OBJECTIVES, SHARED_OBJECTIVES, removes_bias
 from extremax.tree import LabelTree
+from extremax.tree.tuning import fit_tuned
 from extremax.validation import check_memory, describe_memory
-from extremax.whitening import Whitening, discriminants, fold, whiten_and_start
 
 _SHARED_WIDTH = 1024  # features up to which whitening them is cheap
 _SHARED_BATCH = 256

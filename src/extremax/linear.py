@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax._jit import JIT_DISABLED
-from extremax.kernels.train import AlongRow, Pairs, PerWeight, Step, train_csr, train_dense
-from extremax.kernels.updates import CSRRows, ModelArrays
+from extremax.kernels.compile import JIT_DISABLED
+from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, train_csr, train_dense
+from extremax.kernels.row_updates import CSRRows, ModelArrays
 from extremax.noise import Noise
-from extremax.objectives import Objective
-from extremax.parallel import run, run_together, split
 from extremax.prior import shrink
+from extremax.runtime.threads import run, run_together, split
+from extremax.training.objectives import Objective
 
 Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
 Progress: TypeAlias = Callable[[int, float], None]

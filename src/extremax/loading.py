@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from extremax.data.text import TextFeatures
 from extremax.estimator import ExtremeClassifier
+from extremax.features.text import TextFeatures
 from extremax.model import ExtremeModel, SavedModel
 from extremax.text_classifier import TEXT_ARRAYS, TEXT_HEADER, TextClassifier
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax import predict
-from extremax.data.pca import PCA
-from extremax.data.products import one_blas_thread
+from extremax import search as predict
+from extremax.features.pca import PCA
+from extremax.features.whitening import Whitening
 from extremax.linear import Features, LinearModel
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
-from extremax.objectives import removes_bias
-from extremax.parallel import resolve_threads
-from extremax.persist import load_folder, save_folder
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import resolve_threads
+from extremax.storage.folder import load_folder, save_folder
+from extremax.training.objectives import removes_bias
 from extremax.tree import LabelTree
-from extremax.whitening import Whitening
 
 KIND = "classifier"
 _LINEAR_ARRAYS = ("weights", "biases", "squares", "bias_squares")
@@ -46,7 +46,7 @@ class ExtremeModel:
     objective
         Name of the objective: it decides whether log p_n is added to the scores.
     temperature, floor
-        Divides the debiased scores; share of the probability that all classes have alike (`extremax.predict.calibration`).
+        Divides the debiased scores; share of the probability that all classes have alike (`extremax.calibration`).
     whitening
         The features that training saw, where these were not the model's own; training goes on in them.
     class_counts

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
-from extremax.parallel import resolve_threads, run, split
+from extremax.runtime.threads import resolve_threads, run, split
 from extremax.tree import LabelTree
 from extremax.validation import check_random_state
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.kernels.updates import ModelArrays
-from extremax.parallel import run, split
+from extremax.kernels.row_updates import ModelArrays
+from extremax.runtime.threads import run, split
 
 _BLOCK_BYTES = 1 << 18
 

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax._jit import JIT_DISABLED
-from extremax.data.products import one_blas_thread
-from extremax.kernels.shared import apply_shared, draw_shared, find_slots, leave_out_labels, shared_softmax
-from extremax.kernels.updates import ModelArrays
+from extremax.features.whitening import Whitening, fold, unfold
+from extremax.kernels.batch_softmax import apply_shared, draw_shared, find_slots, leave_out_labels, shared_softmax
+from extremax.kernels.compile import JIT_DISABLED
+from extremax.kernels.row_updates import ModelArrays
 from extremax.linear import DenseWindows, Features, LinearModel, Window, epoch_seed, shuffled_windows
 from extremax.noise import class_weights
-from extremax.parallel import run, split, uninterrupted
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split, uninterrupted
 from extremax.tree import LabelTree
-from extremax.whitening import Whitening, fold, unfold
 
 _ROWS_PER_CELL = 4096  # on average, at least
 _MOST_CELLS = 256

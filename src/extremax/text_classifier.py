@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
 
-from extremax.data.text import TextFeatures, check_texts
 from extremax.estimator import ExtremeClassifier
+from extremax.features.text import TextFeatures, check_texts
 from extremax.model import ExtremeModel
-from extremax.progress import ProgressLine
-from extremax.training import Callback
+from extremax.runtime.progress import ProgressLine
+from extremax.training.loop import Callback
 
 TEXT_HEADER = "text"  # the entry of a saved model's header that makes it one of texts
 TEXT_ARRAYS = "text."

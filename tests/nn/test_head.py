@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import reference
-from extremax import predict
+from extremax import search as predict
 from extremax.data import planted_hierarchy
-from extremax.kernels.train import Pairs
+from extremax.kernels.row_training import Pairs
 from extremax.linear import LinearModel
 from extremax.nn import AdversarialSoftmax
 from extremax.nn.rebase import fit_change
 from extremax.noise import FrequencyNoise
-from extremax.objectives import OBJECTIVES
+from extremax.training.objectives import OBJECTIVES
 
 # torch tells of its own default once per process when an optimiser makes a sparse tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

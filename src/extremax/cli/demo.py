@@ -49,7 +49,7 @@ def demo(
     from extremax.estimator import ExtremeClassifier
     from extremax.evaluation import evaluate
     from extremax.model import Descriptions
-    from extremax.persist import check_target
+    from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
 
     check_target(out / "model")

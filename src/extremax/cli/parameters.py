@@ -69,7 +69,7 @@ def _descriptions(docstring: str) -> dict[str, tuple[str, str]]:
     return {name: (kind, re.sub(r"`([^`]*)`", spelled, " ".join(text.split()))) for name, kind, text in entries}
 
 
-def read_choices(module: str = "extremax.settings", table: str = "CONSTRAINTS") -> dict[str, tuple[list[str], bool]]:
+def read_choices(module: str = "extremax.parameters", table: str = "CONSTRAINTS") -> dict[str, tuple[list[str], bool]]:
     """Parameters that take words: the words, and whether they are all that is taken on a command line."""
     tree = _source(module)
     constraints = _assigned(tree, table)

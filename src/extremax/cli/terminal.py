@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from extremax.progress import ProgressLine
+from extremax.runtime.progress import ProgressLine
 
 _quiet = False
 

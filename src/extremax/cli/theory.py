@@ -67,7 +67,7 @@ def theory(
         title = f"{study.data}: {study.n_rows:,} rows, {study.n_classes:,} classes"
         terminal.print_table(columns, rows, title=title, right=columns[1:])
     if figure is not None:
-        from extremax.experiments.theory_figure import draw
+        from extremax.paper.theory_figure import draw
 
         marks = {row.noise: row.relative_snr for row in study.noises}
         title = f"{study.data}, {study.n_classes:,} classes"

@@ -62,10 +62,10 @@ def train(
     """
     terminal.set_quiet(quiet)
     from extremax.data import load_dataset
-    from extremax.data.text import TextFeatures
     from extremax.estimator import ExtremeClassifier
-    from extremax.persist import check_target
-    from extremax.settings import check_settings
+    from extremax.features.text import TextFeatures
+    from extremax.parameters import check_settings
+    from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
 
     if descriptions is not None and not descriptions.exists():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
 from extremax.data.streams import ByteStream
-from extremax.kernels import parse_text as kernel
+from extremax.kernels import text_parse as kernel
 
 ZeroBased = bool | Literal["auto"]
 

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.data.products import one_blas_thread
-from extremax.parallel import resolve_threads, run, split
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import resolve_threads, run, split
 
 _BLOCK = 8192  # rows per random stream: changing it changes every data set
 

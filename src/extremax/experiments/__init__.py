@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from extremax.experiments.figures import plot
 from extremax.experiments.recipes import KNOWN, find_recipe, load_recipe
-from extremax.experiments.reproduction import reproduce
 from extremax.experiments.runner import run
 from extremax.experiments.tuning import tune
+from extremax.paper.reproduction import reproduce
 
 __all__ = ["KNOWN", "find_recipe", "load_recipe", "plot", "reproduce", "run", "tune"]

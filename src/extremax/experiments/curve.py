@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.config import EvaluationConfig
-from extremax.experiments.whole_files import write_text
+from extremax.experiments.recipe import EvaluationConfig
 from extremax.model import ExtremeModel
+from extremax.runtime.atomic_files import write_text
 
 Point: TypeAlias = dict[str, Any]
 

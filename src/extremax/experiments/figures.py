@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from extremax.experiments.curve import Point, read_curve
-from extremax.experiments.methods import METHODS, Method
+from extremax.paper.methods import METHODS, Method
 
 FORMATS = ("png", "svg", "pdf")
 CLOCKS = {"seconds": "training time (s)", "cpu_seconds": "processor time of training (s)"}

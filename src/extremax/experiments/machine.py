@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from extremax.parallel import available_threads
+from extremax.runtime.threads import available_threads
 
 _PACKAGES = ("extremax", "numpy", "scipy", "scikit-learn", "numba", "llvmlite")
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from extremax import config
-from extremax.config import Known, Recipe, nearest
-from extremax.data.text import TextOptions
 from extremax.estimator import ExtremeClassifier
+from extremax.experiments import recipe as config
+from extremax.experiments.recipe import Known, Recipe, nearest
+from extremax.features.text import TextOptions
 
 # What a machine decides or a terminal shows is no part of an experiment; an experiment without a seed could not be repeated.
 _NOT_SETTINGS = ("memory_limit", "n_jobs", "verbose", "validation_fraction")

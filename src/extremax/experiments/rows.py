@@ -19,16 +19,16 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.config import DataConfig, FeaturesConfig, Recipe
 from extremax.data import catalog
 from extremax.data.dataset import Dataset
-from extremax.data.products import sparse_times_dense
 from extremax.data.readers import load_dataset
 from extremax.data.splits import split_rows
-from extremax.data.svd import truncated_svd
-from extremax.data.text import FORMAT_VERSION as TEXT_VERSION
-from extremax.data.text import TextFeatures, TextOptions
-from extremax.persist import ModelFileError, load_folder, save_folder
+from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
+from extremax.features.svd import truncated_svd
+from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
+from extremax.features.text import TextFeatures, TextOptions
+from extremax.runtime.products import sparse_times_dense
+from extremax.storage.folder import ModelFileError, load_folder, save_folder
 from extremax.validation import LabelIndex, check_features, encode_labels, format_bytes
 
 Say = Callable[[str], None]

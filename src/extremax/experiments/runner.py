@@ -28,19 +28,19 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import clone
 
-from extremax.config import Recipe, resolve
-from extremax.data.text import TextFeatures
 from extremax.estimator import ExtremeClassifier
 from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
-from extremax.experiments.methods import method_of
+from extremax.experiments.recipe import Recipe, resolve
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
-from extremax.experiments.whole_files import write_json
+from extremax.features.text import TextFeatures
 from extremax.loading import load_model
+from extremax.paper.methods import method_of
+from extremax.runtime.atomic_files import write_json
 from extremax.text_classifier import TextClassifier
-from extremax.training import Record, Watcher
+from extremax.training.loop import Record, Watcher
 
 OnPoint = Callable[[Point], None]
 _WORTH_SAYING = 5.0  # seconds of compilation

@@ -21,16 +21,16 @@ from typing import Any
 
 import scipy.sparse as sp
 
-from extremax.config import Recipe, resolve, to_toml
 from extremax.estimator import ExtremeClassifier
 from extremax.experiments.curve import Evaluator
-from extremax.experiments.methods import METHODS, method_of
+from extremax.experiments.recipe import Recipe, resolve, to_toml
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.experiments.runner import uninterrupted, warm_up
-from extremax.experiments.whole_files import write_json, write_text
-from extremax.objectives import SHARED_OBJECTIVES
-from extremax.training import Record
+from extremax.paper.methods import METHODS, method_of
+from extremax.runtime.atomic_files import write_json, write_text
+from extremax.training.loop import Record
+from extremax.training.objectives import SHARED_OBJECTIVES
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise bear longer steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax._jit import draw_key, mix64, njit, uniform_bits
+from extremax.kernels.compile import njit
+from extremax.kernels.rng import draw_key, mix64, uniform_bits
 
 
 @njit

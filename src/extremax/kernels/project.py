@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax._jit import njit
+from extremax.kernels.compile import njit
 
 
 @njit

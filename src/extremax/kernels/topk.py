@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax._jit import bits_float, float_bits, inline, njit
+from extremax.kernels.compile import inline, njit
+from extremax.kernels.math import bits_float, float_bits
 
 _SIGN_MASK = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x7FFFFFFF)
@@ -80,7 +81,7 @@ def exp_nonpositive(x):
 
 @inline
 def debias(score, log_noise):
-    """Eq. 5 for one class: the scalar form of `extremax.predict.remove_bias`."""
+    """Eq. 5 for one class: the scalar form of `extremax.search.remove_bias`."""
     return score + log_noise
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax._jit import draw_key, helper, mix64, njit, uniform32
+from extremax.kernels.compile import helper, njit
+from extremax.kernels.rng import draw_key, mix64, uniform32
 from extremax.kernels.tree_newton import (
     LANES,
     PASS,

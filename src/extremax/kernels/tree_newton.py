@@ -22,7 +22,8 @@ import math
 
 import numpy as np
 
-from extremax._jit import exp32, float_bits, helper, log1p32
+from extremax.kernels.compile import helper
+from extremax.kernels.math import exp32, float_bits, log1p32
 
 PASS = 128  # points per block
 LANES = 32  # points are processed in multiples of this; missing ones have weight 0

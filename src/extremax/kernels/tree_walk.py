@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax._jit import bits_float, dot_rows, draw_key, exp32, float_bits, inline, log1p32, mix64, njit, prefetch
+from extremax.kernels.compile import inline, njit
+from extremax.kernels.math import bits_float, exp32, float_bits, log1p32
+from extremax.kernels.rng import draw_key, mix64
+from extremax.kernels.simd import dot_rows, prefetch
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 64  # rows that walk together

@@ -2,11 +2,11 @@
 
 Scores xi_y(h) = h.w_y + b_y of a hidden state h are trained on its own class and on a few negatives drawn from p_n(y|h) (paper,
 Eq. 6), a label tree over principal components of the hidden states.  The softmax score is s = xi + log p_n(y|h) (Eq. 5), the
-sum of `extremax.predict.remove_bias`.  That is ``base="noise"``, for hidden states that stay as they are.
+sum of `extremax.search.remove_bias`.  That is ``base="noise"``, for hidden states that stay as they are.
 
 An encoder that learns moves them, and log p_n(y|h) of a tree that was fitted to older ones would move every prediction.  So by
 default the scores stand for themselves (``base="none"``): negatives still come from the tree and are corrected for by
-``s - log p_n(y|h)``, as in `extremax.objectives`, but prediction does not need the tree, and fitting it anew changes no score.
+``s - log p_n(y|h)``, as in `extremax.training.objectives`, but prediction does not need the tree, and fitting it anew changes no score.
 
 Only the rows of drawn classes get a gradient, as sparse tensors: use ``torch.optim.SparseAdam``, ``Adagrad`` or ``SGD``.
 """
@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from extremax.data.pca import PCA
+from extremax.features.pca import PCA
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.rebase import Rebase, fit_change
-from extremax.strength import fit_tuned
 from extremax.tree import LabelTree
+from extremax.tree.tuning import fit_tuned
 
 _BLOCK_SCORES = 1 << 25  # scores of all classes that exist at the same time, when nothing is differentiated
 _REBASE_ROWS = 20_000
@@ -202,7 +202,7 @@ class AdversarialSoftmax(nn.Module):
         labels, log_noise = self._draw(h, y)
         if self.training:
             self.n_steps += 1
-        # Logits s - log p_n, as in extremax.objectives.
+        # Logits s - log p_n, as in extremax.training.objectives.
         debiased = self._score(h, labels)
         if self.base == "noise":
             debiased = debiased + log_noise

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from extremax.data.pca import PCA
+from extremax.features.pca import PCA
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
 from extremax.tree import LabelTree
 from extremax.tree.layout import depth_of

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.kernels.tree_fit import Grouped, Nodes, Settings, fit_subtree, make_scratch
-from extremax.parallel import resolve_threads, run
+from extremax.runtime.threads import resolve_threads, run
 from extremax.tree.layout import Float32, Int32, aligned, depth_of, plain, width_of
 from extremax.validation import check_random_state
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.kernels.tree_walk import CHUNK, TILE, all_log_prob, beam_leaves, path_log_prob, sample_paths
-from extremax.parallel import resolve_threads, run, split
+from extremax.runtime.threads import resolve_threads, run, split
 from extremax.tree.fitting import Effort, fit_nodes, group_by_class, new_nodes, penalties
 from extremax.tree.layout import (
     Chunks,

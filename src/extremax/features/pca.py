@@ -1,0 +1,328 @@
+"""Principal components: the k-dimensional features Z on which the label tree decides (paper, section 3, k = 16).
+
+The directions of largest variance of X around its mean.  Up to 1,024 features the covariance matrix is summed exactly and
+decomposed; beyond that a subspace of k + 16 directions is improved by repeated products with the covariance, which is never
+formed.  Sparse input is centred in the algebra, ``(X - 1 m^T) Q = X Q - 1 (m^T Q)``, and stays sparse.
+
+Sums run over fixed blocks of rows, on one BLAS thread each, and are added in a fixed order in float64: the result is bitwise
+the same for any thread count, and for an array in memory or on disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from extremax.kernels.project import project_rows
+from extremax.runtime.products import one_blas_thread, read_only, sparse_times_dense
+from extremax.runtime.threads import resolve_threads, run, split
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+_BLOCK = 4096  # rows per partial sum
+_PROJECT_BLOCK = 1024  # rows per projection task
+_EXACT_WIDTH = 1024  # features up to which the covariance matrix is formed
+_SPARSE_WIDTH = 4096  # features beyond which sparse rows are not unpacked
+_OVERSAMPLING = 16
+_USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
+_POWER_STEPS = 4
+_RELATIVE_RANK = 1e-7  # a direction with less than this share of the largest variance is rounding error in float32
+
+
+@dataclass(frozen=True)
+class PCA:
+    """Mean and principal directions of a set of rows.
+
+    Attributes
+    ----------
+    components : float32 (n_components, n_features)
+        Orthonormal rows by falling variance, the entry of largest magnitude positive.  Rows without variance are zero.
+    mean : float32 (n_features,)
+        Mean of the rows.
+    explained_variance : float64 (n_components,)
+        Variance of the rows along each direction.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from extremax.data import PCA
+    >>> X = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
+    >>> pca = PCA.fit(X, 3)
+    >>> pca.transform(X).shape
+    (100, 3)
+    """
+
+    components: Float32
+    mean: Float32
+    explained_variance: Float64
+
+    @property
+    def n_components(self) -> int:
+        return int(self.components.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        return int(self.components.shape[1])
+
+    @classmethod
+    def fit(
+        cls,
+        X: Any,
+        n_components: int,
+        *,
+        sample_weight: NDArray[Any] | None = None,
+        max_rows: int | None = 100_000,
+        n_jobs: int | None = None,
+    ) -> PCA:
+        """Find the directions of largest variance.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) array, memory map or CSR matrix
+            Features; other types than float32 are converted block by block.
+        n_components : int
+            Directions wanted; ``min(n_components, n_features)`` are returned.
+        sample_weight : (n_samples,) array or None
+            A row of weight 2 counts as two equal rows.
+        max_rows : int or None
+            Rows used; of a longer X one row is drawn from each of `max_rows` equal stretches.  None uses all rows.
+        n_jobs : int or None
+            Threads; the result does not depend on it.
+        """
+        if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < 1:
+            raise ValueError(f"X has shape {X.shape}; PCA needs a two-dimensional array with at least one row and one column.")
+        if n_components < 0:
+            raise ValueError(f"n_components is {n_components}; it must not be negative.")
+        rows = _Rows(X, sample_weight, max_rows)
+        n_components = min(n_components, rows.n_features)
+        with one_blas_thread():
+            total = rows.total_weight()
+            if rows.n_features <= _EXACT_WIDTH:
+                covariance, mean = _covariance(rows, total, n_jobs)
+                first = rows.n_features - n_components
+                values, vectors = np.zeros(0), np.zeros((rows.n_features, 0))
+                if n_components:
+                    values, vectors = scipy.linalg.eigh(covariance, subset_by_index=(first, rows.n_features - 1))
+            else:
+                values, vectors, mean = _subspace_iteration(rows, total, n_components, n_jobs)
+        found = cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
+        return cls(found.components, found.mean, found.explained_variance / rows.unit**2)
+
+    @classmethod
+    def _from_eigen(cls, values: Float64, vectors: Float64, mean: Float64) -> PCA:
+        components = np.ascontiguousarray(vectors.T)
+        if len(values):
+            largest = np.abs(components).argmax(axis=1)
+            components *= np.where(components[np.arange(len(values)), largest] < 0, -1.0, 1.0)[:, None]
+            # Directions inside the null space are arbitrary: zero is the same on every machine.
+            real = values > max(_RELATIVE_RANK * float(values[0]), np.finfo(np.float64).tiny)
+            components[~real] = 0.0
+            values = np.where(real, values, 0.0)
+        return cls(components.astype(np.float32), mean.astype(np.float32), np.asarray(values, dtype=np.float64))
+
+    def transform(self, X: Any, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
+        """Coordinates of the rows of X in the principal directions, (n_samples, n_components) float32.
+
+        `out` receives the result if given.  The coordinates of a row do not depend on the other rows of X.
+        """
+        if X.ndim != 2 or X.shape[1] != self.n_features:
+            raise ValueError(f"X has shape {X.shape}; this PCA was fitted on {self.n_features} features.")
+        shape = (int(X.shape[0]), self.n_components)
+        if out is None:
+            out = np.empty(shape, dtype=np.float32)
+        elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise ValueError(
+                f"out has shape {out.shape} and type {out.dtype}; transform needs a C-ordered float32 array {shape}."
+            )
+        result = out
+        offset = (self.components.astype(np.float64) @ self.mean.astype(np.float64)).astype(np.float32)
+        sparse = sp.issparse(X)
+        if sparse:
+            X = X.tocsr()
+        if sparse and self.n_features > _SPARSE_WIDTH:
+            sparse_times_dense(X, self.components.T, out=result, n_jobs=n_jobs)
+            result -= offset
+            return result
+        components = read_only(self.components)
+        blocks = split(shape[0], _PROJECT_BLOCK)
+
+        def project(i: int) -> None:
+            start, stop = blocks[i]
+            block = X[start:stop]
+            if sparse:
+                block = block.toarray()
+            project_rows(read_only(block), components, offset, result[start:stop])
+
+        if self.n_components:
+            run(project, len(blocks), resolve_threads(n_jobs))
+        return result
+
+
+class _Rows:
+    """The rows that a fit looks at, handed out in blocks as float32: dense, or CSR where unpacking would be too wide."""
+
+    def __init__(self, X: Any, sample_weight: NDArray[Any] | None, max_rows: int | None) -> None:
+        self.X = X.tocsr() if sp.issparse(X) else X
+        self.n_features = int(X.shape[1])
+        self.sparse = bool(sp.issparse(X))
+        self.stay_sparse = self.sparse and self.n_features > _SPARSE_WIDTH
+        n_samples = int(X.shape[0])
+        self.index: NDArray[np.int64] | None = None
+        self.weight: Float64 | None = None
+        if sample_weight is not None:
+            weight = np.asarray(sample_weight, dtype=np.float64)
+            if weight.shape != (n_samples,) or not np.isfinite(weight).all() or weight.min() < 0 or weight.sum() <= 0:
+                raise ValueError(
+                    f"sample_weight must hold {n_samples} finite numbers >= 0, not all zero; got shape {weight.shape}."
+                )
+            if weight.min() == 0:  # such rows are as good as absent
+                self.index = np.flatnonzero(weight)
+        self.n_rows = n_samples if self.index is None else len(self.index)
+        if max_rows is not None and self.n_rows > max_rows:
+            # One random row from each stretch: sorted, without repeats, and blind to any period in the order of the rows.
+            jitter = np.random.Generator(np.random.SFC64(0)).random(max_rows)
+            edges = (np.arange(max_rows + 1, dtype=np.int64) * self.n_rows) // max_rows
+            drawn = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
+            self.index, self.n_rows = drawn if self.index is None else self.index[drawn], max_rows
+        if sample_weight is not None:
+            weight = weight if self.index is None else weight[self.index]
+            self.weight = weight / weight.mean()
+        self.shift, self.unit = self._typical()
+        self.blocks = split(self.n_rows, 4 * _BLOCK if self.stay_sparse else _BLOCK)
+
+    def total_weight(self) -> float:
+        return float(self.n_rows) if self.weight is None else float(self.weight.sum())
+
+    def take(self, start: int, stop: int, step: int = 1) -> Any:
+        """Rows start, start + step, ... of the chosen ones, float32."""
+        where: Any = slice(start, stop, step) if self.index is None else self.index[start:stop:step]
+        block = self.X[where]
+        if self.stay_sparse:
+            return block.astype(np.float32, copy=False)
+        if self.sparse:
+            block = block.toarray()
+        return np.ascontiguousarray(block, dtype=np.float32)
+
+    def _typical(self) -> tuple[Float32, float]:
+        """About the mean, and a power of two that brings what is around it near one, both from some 4,096 rows.
+
+        Sums of squares around the mean lose no digits in float32, and in that unit they neither overflow nor vanish.
+        """
+        rows = self.take(0, self.n_rows, max(1, self.n_rows // _BLOCK))
+        if self.stay_sparse:
+            mean = np.zeros(self.n_features, dtype=np.float32)  # subtracting anything would fill the matrix
+            largest = float(np.abs(rows.data).max(initial=0.0))
+        else:
+            mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+            centre = mean.astype(np.float64)
+            largest = float(np.maximum(rows.max(axis=0) - centre, centre - rows.min(axis=0)).max())
+        _, exponent = math.frexp(largest)
+        return mean, 1.0 if abs(exponent) <= _USUAL_EXPONENT else 2.0 ** -min(max(exponent, -126), 126)
+
+    def around_shift(self, start: int, stop: int) -> Any:
+        """Rows in a new array, around `shift` and in `unit`."""
+        block = self.take(start, stop)
+        if not self.stay_sparse:
+            block = block - self.shift
+        if self.unit != 1.0:
+            block = block * np.float32(self.unit)
+        return block
+
+    def root_weight(self, start: int, stop: int) -> Float32 | None:
+        return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
+
+
+def _sum_blocks(
+    rows: _Rows, shape: tuple[int, ...], partial: Callable[[int, int], NDArray[Any]], n_jobs: int | None
+) -> Float64:
+    """Sum of ``partial(start, stop)`` over the blocks.
+
+    Lane j adds up blocks j, j + lanes, ...; the number of lanes follows from the shape alone, and so does every rounding.
+    """
+    lanes = max(2, min(16, 2**24 // int(np.prod(shape)), len(rows.blocks)))
+    sums = np.zeros((lanes, *shape))
+
+    def add(lane: int) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
+            for start, stop in rows.blocks[lane::lanes]:
+                sums[lane] += partial(start, stop)
+
+    run(add, lanes, resolve_threads(n_jobs))
+    total: Float64 = sums.sum(axis=0) if lanes > 2 else np.add(sums[0], sums[1])
+    if not np.isfinite(total).all():
+        raise ValueError("X holds a few numbers that are more than 1e17 times as large as most; clip or drop them first.")
+    return total
+
+
+def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64, Float64]:
+    """Covariance (f, f) in the rows' unit, and mean (f,): products around the shift, corrected by how far off the mean is."""
+    n_features = rows.n_features
+
+    def partial(start: int, stop: int) -> NDArray[Any]:
+        block = rows.around_shift(start, stop)
+        root = rows.root_weight(start, stop)
+        out = np.empty((n_features + 1, n_features), dtype=np.float32)
+        if root is not None:
+            block *= root[:, None]
+        out[0] = (np.ones(len(block), dtype=np.float32) if root is None else root) @ block
+        np.matmul(block.T, block, out=out[1:])
+        return out
+
+    sums = _sum_blocks(rows, (n_features + 1, n_features), partial, n_jobs)
+    drift = sums[0] / total
+    covariance = sums[1:] / total - np.outer(drift, drift)
+    return (covariance + covariance.T) / 2.0, rows.shift + drift / rows.unit
+
+
+def _subspace_iteration(rows: _Rows, total: float, n_components: int, n_jobs: int | None) -> tuple[Float64, Float64, Float64]:
+    """Largest eigenpairs of the covariance in the rows' unit, by products ``C Q``, rising order, and the mean: for many
+    features.
+    """
+    n_features = rows.n_features
+    width = min(n_components + _OVERSAMPLING, n_features)
+    basis = np.random.Generator(np.random.SFC64(0)).standard_normal((n_features, width))
+    basis = _orthonormal(basis)
+    # The column sums ride along in the first product: column `width` of the result.
+    drift: Float64 = np.zeros(0)
+
+    def product(Q: Float64) -> Float64:
+        nonlocal drift
+        Q32 = Q.astype(np.float32)
+
+        def partial(start: int, stop: int) -> NDArray[Any]:
+            block = rows.around_shift(start, stop)
+            weight = rows.weight[start:stop].astype(np.float32) if rows.weight is not None else None
+            right = np.empty((stop - start, width + 1), dtype=np.float32)
+            right[:, :width] = block @ Q32
+            right[:, width] = 1.0
+            if weight is not None:
+                right *= weight[:, None]
+            return np.asarray(block.T @ right)
+
+        sums = _sum_blocks(rows, (n_features, width + 1), partial, n_jobs)
+        drift = sums[:, width] / total
+        image: Float64 = sums[:, :width] / total - np.outer(drift, drift @ Q)
+        return image
+
+    for _ in range(_POWER_STEPS):
+        basis = _orthonormal(_orthonormal(product(basis)))  # the second pass removes what rounding left in the first
+    small = basis.T @ product(basis)
+    values, rotation = scipy.linalg.eigh((small + small.T) / 2.0)
+    vectors = basis @ rotation
+    return values[width - n_components :], vectors[:, width - n_components :], rows.shift + drift / rows.unit
+
+
+def _orthonormal(A: Float64) -> Float64:
+    """Orthonormal columns with the span of A's, zero where A's are dependent: through A^T A, five times as fast as QR."""
+    values, rotation = scipy.linalg.eigh(A.T @ A)
+    keep = values > 1e-14 * max(float(values[-1]), np.finfo(np.float64).tiny)
+    columns: Float64 = A @ (rotation * np.where(keep, 1.0 / np.sqrt(np.where(keep, values, 1.0)), 0.0))
+    return columns

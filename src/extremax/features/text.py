@@ -1,0 +1,321 @@
+"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD and random directions beside it.
+
+A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each hashed into a table.
+A count c of column j weighs ``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1 + n_j))``; n_j of n texts have it.
+The two parts are scaled to unit length each, projected on the leading right singular vectors of the training texts and on
+random directions orthogonal to them, and the result is scaled to unit length.  N-grams, weights and SVD are those of
+scikit-learn.
+
+The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle.  Nothing depends on the
+thread count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from extremax.features.svd import truncated_svd
+from extremax.kernels.text_hash import BLANK, OTHER, WORD, hash_ngrams
+from extremax.runtime.products import read_only, sparse_times_dense
+from extremax.runtime.threads import resolve_threads, run
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+FORMAT_VERSION = 1
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 20  # texts and characters per task
+_UNKNOWN = 255
+_kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled in as they appear
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options of `TextFeatures`; see there."""
+
+    n_components: int = 128
+    n_random: int = 384
+    char_ngrams: tuple[int, int] = (3, 5)
+    word_ngrams: int = 2
+    hash_bits: int = 18
+    min_texts: int = 2
+    min_word_texts: int = 1
+    max_columns: int = 131_072
+    max_svd_texts: int = 150_000
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = self.char_ngrams
+        if not (0 <= low <= high <= 64):
+            raise ValueError(f"char_ngrams is {self.char_ngrams}; give the shortest and longest length, (0, 0) for none.")
+        if not 0 <= self.word_ngrams <= 8:
+            raise ValueError(f"word_ngrams is {self.word_ngrams}; it must be from 0 to 8.")
+        if high == 0 and self.word_ngrams == 0:
+            raise ValueError("char_ngrams and word_ngrams are both off; a text needs one of them.")
+        if not 4 <= self.hash_bits <= 28:
+            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 28.")
+        if self.n_random < 0:
+            raise ValueError(f"n_random is {self.n_random}; it must be at least 0.")
+        for name in ("n_components", "min_texts", "min_word_texts", "max_columns", "max_svd_texts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+class TextFeatures:
+    """Dense features of texts.
+
+    Parameters
+    ----------
+    n_components : int
+        Features along singular vectors; fewer if the training texts do not have as many dimensions.
+    n_random : int
+        Features along random directions outside of those: what tells rare words apart, which no leading singular vector does.
+        Only added where the texts have more dimensions than `n_components`.
+    char_ngrams : (int, int)
+        Shortest and longest character n-gram within word boundaries; (0, 0) for none.
+    word_ngrams : int
+        Longest run of words, 2 for words and pairs; 0 for none.
+    hash_bits : int
+        Each of the two tables has ``2 ** hash_bits`` columns.
+    min_texts : int
+        Columns that fewer training texts have are left out.
+    min_word_texts : int
+        The same for single words, which mean something where a rare n-gram or pair is noise.  Only where there are random
+        directions: no leading singular vector knows a word of one text.
+    max_columns : int
+        The columns that most texts have are kept, up to this number; the state holds that many rows of
+        ``n_components + n_random`` floats.
+    max_svd_texts : int
+        Texts for the SVD, drawn at random from longer data.
+    random_state : int
+        Seed of that draw and of the SVD.
+
+    Examples
+    --------
+    >>> from extremax.data import TextFeatures
+    >>> texts = ["fell off a ladder", "fell from a ladder", "bitten by a dog", "bitten by a cat"]
+    >>> features = TextFeatures(n_components=2, n_random=2).fit(texts)
+    >>> features.transform(["a dog's bite", "", "\\N{DOG FACE}"]).shape
+    (3, 4)
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = TextOptions(**options)
+        self.columns_: Int32  # hashed columns that are kept, rising
+        self.idf_: Float32  # their weights
+        self.basis_: Float32  # (n_columns, n_features): right singular vectors, then random directions
+
+    @property
+    def n_features(self) -> int:
+        """Width of the features of a fitted object."""
+        return int(self.basis_.shape[1])
+
+    def fit(
+        self, texts: Sequence[str], *, n_jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> TextFeatures:
+        """Choose the columns, weigh them, and find the singular vectors; `progress` gets texts done and texts in all."""
+        check_texts(texts)
+        if len(texts) == 0:
+            raise ValueError("texts is empty; fit needs at least one text.")
+        options = self.options
+        n_texts = len(texts)
+        have = np.zeros(2 << options.hash_bits, dtype=np.int64)
+        words_only = replace(options, char_ngrams=(0, 0), word_ngrams=1) if options.n_random and options.word_ngrams else None
+        have_word = np.zeros_like(have)
+        blocks = _blocks(texts)
+        done = 0
+        for group in _groups(blocks, n_jobs):
+            found: list[Int32] = [np.zeros(0, dtype=np.int32)] * len(group)
+            words = list(found)
+
+            def count(
+                i: int, group: list[tuple[int, int]] = group, found: list[Int32] = found, words: list[Int32] = words
+            ) -> None:
+                found[i] = _hash(texts[slice(*group[i])], options)[0]
+                if words_only is not None:
+                    words[i] = _hash(texts[slice(*group[i])], words_only)[0]
+
+            run(count, len(group), resolve_threads(n_jobs))
+            for columns, word_columns in zip(found, words, strict=True):
+                have += np.bincount(columns, minlength=len(have))
+                have_word += np.bincount(word_columns, minlength=len(have))
+            done = group[-1][1]
+            if progress is not None:
+                progress(done, n_texts)
+        kept = np.flatnonzero((have >= min(options.min_texts, n_texts)) | (have_word >= min(options.min_word_texts, n_texts)))
+        if len(kept) > options.max_columns:
+            # The most frequent; of equally frequent ones the first.  Then in rising order again.
+            kept = np.sort(kept[np.argsort(-have[kept], kind="stable")[: options.max_columns]])
+        self.columns_ = kept.astype(np.int32)
+        self.idf_ = (1.0 + np.log((1.0 + n_texts) / (1.0 + have[kept]))).astype(np.float32)
+        rng = np.random.default_rng(options.random_state)
+        if n_texts > options.max_svd_texts:
+            chosen = np.sort(rng.choice(n_texts, options.max_svd_texts, replace=False))
+            texts = [texts[i] for i in chosen.tolist()]
+        weighted = self.weigh(texts, n_jobs=n_jobs)
+        basis, _ = truncated_svd(weighted, options.n_components, seed=options.random_state, n_jobs=n_jobs)
+        # Texts without a single shared n-gram still get a feature, which is zero.
+        basis = basis if basis.shape[1] else np.zeros((len(kept), 1), dtype=np.float32)
+        # Texts of fewer dimensions than singular vectors asked for have nothing outside of those.
+        has_more = basis.shape[1] == options.n_components and options.n_random > 0
+        self.basis_ = np.hstack([basis, _random_directions(basis, options)]) if has_more else basis
+        return self
+
+    def weigh(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
+        """TF-IDF of the texts, CSR float32 (n_texts, n_columns): the features before the SVD."""
+        self._check_fitted()
+        check_texts(texts)
+        blocks = _blocks(texts)
+        place = self._places()
+        parts: list[Any] = [None] * len(blocks)
+
+        def weigh(i: int) -> None:
+            parts[i] = self._weigh_block(texts[slice(*blocks[i])], place)
+
+        run(weigh, len(blocks), resolve_threads(n_jobs))
+        if not parts:
+            return sp.csr_matrix((0, len(self.columns_)), dtype=np.float32)
+        return sp.vstack(parts, format="csr")
+
+    def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
+        """Dense features, float32 (n_texts, n_features), rows of unit length; a text without any known n-gram is all zero."""
+        self._check_fitted()
+        check_texts(texts)
+        Z = np.empty((len(texts), self.n_features), dtype=np.float32)
+        blocks = _blocks(texts)
+        place, basis = self._places(), read_only(self.basis_)
+
+        def project(i: int) -> None:
+            rows = sparse_times_dense(self._weigh_block(texts[slice(*blocks[i])], place), basis, n_jobs=1)
+            norm = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+            np.divide(rows, norm, out=rows, where=norm > 0)
+            Z[slice(*blocks[i])] = rows
+
+        run(project, len(blocks), resolve_threads(n_jobs))
+        return Z
+
+    def fit_transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
+        """`fit`, then `transform` of the same texts."""
+        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+
+    def to_options(self) -> dict[str, Any]:
+        """The settings, to make another: ``TextFeatures(**features.to_options())``."""
+        return asdict(self.options)
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Header (JSON) and arrays that hold the whole state."""
+        self._check_fitted()
+        options = {**asdict(self.options), "char_ngrams": list(self.options.char_ngrams)}
+        header = {"kind": "text_features", "format_version": FORMAT_VERSION, "options": options}
+        return header, {"columns": self.columns_, "idf": self.idf_, "basis": self.basis_}
+
+    @classmethod
+    def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TextFeatures:
+        """The object that `to_arrays` came from."""
+        if header.get("kind") != "text_features" or header.get("format_version") != FORMAT_VERSION:
+            kind, version = header.get("kind"), header.get("format_version")
+            raise ValueError(f"header says kind {kind!r}, version {version!r}; this reads 'text_features', {FORMAT_VERSION}.")
+        options = dict(header["options"])
+        options["char_ngrams"] = tuple(options["char_ngrams"])
+        features = cls(**options)
+        columns, idf, basis = (arrays[name] for name in ("columns", "idf", "basis"))
+        table = 2 << features.options.hash_bits
+        if idf.shape != columns.shape or basis.shape[:1] != columns.shape or basis.ndim != 2:
+            raise ValueError(
+                f"shapes {columns.shape}, {idf.shape}, {basis.shape} of columns, idf and basis do not fit together."
+            )
+        if len(columns) and (columns.min() < 0 or columns.max() >= table):
+            raise ValueError(f"columns go from {columns.min()} to {columns.max()}; they must be from 0 to {table - 1}.")
+        features.columns_, features.idf_, features.basis_ = columns, idf, basis
+        return features
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "columns_"):
+            raise ValueError("these TextFeatures are not fitted; call fit(texts) first.")
+
+    def _places(self) -> Int32:
+        """Position of every hashed column among the kept ones, or -1."""
+        place = np.full(2 << self.options.hash_bits, -1, dtype=np.int32)
+        place[self.columns_] = np.arange(len(self.columns_), dtype=np.int32)
+        return place
+
+    def _weigh_block(self, texts: Sequence[str], place: Int32) -> sp.csr_matrix:
+        columns, counts, ends = _hash(texts, self.options)
+        at = place[columns]
+        known = at >= 0
+        rows = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))[known]
+        at = at[known]
+        values = (1.0 + np.log(counts[known].astype(np.float32))) * self.idf_[at]
+        # Characters and words are scaled apart: a text has many more n-grams than words, which would drown them.
+        part = 2 * rows + (columns[known] >> self.options.hash_bits)
+        norms = np.sqrt(np.bincount(part, weights=values.astype(np.float64) ** 2, minlength=2 * len(ends)))
+        values = (values / norms[part]).astype(np.float32)
+        matrix = sp.csr_matrix((len(ends), len(self.columns_)), dtype=np.float32)
+        matrix.data, matrix.indices = values, at
+        matrix.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ends)))]).astype(np.int32)
+        matrix.sort_indices()  # in any order the sums would round differently after another version of the kernel
+        return matrix
+
+
+def _random_directions(basis: Float32, options: TextOptions) -> Float32:
+    """Random directions less their part along the basis: they keep, on average, the length of what the basis leaves out."""
+    rng = np.random.default_rng((options.random_state, 1))
+    random = rng.standard_normal((len(basis), options.n_random), dtype=np.float32) / np.float32(np.sqrt(options.n_random))
+    outside: Float32 = random - basis @ (basis.T @ random)
+    return outside
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise unless `texts` is a sequence of str."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one string; pass a list of strings.")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{i}] is {text!r} of type {type(text).__name__}; every text must be a str.")
+
+
+def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Cut the texts into ranges of limited length; a block depends on the texts alone."""
+    blocks, start, characters = [], 0, 0
+    for i, text in enumerate(texts):
+        if i > start and (characters + len(text) > _BLOCK_CHARACTERS or i - start >= _BLOCK_TEXTS):
+            blocks.append((start, i))
+            start, characters = i, 0
+        characters += len(text)
+    if start < len(texts):
+        blocks.append((start, len(texts)))
+    return blocks
+
+
+def _groups(blocks: list[tuple[int, int]], n_jobs: int | None) -> list[list[tuple[int, int]]]:
+    size = 4 * resolve_threads(n_jobs)  # enough for all threads, few enough for progress to be seen and memory to stay small
+    return [blocks[i : i + size] for i in range(0, len(blocks), size)]
+
+
+def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, NDArray[np.int64]]:
+    """Hashed columns of each text with their counts, and where each text's end: characters first, words above them."""
+    lowered = [text.lower() for text in texts]
+    codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    ends = np.cumsum([len(text) for text in lowered], dtype=np.int64)
+    kinds = _kinds[codes]
+    if (kinds == _UNKNOWN).any():
+        for code in np.unique(codes[kinds == _UNKNOWN]).tolist():
+            character = chr(code)
+            _kinds[code] = BLANK if character.isspace() else WORD if character.isalnum() or character == "_" else OTHER
+        kinds = _kinds[codes]
+    low, high = options.char_ngrams
+    # Per word of l characters at most (l + 2) n-grams of each length; words are at most half of the characters and one.
+    limit = (high - low + 1) * (2 * len(codes) + 2 * len(texts)) * (high > 0) + options.word_ngrams * len(codes)
+    columns = np.empty(limit, dtype=np.int32)
+    counts = np.empty(limit, dtype=np.int32)
+    column_ends = np.empty(len(texts), dtype=np.int64)
+    sizes = np.array([low, high, options.word_ngrams, options.hash_bits], dtype=np.int64)
+    table = np.zeros(2 << options.hash_bits, dtype=np.int32)
+    hash_ngrams(codes, kinds, ends, sizes, table, columns, counts, column_ends)
+    total = int(column_ends[-1]) if len(texts) else 0
+    return columns[:total].copy(), counts[:total].copy(), column_ends

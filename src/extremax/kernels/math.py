@@ -1,0 +1,105 @@
+"""Scalar float32 mathematics that LLVM vectorises.
+
+``exp``, ``log1p`` and the reciprocal square root are polynomials: a call into the C library cannot be
+vectorised, these become SIMD code for eight or sixteen numbers at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from extremax.kernels.compile import JIT_DISABLED, inline
+
+if JIT_DISABLED:
+
+    def float_bits(x: Any) -> Any:
+        return np.float32(x).view(np.int32)
+
+    def bits_float(i: Any) -> Any:
+        return np.int32(i).view(np.float32)
+
+else:
+
+    @intrinsic
+    def float_bits(typingctx: Any, x: Any) -> Any:
+        """The 32 bits of a float32 as an int32."""
+        from llvmlite import ir
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], ir.IntType(32))
+
+        return types.int32(types.float32), codegen
+
+    @intrinsic
+    def bits_float(typingctx: Any, i: Any) -> Any:
+        """The float32 whose bits are the given int32."""
+        from llvmlite import ir
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], ir.FloatType())
+
+        return types.float32(types.int32), codegen
+
+
+_LOG2E = np.float32(1.44269504088896341)
+_LN2_HIGH = np.float32(0.693359375)
+_LN2_LOW = np.float32(-2.12194440e-4)
+_HALF, _ONE, _ZERO, _THREE_HALVES = np.float32(0.5), np.float32(1.0), np.float32(0.0), np.float32(1.5)
+_EXP_MIN, _EXP_MAX = np.float32(-87.0), np.float32(88.0)
+_E0, _E1, _E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+_E3, _E4, _E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_L0, _L1, _L2 = np.float32(2.00000001), np.float32(0.66666316), np.float32(0.40024852)
+_L3, _L4 = np.float32(0.27961426), np.float32(0.28174666)
+_TWO = np.float32(2.0)
+_RSQRT_MAGIC = np.int32(0x5F375A86)
+
+
+@inline
+def exp32(x: Any) -> Any:
+    """``exp(x)`` in float32, relative error below 2e-7; arguments are clamped to [-87, 88], so it is never 0 or infinite."""
+    x = min(max(x, _EXP_MIN), _EXP_MAX)
+    t = x * _LOG2E
+    n = np.int32(t + math.copysign(_HALF, t))
+    nf = np.float32(n)
+    r = (x - nf * _LN2_HIGH) - nf * _LN2_LOW
+    p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
+    return (p * r * r + r + _ONE) * bits_float(np.int32((n + 127) << 23))
+
+
+@inline
+def log1p32(e: Any) -> Any:
+    """``log(1 + e)`` in float32 for e in [0, 1], relative error below 3e-7."""
+    # 2 artanh(s) with s = e / (2 + e) <= 1/3: a division and a short polynomial in s * s, and no branch.
+    s = e / (e + _TWO)
+    z = s * s
+    return s * ((((_L4 * z + _L3) * z + _L2) * z + _L1) * z + _L0)
+
+
+@inline
+def softplus32(a: Any) -> Any:
+    """``log(1 + exp(a))``, without overflow: max(a, 0) + log1p(exp(-|a|))."""
+    return _HALF * (a + abs(a)) + log1p32(exp32(-abs(a)))
+
+
+@inline
+def sigmoid32(a: Any) -> Any:
+    """``1 / (1 + exp(-a))``, exact in both tails: a small result keeps its relative precision."""
+    e = exp32(-abs(a))
+    return (_ONE if a >= _ZERO else e) / (_ONE + e)
+
+
+@inline
+def rsqrt32(x: Any) -> Any:
+    """``1 / sqrt(x)`` for normal x > 0, relative error below 6e-6: a bit trick and two Newton steps.
+
+    The divider and the square-root unit are the slowest parts of a processor; Adagrad would need both for every weight.
+    """
+    y = bits_float(np.int32(_RSQRT_MAGIC - (float_bits(x) >> 1)))
+    half = _HALF * x
+    y = y * (_THREE_HALVES - half * y * y)
+    return y * (_THREE_HALVES - half * y * y)

@@ -1,0 +1,272 @@
+"""Training objectives: from the scores of a row's sampled classes to a loss and one coefficient per score.
+
+Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores; ``log_base`` the fixed
+part of the debiased score s = xi + log_base (log p_n where bias is removed at prediction, Eq. 5; zero for NCE, which learns
+everything itself); ``log_noise`` the log-probability under the distribution that the negatives were drawn from; lambda the
+``score_penalty`` of Eq. 6, which acts on s.  A coefficient is c = d loss / d xi; the gradient of a weight row is c x.
+
+negative sampling   a = s - log_noise (= xi where base and noise agree, as in the paper)
+                    loss = softplus(-a_0) + lambda s_0^2 + (1/m) sum_j [softplus(a_j) + lambda s_j^2]
+                    c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
+NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
+                    nothing is left to remove at prediction
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that hits the positive stays: with
+                    independent draws the columns are exchangeable, and p(column 0 is the data | columns) is proportional to
+                    exp(a_0) exactly then.  With the noise as base, s starts at log p_n and only what the noise does not know
+                    is learned
+... masked          the same without the negatives that hit the positive, as most libraries do it; it favours frequent classes
+One-vs-Each         log p(y|x) >= sum over y' != y of log sigma(s_y - s_y') (Titsias 2016)
+                    loss = sum_j v_j softplus(s_j - s_0),   c_j = v_j sigma(s_j - s_0),   c_0 = -sum_j c_j
+Augment and Reduce  log p(y|x) >= 1 - log(1 + eta) - (1 + T) / (1 + eta), T = sum over y' != y of exp(s_y' - s_y): tight at
+                    eta = T (Ruiz et al. 2018).  Each row keeps its eta, the running estimate of T:
+                    eta <- (1 - rate) eta + rate sum_j v_j exp(s_j - s_0), rate = (1 + epoch)^-0.9, and then
+                    c_j = v_j exp(s_j - s_0) / (1 + eta),   c_0 = -sum_j c_j
+
+The last two sum over all classes but y.  Draws stand for that sum with the weights v_j of `_others`, which make it exact in
+expectation for any noise.  Their penalty is that of Eq. 6.  Under uniform noise, as the paper runs them, log_base is the same
+for all classes and prediction has nothing to remove.
+
+Negative sampling, NCE and sampled softmax are consistent estimates of the softmax: at the optimum s differs from log p(y|x) by
+a constant of the row.  The last two maximise lower bounds of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from extremax.kernels.compile import by_class, helper, njit
+from extremax.kernels.math import exp32, log1p32, sigmoid32
+
+
+class NegativeSampling(NamedTuple):
+    """Settings of `negative_sampling`; like the others, its class chooses the kernel."""
+
+    penalty: np.float32
+
+
+class NoiseContrastive(NamedTuple):
+    """Settings of `noise_contrastive`."""
+
+    penalty: np.float32
+
+
+class SampledSoftmax(NamedTuple):
+    """Settings of `sampled_softmax`."""
+
+    penalty: np.float32
+
+
+class MaskedSoftmax(NamedTuple):
+    """Settings of `masked_softmax`."""
+
+    penalty: np.float32
+
+
+class OneVsEach(NamedTuple):
+    """Settings of `one_vs_each`."""
+
+    penalty: np.float32
+
+
+class AugmentReduce(NamedTuple):
+    """Settings of `augment_reduce`: `rate` is the weight of the newest estimate in each row's eta."""
+
+    penalty: np.float32
+    rate: np.float32
+
+
+_MARGIN_MAX = np.float32(20.0)  # exp of more than this is counted as exp of this: such a row could not come back for epochs
+
+
+@helper
+def _softplus(a: Any) -> Any:
+    return max(a, np.float32(0.0)) + log1p32(exp32(-abs(a)))
+
+
+@njit
+def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """Eq. 6 with m negatives per positive, for the rows [start, stop)."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients = settings.penalty, pairs.coefficients
+    width = scores.shape[1]
+    share = np.float32(1.0) / np.float32(max(width - 1, 1))
+    for i in range(start, stop):
+        s = scores[i, 0] + log_base[i, 0]
+        a = s - log_noise[i, 0]
+        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * s - sigmoid32(-a))
+        total = np.float64(_softplus(-a) + penalty * s * s)
+        for j in range(1, width):
+            s = scores[i, j] + log_base[i, j]
+            a = s - log_noise[i, j]
+            coefficients[i, j] = row_weight[i] * share * (np.float32(2.0) * penalty * s + sigmoid32(a))
+            total += share * (_softplus(a) + penalty * s * s)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@njit
+def noise_contrastive(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """Logistic loss of NCE: logit xi - log(m p_n) for the positive and each of the m negatives."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients = settings.penalty, pairs.coefficients
+    width = scores.shape[1]
+    log_m = np.float32(np.log(max(width - 1, 1)))
+    for i in range(start, stop):
+        total = np.float64(0.0)
+        for j in range(width):
+            s = scores[i, j] + log_base[i, j]
+            a = s - log_noise[i, j] - log_m
+            if j == 0:
+                c = -sigmoid32(-a)
+                total += _softplus(-a) + penalty * s * s
+            else:
+                c = sigmoid32(a)
+                total += _softplus(a) + penalty * s * s
+            coefficients[i, j] = row_weight[i] * (c + np.float32(2.0) * penalty * s)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@njit
+def sampled_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """Cross-entropy of the positive over itself and its negatives, logits corrected by log p_n."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients = settings.penalty, pairs.coefficients
+    width = scores.shape[1]
+    for i in range(start, stop):
+        top = np.float32(-np.inf)
+        total = np.float64(0.0)
+        for j in range(width):
+            s = scores[i, j] + log_base[i, j]
+            coefficients[i, j] = s - log_noise[i, j]
+            total += penalty * s * s
+            top = max(top, coefficients[i, j])
+        norm = np.float32(0.0)
+        for j in range(width):
+            norm += exp32(coefficients[i, j] - top)
+        total += np.log(np.float64(norm)) + top - coefficients[i, 0]
+        for j in range(width):
+            s = scores[i, j] + log_base[i, j]
+            c = exp32(coefficients[i, j] - top) / norm + np.float32(2.0) * penalty * s
+            coefficients[i, j] = row_weight[i] * (c - np.float32(1.0) if j == 0 else c)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@njit
+def masked_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """`sampled_softmax` without the negatives that are the positive class."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
+    width = scores.shape[1]
+    for i in range(start, stop):
+        top = np.float32(-np.inf)
+        total = np.float64(0.0)
+        for j in range(width):
+            if j == 0 or labels[i, j] != labels[i, 0]:
+                s = scores[i, j] + log_base[i, j]
+                total += penalty * s * s
+                top = max(top, s - log_noise[i, j])
+        norm = np.float32(0.0)
+        for j in range(width):
+            if j == 0 or labels[i, j] != labels[i, 0]:
+                norm += exp32(scores[i, j] + log_base[i, j] - log_noise[i, j] - top)
+        total += np.log(np.float64(norm)) + top - (scores[i, 0] + log_base[i, 0] - log_noise[i, 0])
+        for j in range(width):
+            c = np.float32(0.0)
+            if j == 0 or labels[i, j] != labels[i, 0]:
+                s = scores[i, j] + log_base[i, j]
+                c = exp32(s - log_noise[i, j] - top) / norm + np.float32(2.0) * penalty * s
+            coefficients[i, j] = row_weight[i] * (c - np.float32(1.0) if j == 0 else c)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@helper
+def _others(labels: Any, log_noise: Any, i: int) -> Any:
+    """log(v_j p_n(y_j)), the same for all negatives of row i that are not its positive y; the weight of those that are is zero.
+
+    Given that n of m draws are not y, they are independent draws from p_n without y, and v_j = (1 - p_n(y)) / (n p_n(y_j))
+    makes a sum over them exact.  With probability p_n(y)^m there is none: dividing by 1 - p_n(y)^m makes up for that.
+    """
+    m = labels.shape[1] - 1
+    n = 0
+    for j in range(1, m + 1):
+        if labels[i, j] != labels[i, 0]:
+            n += 1
+    log_positive = np.float64(log_noise[i, 0])
+    if n == 0 or log_positive > -1e-9:  # the limit of p_n(y) = 1
+        return np.float32(-np.log(np.float64(m * max(n, 1))))
+    return np.float32(np.log(np.expm1(log_positive) / np.expm1(m * log_positive) / n))
+
+
+@njit
+def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """The bound of Titsias: the positive against each other class by itself."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
+    width = scores.shape[1]
+    share = np.float32(1.0) / np.float32(width - 1)
+    for i in range(start, stop):
+        log_weight = _others(labels, log_noise, i)
+        first = scores[i, 0] + log_base[i, 0]
+        pull = np.float64(0.0)
+        total = np.float64(penalty * first * first)
+        for j in range(1, width):
+            c = np.float32(0.0)
+            if labels[i, j] != labels[i, 0]:
+                s = scores[i, j] + log_base[i, j]
+                v = exp32(log_weight - log_noise[i, j])
+                c = v * sigmoid32(s - first)
+                pull += c
+                total += np.float64(v) * _softplus(s - first) + share * penalty * s * s
+                c += share * np.float32(2.0) * penalty * s
+            coefficients[i, j] = row_weight[i] * c
+        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * first - np.float32(pull))
+        pairs.losses[i] = row_weight[i] * total
+
+
+@njit
+def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """The bound of Ruiz et al. for the softmax; `pairs.eta` is below zero where a row has none yet.
+
+    The estimate of this step enters eta before eta divides it, so that the coefficients of a row stay below 1 / rate.
+    """
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
+    width = scores.shape[1]
+    share = np.float32(1.0) / np.float32(width - 1)
+    for i in range(start, stop):
+        log_weight = _others(labels, log_noise, i)
+        first = scores[i, 0] + log_base[i, 0]
+        estimate = np.float64(0.0)
+        total = np.float64(penalty * first * first)
+        for j in range(1, width):
+            term = np.float32(0.0)
+            if labels[i, j] != labels[i, 0]:
+                s = scores[i, j] + log_base[i, j]
+                term = exp32(min(s - first, _MARGIN_MAX) + log_weight - log_noise[i, j])
+                estimate += term
+                total += share * penalty * s * s
+            coefficients[i, j] = term
+        rate = np.float64(settings.rate) if pairs.eta[i] >= np.float32(0.0) else 1.0
+        pairs.eta[i] = np.float32(rate * estimate + (1.0 - rate) * pairs.eta[i])
+        scale = 1.0 / (1.0 + np.float64(pairs.eta[i]))
+        for j in range(1, width):
+            c = np.float32(coefficients[i, j] * scale)
+            if labels[i, j] != labels[i, 0]:
+                c += share * np.float32(2.0) * penalty * (scores[i, j] + log_base[i, j])
+            coefficients[i, j] = row_weight[i] * c
+        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * first - np.float32(estimate * scale))
+        pairs.losses[i] = row_weight[i] * (total + (1.0 + estimate) * scale - np.log(scale) - 1.0)
+
+
+# Coefficients and losses of the rows [start, stop): called with (settings, pairs, start, stop).
+coefficients_of = by_class(
+    {
+        NegativeSampling: negative_sampling,
+        NoiseContrastive: noise_contrastive,
+        SampledSoftmax: sampled_softmax,
+        MaskedSoftmax: masked_softmax,
+        OneVsEach: one_vs_each,
+        AugmentReduce: augment_reduce,
+    }
+)

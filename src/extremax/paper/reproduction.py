@@ -1,0 +1,190 @@
+"""The paper's comparison end to end: six methods of Figure 1, and softmax of the appendix, on one data set.
+
+Each method runs with the recipe of its name (``recipes/DATA/METHOD.toml``), or with what a search finds; the result is a folder
+with a run per method, ``figure.png`` and its kin, ``outcomes.json`` and ``report.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from extremax.experiments.curve import read_curve
+from extremax.experiments.figures import describe_data, plot, read_run
+from extremax.experiments.machine import describe_machine
+from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
+from extremax.experiments.recipes import find_recipe, load_recipe, shipped_recipes
+from extremax.experiments.rows import Rows, Say, load_rows
+from extremax.experiments.runner import OnPoint, run
+from extremax.experiments.tuning import tune
+from extremax.paper.claims import PAPER, Outcome, Verdict, outcome_of, time_to_accuracy, weigh
+from extremax.paper.methods import BASELINES, FIGURE_1, METHODS
+from extremax.runtime.atomic_files import write_json, write_text
+
+# Multiply-adds of one epoch of full softmax (scores, and both gradients) beyond which it is left out unless asked for: some
+# minutes an epoch on two cores.
+SOFTMAX_LIMIT = 2e12
+ALL_METHODS = (*FIGURE_1, "softmax")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What `reproduce` found."""
+
+    folder: Path
+    outcomes: dict[str, Outcome]
+    verdicts: list[Verdict]
+    report: Path
+    figures: list[Path]
+
+
+def reproduce(
+    data: str,
+    out: str | os.PathLike[str],
+    *,
+    methods: Sequence[str] = (),
+    max_seconds: float | None = None,
+    n_trials: int = 0,
+    clock: str = "seconds",
+    n_jobs: int | None = None,
+    command: str = "",
+    say: Say = lambda text: None,
+    on_point: OnPoint = lambda point: None,
+) -> Reproduction:
+    """Run the paper's comparison on a data set, or go on with it.
+
+    Parameters
+    ----------
+    data : str
+        A known data set (see `extremax.data.catalog`).
+    out : path
+        Folder for everything.
+    methods : sequence of str, optional
+        Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default all, softmax only
+        where an epoch of it takes minutes at most.
+    max_seconds : float, optional
+        Training time per method, in place of the recipe's epochs.
+    n_trials : int
+        Search this many settings for each method first, on validation rows; 0 takes the recipes as they are.
+    clock : {"seconds", "cpu_seconds"}
+        Time on the wall, or of the processors, which says more on a machine that others use as well.
+    """
+    unknown = [name for name in methods if name not in ALL_METHODS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}.")
+    folder = Path(out)
+    recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
+    rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, say=say)
+    if not methods and softmax_work(rows) > SOFTMAX_LIMIT:
+        say("full softmax is left out: an epoch would take too long on this data set")
+        del recipes["softmax"]
+    for name, recipe in recipes.items():
+        if n_trials:
+            say(f"searching settings for {METHODS[name].label}")
+            recipe = tune(recipe, folder / "search" / name, n_trials=n_trials, rows=rows, n_jobs=n_jobs, say=say).best
+        if max_seconds is not None:
+            # Epochs without end: the clock decides.
+            recipe = replace(recipe, evaluation=replace(recipe.evaluation, max_seconds=max_seconds)).with_model(n_epochs=10**6)
+        say(f"running {METHODS[name].label}")
+        run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, clock=clock, say=say, on_point=on_point)
+    return report(folder, methods=list(recipes), clock=clock, command=command)
+
+
+def recipe_for(data: str, method: str) -> Recipe:
+    """The recipe of a method for a data set, or where there is none a plain one with the method's own settings."""
+    if f"{data}/{method}" in shipped_recipes():
+        return load_recipe(find_recipe(f"{data}/{method}"))
+    features = FeaturesConfig(kind="tfidf") if data == "eurlex57k" else FeaturesConfig()
+    return Recipe(name=method, method=method, data=DataConfig(name=data), features=features, model=dict(METHODS[method].model))
+
+
+def softmax_work(rows: Rows) -> float:
+    """Multiply-adds of an epoch of full softmax."""
+    n_rows, n_features = rows.X["train"].shape
+    return 3.0 * float(n_rows) * float(n_features) * rows.n_classes
+
+
+def report(folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "seconds", command: str = "") -> Reproduction:
+    """Figure, table and verdicts from the runs in a folder: reads files only."""
+    runs = {name: folder / "runs" / name for name in methods if (folder / "runs" / name / "summary.json").exists()}
+    if not runs:
+        raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
+    summaries = {name: json.loads((path / "summary.json").read_text(encoding="utf-8")) for name, path in runs.items()}
+    outcomes = {
+        name: outcome_of(name, read_curve(path / "curve.jsonl"), n_test=summaries[name]["evaluated_rows"]["test"], clock=clock)
+        for name, path in runs.items()
+    }
+    verdicts = weigh(outcomes, clock=clock)
+    figures = plot(runs.values(), folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
+    settings = {name: json.loads((path / "config.json").read_text(encoding="utf-8"))["model"] for name, path in runs.items()}
+    title = describe_data(read_run(next(iter(runs.values()))))
+    text = _markdown(title, outcomes, verdicts, summaries, settings, clock, command)
+    target = folder / "report.md"
+    write_text(target, text)
+    plain = {
+        name: {key: value for key, value in vars(outcome).items() if key != "points"} for name, outcome in outcomes.items()
+    }
+    verdict_list = [vars(verdict) for verdict in verdicts]
+    write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": verdict_list})
+    return Reproduction(folder, outcomes, verdicts, target, figures)
+
+
+def _markdown(
+    title: str,
+    outcomes: Mapping[str, Outcome],
+    verdicts: Sequence[Verdict],
+    summaries: Mapping[str, dict[str, Any]],
+    settings: Mapping[str, dict[str, Any]],
+    clock: str,
+    command: str,
+) -> str:
+    some = next(iter(summaries.values()))
+    n_test = some["evaluated_rows"]["test"]
+    lines = [f"# The paper's comparison on {title}", ""]
+    made = f"Made by `{command}` on " if command else "Made on "
+    busiest = max(summary["machine"]["load_average"] or 0.0 for summary in summaries.values())
+    shared = busiest > some["machine"]["processors"] + 0.5
+    lines += [
+        f"{made}{describe_machine(some['machine'])}, {some['date'][:10]}. Times are "
+        + ("those of the clock on the wall" if clock == "seconds" else "processor time, all threads together")
+        + ", training alone: tree included; evaluation, checkpoints and compilation left out."
+        + (f" Other programs used the machine at the same time (load up to {busiest:.0f})." if shared else ""),
+        "",
+        "![Learning curves](figure.png)",
+        "",
+        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error. Every"
+        " method trains the same affine model by Adagrad at a constant rate ρ, from weights of zero. "
+        + _whole_time(summaries.values()),
+        "",
+    ]
+    best = max((outcomes[name].accuracy for name in BASELINES if name in outcomes), default=None)
+    header = ["method", "ρ", "λ or σ₀²", "epochs", "training time", "test accuracy", "test log-likelihood"]
+    header += ["time to the best baseline's accuracy", *(f"paper, {name}" for name in PAPER)]
+    lines += ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    for name, outcome in outcomes.items():
+        model, last = settings[name], summaries[name]["last"]
+        strength = next((model.get(searched) for searched in METHODS[name].searched), None)
+        reached = None if best is None else time_to_accuracy(outcome.points, best, clock=clock)
+        rate = model["learning_rate"]
+        cells = [METHODS[name].label, "default" if rate is None else f"{rate:g}", "-" if strength is None else f"{strength:g}"]
+        cells += [f"{last['epoch']:g}", f"{last[clock]:.1f} s", f"{outcome.accuracy:.1%} ± {outcome.standard_error:.1%}"]
+        cells += [f"{outcome.log_likelihood:.3f}", "never" if reached is None else f"{reached:.1f} s"]
+        cells += [f"{PAPER[source][name]:.1%}" if name in PAPER[source] else "-" for source in PAPER]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "The paper's figures are of other data and other features: what can be compared is the order.", ""]
+    lines += ["## What held", "", *(f"- {verdict}" for verdict in verdicts), ""]
+    return "\n".join(lines)
+
+
+def _whole_time(summaries: Iterable[dict[str, Any]]) -> str:
+    """What the runs took on the clock on the wall, all together; reading the data comes on top."""
+    parts = dict.fromkeys(("training", "evaluation", "compilation"), 0.0)
+    for summary in summaries:
+        for part in parts:
+            parts[part] += summary[f"{part}_seconds"]
+    listed = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in parts.items())
+    return f"All runs together took {sum(parts.values()) / 60:.1f} minutes on the wall: {listed}."

@@ -1,0 +1,98 @@
+"""Matrix products on our own threads, the same whatever their number: BLAS on one thread, and sparse rows times a matrix."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import threadpoolctl
+from numpy.typing import NDArray
+
+from extremax.kernels.project import multiply_sparse
+from extremax.runtime.threads import resolve_threads, run, split
+
+_BLOCK = 4096  # sparse rows per task
+
+_lock = threading.Lock()
+_users = 0
+_limit: Any = None
+
+
+def _forget_users() -> None:
+    # A child forked while another thread held the lock would wait for a thread that it does not have.
+    global _lock, _users, _limit
+    _lock, _users, _limit = threading.Lock(), 0, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_users)
+
+
+@lru_cache
+def _libraries() -> threadpoolctl.ThreadpoolController:
+    """Those loaded when this is first called, numpy's and scipy's among them: looking for them takes a millisecond or more."""
+    return threadpoolctl.ThreadpoolController()
+
+
+def _lift(limit: Any) -> None:
+    # Since 3.8, threadpoolctl obeys only the thread that set the limit; the last user may be another.
+    release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    limit.restore_original_limits()
+    if release is not None:
+        release()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread for the duration; any number of callers at once.
+
+    The limit belongs to the whole process: where two uses overlap, the first to come sets it and the last to leave lifts it.
+    """
+    global _users, _limit
+    with _lock:
+        if _users == 0:
+            _limit = _libraries().limit(limits=1, user_api="blas")
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _lift(_limit)
+
+
+def read_only(array: Any, dtype: type = np.float32) -> NDArray[Any]:
+    """A C-ordered view that cannot be written.
+
+    For numba, arrays that can and cannot be written are two types, and a file opened read-only is of the second: with every
+    array of the second type, a kernel is compiled once.
+    """
+    view: NDArray[Any] = np.ascontiguousarray(array, dtype=dtype).view()
+    view.flags.writeable = False
+    return view
+
+
+def sparse_times_dense(
+    A: sp.csr_matrix, B: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+) -> NDArray[np.float32]:
+    """``A @ B`` in float32 for CSR A; every row of the result is one sum in the order of A's row."""
+    result = np.empty((A.shape[0], B.shape[1]), dtype=np.float32) if out is None else out
+    indptr, indices, data = read_only(A.indptr, np.int64), read_only(A.indices, np.int32), read_only(A.data)
+    dense = read_only(B)
+    blocks = split(A.shape[0], _BLOCK)
+
+    def multiply(i: int) -> None:
+        start, stop = blocks[i]
+        multiply_sparse(indptr[start : stop + 1], indices, data, dense, result[start:stop])
+
+    run(multiply, len(blocks), resolve_threads(n_jobs))
+    return result

@@ -1,0 +1,337 @@
+"""Models on disk: one folder, safetensors for the arrays, JSON for the rest, no pickle.
+
+``header.json`` names the format and its version, the kind of model, and for every array its dtype, shape and checksums; it
+carries a checksum of itself.  Each array is a `safetensors <https://huggingface.co/docs/safetensors>`_ file of its own whose
+data starts at a multiple of 64 bytes, so that it can be memory-mapped and read at full speed.
+
+A folder is written beside its target, flushed, and then takes its place: a reader finds the old model or the new one, never a
+part of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.storage.dtypes import DTYPES
+from extremax.storage.labels import pack_labels, unpack_labels
+
+FORMAT = "extremax"
+FORMAT_VERSION = 1
+HEADER = "header.json"
+
+_CHUNK = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
+_SAMPLED = 16  # chunks of each array that are checked on every load; an array of up to 4 MiB is checked whole
+_ALIGNMENT = 64
+_AGAIN = "Copy or save the model again."
+
+
+class ModelFileError(ValueError):
+    """A folder that is not a model, is damaged, or was written by a newer version."""
+
+
+class ModelFolder(NamedTuple):
+    """What :func:`load_folder` returns."""
+
+    header: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    labels: NDArray[Any] | None
+
+
+def save_folder(
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    header: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    labels: NDArray[Any] | None = None,
+) -> None:
+    """Write a model to the folder `path`, replacing a model that is there.
+
+    Parameters
+    ----------
+    path : path-like
+        The folder.  If it exists, it must be empty or a model of this format: anything else is left alone, with an error.
+    kind : str
+        What the folder holds, to be asked for again by :func:`load_folder`.
+    header : dict
+        Anything JSON can hold; numpy scalars become numbers and tuples lists.
+    arrays : dict of str to ndarray
+        Numbers and booleans; names of letters, digits, dots and underscores.
+    labels : ndarray, optional
+        The names of the classes: numbers, strings, dates, or tuples of such; each comes back with its type.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     arrays, labels = {"w": np.ones(2)}, np.array(["a", "b"])
+    ...     save_folder(f"{folder}/model", kind="demo", header={"depth": 3}, arrays=arrays, labels=labels)
+    ...     model = load_folder(f"{folder}/model", kind="demo")
+    >>> model.header, model.arrays["w"].shape, model.labels
+    ({'depth': 3}, (2,), array(['a', 'b'], dtype='<U1'))
+    """
+    target = Path(os.path.realpath(path))
+    _refuse_foreign(target)
+    if reserved := [name for name in arrays if _is_reserved(name)]:
+        raise ValueError(f"{reserved[0]!r} cannot be the name of an array: it is where the labels are stored.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    stage.mkdir()
+    try:
+        label_coding, label_arrays = (None, {}) if labels is None else pack_labels(np.asarray(labels))
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "package_version": _package_version(),
+            "kind": kind,
+            "header": header,
+            "labels": label_coding,
+            "arrays": {name: _write_array(stage, name, array) for name, array in {**arrays, **label_arrays}.items()},
+        }
+        text = _canonical_json(content)
+        document = json.dumps({"checksum": _checksum(text), **json.loads(text)}, indent=1)
+        with open(stage / HEADER, "xb") as file:
+            file.write(document.encode())
+            _flush(file.fileno())
+        _flush_folder(stage)
+        _refuse_foreign(target)
+        _put_in_place(stage, target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)  # what failed, or the model that was replaced
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise if `save_folder` could not write to `path`: to be known before long work, not after."""
+    target = Path(os.path.realpath(path))
+    _refuse_foreign(target)
+    above = next(folder for folder in target.parents if folder.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{above} is a file; {target} cannot be a folder in it.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(f"{above} may not be written to; choose another place for the model.")
+
+
+def load_folder(path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False) -> ModelFolder:
+    """Open a model folder; its arrays are memory-mapped, so that opening takes no longer for a larger model.
+
+    Every load checks the header, the size of every file and a sample of the data.
+
+    Parameters
+    ----------
+    path : path-like
+        A folder written by :func:`save_folder`.
+    kind : str
+        What the folder must hold.
+    verify : bool
+        Check all of the data, which means to read it.
+    copy_on_write : bool
+        Give arrays that may be written to, in memory only: a page is copied when it is first changed.  By default the arrays
+        are read-only.
+
+    Raises
+    ------
+    ModelFileError
+        If the folder is no model, is of another kind, is damaged or was written in a newer format.
+    """
+    folder = Path(path)
+    content = _read_header(folder)
+    if content["kind"] != kind:
+        raise ModelFileError(f"{folder} holds a {content['kind']!r}, not a {kind!r}.")
+    arrays = {
+        name: _open_array(folder, name, entry, verify=verify, copy_on_write=copy_on_write)
+        for name, entry in content["arrays"].items()
+    }
+    labels = None
+    if content["labels"] is not None:
+        labels = unpack_labels(content["labels"], {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)})
+    return ModelFolder(content["header"], arrays, labels)
+
+
+# -- the header ----------------------------------------------------------------------------------------------------------------
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    if not folder.exists():
+        raise FileNotFoundError(f"There is no model at {folder}: the folder does not exist.")
+    try:
+        content = json.loads((folder / HEADER).read_bytes())
+        content_format = content["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelFileError(f"{folder} is not an extremax model: it has no readable {HEADER}.") from None
+    if content_format != FORMAT:
+        raise ModelFileError(f"{folder} is not an extremax model: its {HEADER} says format {content_format!r}.")
+    found = content.get("format_version")
+    if isinstance(found, int) and found > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{folder} is in format {found}, written by extremax {content.get('package_version')}; this is extremax "
+            f"{_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to open it."
+        )
+    checksum = content.pop("checksum", None)
+    if checksum != _checksum(_canonical_json(content)):
+        raise ModelFileError(f"{folder / HEADER} is damaged: its checksum does not match. {_AGAIN}")
+    return content  # type: ignore[no-any-return]
+
+
+def _canonical_json(content: Any) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"A model header holds numbers, strings, lists and dicts; got a {type(value).__name__}.")
+
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=plain)
+
+
+def _checksum(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _package_version() -> str:
+    try:
+        return version("extremax")
+    except PackageNotFoundError:  # run from a source folder
+        return "unknown"
+
+
+# -- arrays --------------------------------------------------------------------------------------------------------------------
+
+
+def _is_reserved(name: str) -> bool:
+    return name in ("labels", "label_offsets")
+
+
+def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]*", name) is None:
+        raise ValueError(f"{name!r} cannot be the name of an array: use letters, digits, dots and underscores.")
+    array = np.asarray(array)
+    if array.dtype.name not in DTYPES:
+        raise TypeError(f"Array {name!r} has dtype {array.dtype}, which a model folder cannot hold.")
+    shape = array.shape
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    entry = {name: {"dtype": DTYPES[array.dtype.name], "shape": shape, "data_offsets": [0, array.nbytes]}}
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)  # the format allows spaces after its header
+    prefix = len(text).to_bytes(8, "little") + text
+    data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
+    sums = []
+    with open(folder / f"{name}.safetensors", "xb") as file:
+        file.write(prefix)
+        for start in range(0, len(data), _CHUNK):
+            piece = data[start : start + _CHUNK]
+            sums.append(_sum_of(piece))
+            file.write(piece)
+        _flush(file.fileno())
+    return {
+        "dtype": array.dtype.name,
+        "shape": list(shape),
+        "offset": len(prefix),
+        "prefix_checksum": _sum_of(prefix),
+        "chunk": _CHUNK,
+        "checksums": "".join(sums),
+    }
+
+
+def _open_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool, copy_on_write: bool) -> NDArray[Any]:
+    path = folder / f"{name}.safetensors"
+    dtype, shape, offset = np.dtype(entry["dtype"]).newbyteorder("<"), tuple(entry["shape"]), int(entry["offset"])
+    size = prod(shape) * dtype.itemsize
+    try:
+        found = path.stat().st_size
+        if found != offset + size:
+            raise ModelFileError(
+                f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced. {_AGAIN}"
+            )
+        with open(path, "rb") as file:
+            prefix = file.read(offset)
+        data = (
+            np.memmap(path, dtype=np.uint8, mode="c" if copy_on_write else "r", offset=offset, shape=(size,)) if size else None
+        )
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror}). {_AGAIN}") from error
+    if _sum_of(prefix) != entry["prefix_checksum"]:
+        raise ModelFileError(f"{path} is damaged in its first {offset} bytes. {_AGAIN}")
+    if data is None:
+        empty = np.empty(shape, dtype=dtype)
+        empty.flags.writeable = copy_on_write
+        return empty
+    chunk, sums = int(entry["chunk"]), entry["checksums"]
+    n_chunks = -(-size // chunk)
+    chosen = range(n_chunks) if verify else np.unique(np.linspace(0, n_chunks - 1, _SAMPLED).astype(int))
+    for i in chosen:
+        if _sum_of(data[i * chunk : (i + 1) * chunk].data) != sums[8 * i : 8 * i + 8]:
+            raise ModelFileError(f"{path} is damaged near byte {offset + i * chunk:,}. {_AGAIN}")
+    array: NDArray[Any] = np.asarray(data).view(dtype).reshape(shape)
+    return array
+
+
+def _sum_of(data: bytes | memoryview) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+# -- folders that appear whole -------------------------------------------------------------------------------------------------
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Nothing but a model, or an empty folder, is ever replaced."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        ours = json.loads((target / HEADER).read_bytes())["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise FileExistsError(f"{target} exists and is not an extremax model, so it is left alone. Choose another folder.")
+
+
+def _put_in_place(stage: Path, target: Path) -> None:
+    """Give `stage` the name `target`; a model that had it ends up at `stage`."""
+    if not target.exists():
+        os.rename(stage, target)
+    elif not _exchange(stage, target):
+        aside = stage.with_name(stage.name + ".old")
+        os.rename(target, aside)
+        try:
+            os.rename(stage, target)
+        except OSError:
+            os.rename(aside, target)
+            raise
+        os.rename(aside, stage)
+    _flush_folder(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step, where the system can: then there is no moment without a model."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
+        return False
+    at_cwd, rename_exchange = -100, 2
+    return swap(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), rename_exchange) == 0  # type: ignore[no-any-return]
+
+
+def _flush(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some systems cannot open or flush a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            _flush(descriptor)
+        finally:
+            os.close(descriptor)
