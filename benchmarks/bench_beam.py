@@ -1,12 +1,13 @@
-"""Beam search of default models against their exact search: how often it finds the same classes, and how much sooner.
+"""Beam search of default models against their exact search: how often it finds the same classes, and how much
+sooner.
 
     python benchmarks/bench_beam.py                                  # eurlex57k, icd10cm, npm-owner-124k
     python benchmarks/bench_beam.py --data eurlex57k --models models
 
-Models are trained with all defaults (or opened from --models, where they are kept).  Agreement is over random test rows, with
-the width that the model chose and with others; so is the error of the best class's log-probability.  Exact and beam search are
-timed in turns, many rows at once and one at a time, and medians of the ratios are printed: the machine's mood is in both.
-"""
+Models are trained with all defaults (or opened from --models, where they are kept). Agreement is over random
+test rows, with the width that the model chose and with others; so is the error of the best class's
+log-probability. Exact and beam search are timed in turns, many rows at once and one at a time, and medians of
+the ratios are printed: the machine's mood is in both."""
 
 from __future__ import annotations
 
@@ -25,11 +26,17 @@ from timing import machine, stopwatch
 def ratio(exact: object, beam: object, repeats: int) -> tuple[float, float, float]:
     """Medians of both times, and of their ratio."""
     times = np.array([[stopwatch(exact), stopwatch(beam)] for _ in range(repeats)])  # type: ignore[arg-type]
-    return float(np.median(times[:, 0])), float(np.median(times[:, 1])), float(np.median(times[:, 0] / times[:, 1]))
+    return (
+        float(np.median(times[:, 0])),
+        float(np.median(times[:, 1])),
+        float(np.median(times[:, 0] / times[:, 1])),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", default=["eurlex57k", "icd10cm", "npm-owner-124k"])
     parser.add_argument("--models", type=Path, help="folder in which models are kept")
     parser.add_argument("--test-rows", type=int, default=4000)

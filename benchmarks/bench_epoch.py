@@ -2,9 +2,9 @@
 
     python benchmarks/bench_epoch.py            # shape S: N = 490,449, C = 213,874, K = 512, k = 16, one negative
 
-Per row: x read once, and for the positive and each negative the weights and the Adagrad sums read and written.  Epoch and
-copy are timed in turns, and the median of the ratios is printed: the machine's mood is in both.
-"""
+Per row: x read once, and for the positive and each negative the weights and the Adagrad sums read and
+written. Epoch and copy are timed in turns, and the median of the ratios is printed: the machine's mood is in
+both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from timing import MemoryCopy, machine, stopwatch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=490_449)
     parser.add_argument("--classes", type=int, default=213_874)
     parser.add_argument("--features", type=int, default=512)
@@ -30,7 +32,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=None)
     args = parser.parse_args()
     print(machine())
-    print(f"N = {args.rows:,}  C = {args.classes:,}  K = {args.features}  k = 16  negatives = {args.negatives}")
+    print(
+        f"N = {args.rows:,}  C = {args.classes:,}  K = {args.features}  k = 16  negatives = {args.negatives}"
+    )
 
     data = planted_hierarchy(args.rows, args.classes, args.features, seed=0)
     X, y = data.X, data.y

@@ -1,13 +1,13 @@
-"""AdversarialSoftmax in PyTorch: quality beside a dense softmax layer, and the time of a step with a million classes.
+"""AdversarialSoftmax in PyTorch: quality beside a dense softmax layer, and the time of a step with a million
+classes.
 
     python benchmarks/bench_head.py             # both parts, one thread
     python benchmarks/bench_head.py --epochs 8
 
-Part 1: a small encoder on a planted hierarchy of 2,000 classes, the same encoder and optimisers everywhere, and as output layer
-a dense softmax, the head with uniform noise, and the head with a tree that is fitted anew every 200 steps, with 8 and with 64
-negatives.  Part 2: one training step and one prediction with 1,000,000 classes.  Seconds are processor time, tree fits
-included, test figures excluded.
-"""
+Part 1: a small encoder on a planted hierarchy of 2,000 classes, the same encoder and optimisers everywhere,
+and as output layer a dense softmax, the head with uniform noise, and the head with a tree that is fitted anew
+every 200 steps, with 8 and with 64 negatives. Part 2: one training step and one prediction with 1,000,000
+classes. Seconds are processor time, tree fits included, test figures excluded."""
 
 from __future__ import annotations
 
@@ -39,13 +39,20 @@ def quality(layer: str, n_epochs: int, n_negatives: int = 0) -> None:
     else:
         head = AdversarialSoftmax(WIDTH, N_CLASSES, n_negatives=n_negatives, n_jobs=1)
         head.refit_every = 200 if layer == "head, tree" else None
-    optimisers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
+    optimisers = [
+        torch.optim.Adam(encoder.parameters(), lr=2e-3),
+        torch.optim.Adagrad(head.parameters(), lr=0.1),
+    ]
     seconds = 0.0
     for epoch in range(1, n_epochs + 1):
         started = time.process_time()
         for rows in torch.randperm(len(y)).split(BATCH):
             hidden = encoder(X[rows])
-            loss = head(hidden, y[rows]).loss if isinstance(head, AdversarialSoftmax) else _cross_entropy(head, hidden, y[rows])
+            loss = (
+                head(hidden, y[rows]).loss
+                if isinstance(head, AdversarialSoftmax)
+                else _cross_entropy(head, hidden, y[rows])
+            )
             for optimiser in optimisers:
                 optimiser.zero_grad()
             loss.backward()
@@ -54,7 +61,9 @@ def quality(layer: str, n_epochs: int, n_negatives: int = 0) -> None:
         seconds += time.process_time() - started
         with torch.no_grad():
             hidden = encoder(X_test)
-            log_prob = head.log_prob(hidden) if isinstance(head, AdversarialSoftmax) else head(hidden).log_softmax(1)
+            log_prob = (
+                head.log_prob(hidden) if isinstance(head, AdversarialSoftmax) else head(hidden).log_softmax(1)
+            )
         likelihood = log_prob[torch.arange(len(y_test)), y_test].mean().item()
         accuracy = (log_prob.argmax(1) == y_test).float().mean().item()
         if epoch in (1, 2, 4, 8, 16):
@@ -82,7 +91,9 @@ def million() -> None:
         optimiser.step()
         return time.process_time() - started
 
-    print(f"1,000,000 classes: step of {BATCH} rows, uniform noise {1e3 * np.median([step(i) for i in range(20)]):.1f} ms")
+    print(
+        f"1,000,000 classes: step of {BATCH} rows, uniform noise {1e3 * np.median([step(i) for i in range(20)]):.1f} ms"
+    )
     started = time.process_time()
     head.fit_tree(hidden, y)
     print(f"tree on 20,000 rows {time.process_time() - started:.1f} s")
@@ -99,7 +110,9 @@ def million() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="Sparse invariant checks")

@@ -2,9 +2,8 @@
 
     python benchmarks/bench_readers.py [megabytes]
 
-Writes its files to a temporary folder.  Seconds include everything from opening the file to the finished Dataset, with the
-kernels compiled before.
-"""
+Writes its files to a temporary folder. Seconds include everything from opening the file to the finished
+Dataset, with the kernels compiled before."""
 
 from __future__ import annotations
 
@@ -22,7 +21,9 @@ import numpy as np
 from extremax.data import load_dataset
 
 
-def sparse_block(rng: np.random.Generator, n_rows: int, per_row: int, n_features: int, n_labels: int) -> bytes:
+def sparse_block(
+    rng: np.random.Generator, n_rows: int, per_row: int, n_features: int, n_labels: int
+) -> bytes:
     """Rows of sorted random indices with six-digit values, as the files of the repository have them."""
     lines = []
     for _ in range(n_rows):

@@ -2,9 +2,8 @@
 
     python benchmarks/bench_scale.py      # K = 256, row-wise Adagrad, one negative; C = 10^4, 10^5, 10^6, 2,812,281
 
-Each size runs in a process of its own, so that its peak resident memory (projection, tree and data included) is its own.  The
-last size has all of Amazon-3M's 1,717,899 rows; the smaller ones a quarter of them.
-"""
+Each size runs in a process of its own, so that its peak resident memory (projection, tree and data included)
+is its own. The last size has all of Amazon-3M's 1,717,899 rows; the smaller ones a quarter of them."""
 
 from __future__ import annotations
 
@@ -23,13 +22,17 @@ SIZES = [(10_000, 429_475), (100_000, 429_475), (1_000_000, 429_475), (2_812_281
 
 
 def measure(n_classes: int, n_rows: int, n_features: int) -> dict[str, float]:
-    """Two epochs over all declared classes, with rows or without; the second is timed, for the first compiles."""
+    """Two epochs over all declared classes, with rows or without; the second is timed, for the first
+    compiles.
+    """
     from extremax import ExtremeClassifier
     from extremax.data.synthetic import planted_hierarchy
 
     copy = MemoryCopy()
     data = planted_hierarchy(n_rows, n_classes, n_features, seed=0)
-    model = ExtremeClassifier(optimizer="adagrad_row", n_negatives=1, n_components=16, regularization=0.1, random_state=0)
+    model = ExtremeClassifier(
+        optimizer="adagrad_row", n_negatives=1, n_components=16, regularization=0.1, random_state=0
+    )
     started = time.perf_counter()
     model.partial_fit(data.X, data.y, classes=np.arange(n_classes))
     model.partial_fit(data.X, data.y)
@@ -50,7 +53,9 @@ def measure(n_classes: int, n_rows: int, n_features: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--features", type=int, default=256)
     parser.add_argument("--classes", type=int, help="measure one size only, in this process")
     parser.add_argument("--rows", type=int, default=429_475)
@@ -74,7 +79,8 @@ def main() -> None:
         figures = json.loads(out.splitlines()[-1])
         print(
             "  ".join(
-                f"{name} {value:,.2f}" if isinstance(value, float) else f"{name} {value:,}" for name, value in figures.items()
+                f"{name} {value:,.2f}" if isinstance(value, float) else f"{name} {value:,}"
+                for name, value in figures.items()
             )
         )
 

@@ -1,4 +1,5 @@
-"""Seconds from a new process to the first answer: import, fit and predict on a small problem, with an empty and a filled cache.
+"""Seconds from a new process to the first answer: import, fit and predict on a small problem, with an empty
+and a filled cache.
 
 python benchmarks/bench_start.py
 """
@@ -36,7 +37,9 @@ def main() -> None:
         for state in ("empty", "filled", "filled"):
             started = time.perf_counter()
             environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-            out = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
+            out = subprocess.run(
+                [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
+            )
             print(f"{state} cache: {time.perf_counter() - started:5.1f} s in all ({out.stdout.strip()})")
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_topk.py            # C = 213,874, K = 512, k = 16, batches of 1,000 rows, beam of 64
 
-The model is trained for a moment on data of a planted hierarchy, so that the agreement of the two searches means something.
-Product, exact and beam search are timed in turns, and medians of the ratios are printed: the machine's mood is in all of them.
-"""
+The model is trained for a moment on data of a planted hierarchy, so that the agreement of the two searches
+means something. Product, exact and beam search are timed in turns, and medians of the ratios are printed: the
+machine's mood is in all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from timing import machine, stopwatch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--train-rows", type=int, default=300_000)
     parser.add_argument("--classes", type=int, default=213_874)
     parser.add_argument("--features", type=int, default=512)
@@ -31,10 +33,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     print(machine())
-    print(f"C = {args.classes:,}  K = {args.features}  batch = {args.batch:,}  top {args.k}  beam width = {args.beam_width}")
+    print(
+        f"C = {args.classes:,}  K = {args.features}  batch = {args.batch:,}  top {args.k}  beam width = {args.beam_width}"
+    )
 
-    data = planted_hierarchy(max(args.train_rows, args.classes), args.classes, args.features, seed=0, n_test=args.batch)
-    classifier = ExtremeClassifier(n_epochs=args.epochs, n_negatives=1, optimizer="adagrad_row", random_state=0)
+    data = planted_hierarchy(
+        max(args.train_rows, args.classes), args.classes, args.features, seed=0, n_test=args.batch
+    )
+    classifier = ExtremeClassifier(
+        n_epochs=args.epochs, n_negatives=1, optimizer="adagrad_row", random_state=0
+    )
     fitting = stopwatch(lambda: classifier.fit(data.X, data.y))
     print(f"trained in {fitting:.0f} s: {args.epochs} epochs of {len(data.y):,} rows")
     model, X = classifier.model_, data.X_test
@@ -49,7 +57,9 @@ def main() -> None:
         return exact_topk(X, model.linear, noise, Z, args.k, n_jobs=n_jobs)  # type: ignore[arg-type]
 
     def beam(n_jobs: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return beam_topk(X, model.linear, tree, model.noise, Z, args.k, beam_width=args.beam_width, n_jobs=n_jobs)
+        return beam_topk(
+            X, model.linear, tree, model.noise, Z, args.k, beam_width=args.beam_width, n_jobs=n_jobs
+        )
 
     searches = {
         "matrix product": product,
@@ -75,7 +85,9 @@ def main() -> None:
             f"  {1e9 * per_row / len(weights):6.3f} ns per pair  {ratio:6.3f} x product"
         )
     exact_over_product = seconds["exact"] / seconds["matrix product"]
-    print(f"product: {flops / seconds['matrix product'].min() / 1e9:.0f} Gflop/s on {available_threads()} threads")
+    print(
+        f"product: {flops / seconds['matrix product'].min() / 1e9:.0f} Gflop/s on {available_threads()} threads"
+    )
     print(
         f"exact / product: {np.median(exact_over_product):.2f} (goal 1.5;"
         f" best / best {seconds['exact'].min() / seconds['matrix product'].min():.2f})"

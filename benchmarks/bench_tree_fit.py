@@ -3,10 +3,9 @@
     python benchmarks/bench_tree_fit.py                          # shape S: N = 490,449, C = 213,874, k = 16
     python benchmarks/bench_tree_fit.py --epoch-seconds 0.55     # also in epochs, timed by bench_epoch.py
 
-A warm memory copy of the bytes that an epoch has to move (9.04 GB at shape S with K = 512) stands in for the epoch; fit and
-copy are timed in turns.  The shortcuts are a sample of the points at large nodes and an end of the iterations before the
-last gain; the reference does without either.
-"""
+A warm memory copy of the bytes that an epoch has to move (9.04 GB at shape S with K = 512) stands in for the
+epoch; fit and copy are timed in turns. The shortcuts are a sample of the points at large nodes and an end of
+the iterations before the last gain; the reference does without either."""
 
 from __future__ import annotations
 
@@ -18,11 +17,14 @@ from extremax import LabelTree
 from extremax.data import PCA, planted_hierarchy
 from timing import MemoryCopy, machine, stopwatch
 
-_EPOCH_BYTES = 9 * 4 * 512  # per row: x once; weights and Adagrad sums of a positive and a negative, read and written
+# per row: x once; weights and Adagrad sums of a positive and a negative, read and written
+_EPOCH_BYTES = 9 * 4 * 512
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=490_449)
     parser.add_argument("--classes", type=int, default=213_874)
     parser.add_argument("--components", type=int, default=16)
@@ -54,9 +56,7 @@ def main() -> None:
             fits.append(stopwatch(fit))
         seconds = float(np.median(fits))
         line = f"{threads} thread{'s' if threads > 1 else ' '}  fit {seconds:6.2f} s (best {min(fits):.2f})"
-        line += (
-            f"  = {np.median(np.array(fits) / np.array(copies)):5.1f} memory copies of {args.rows * _EPOCH_BYTES / 1e9:.2f} GB"
-        )
+        line += f"  = {np.median(np.array(fits) / np.array(copies)):5.1f} memory copies of {args.rows * _EPOCH_BYTES / 1e9:.2f} GB"
         if args.epoch_seconds is not None:
             line += f"  = {seconds / args.epoch_seconds:.1f} epochs of {args.epoch_seconds:.2f} s"
         print(line)

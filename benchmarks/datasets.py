@@ -1,21 +1,23 @@
-"""The real data sets of the benchmarks, as dense float32 features and integer class ids, built once and cached.
+"""The real data sets of the benchmarks, as dense float32 features and integer class ids, built once and
+cached.
 
     python benchmarks/datasets.py                  # what there is, and what is cached
     python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
 
-Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project.  Features are kept under
-EXTREMAX_CACHE, or ~/.cache/extremax-bench.  Features:
+Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project. Features
+are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench. Features:
 
 eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the row's rarest label by training count,
-                 ties by smaller id.  The complete label sets are in `labels_train` and so on.
+                 ties by smaller id. The complete label sets are in `labels_train` and so on.
 bibtex           the same with 256; a tenth of the training rows serves as validation data, as the set has none.
 npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted on train),
 npm-owner-282k   truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length; class = owner.
 icd10cm          from the package simple-icd-10-cm: each description, inclusion term and "includes" note of a code (without the
-                 seventh-character extensions) is a text; its class is the parent code, or for a three-character category
-                 the category itself.  Repeated (text, class) pairs count once.  80/10/10 random split, seed 0.  Word 1-2-grams
-                 and character 2-5-grams within word boundaries, TF-IDF (sublinear, fitted on train, features of at least
-                 two rows), truncated SVD to 512, rows scaled to unit length.
+                 seventh-character extensions) is a text; its class is the parent code, or for a
+                 three-character category the category itself. Repeated (text, class) pairs count once.
+                 80/10/10 random split, seed 0. Word 1-2-grams and character 2-5-grams within word boundaries,
+                 TF-IDF (sublinear, fitted on train, features of at least two rows), truncated SVD to 512,
+                 rows scaled to unit length.
 
 Rows of validation and test whose class never occurs in train are left out and counted.
 """
@@ -80,7 +82,9 @@ def load(name: str, *, mmap: bool = False) -> BenchmarkData:
         if (folder / f"labels_{split}.npz").exists():
             arrays[f"labels_{split}"] = sp.load_npz(folder / f"labels_{split}.npz").tocsr()
     names = about["class_names"]
-    return BenchmarkData(name=name, n_classes=len(names), class_names=names, n_dropped=about["n_dropped"], **arrays)
+    return BenchmarkData(
+        name=name, n_classes=len(names), class_names=names, n_dropped=about["n_dropped"], **arrays
+    )
 
 
 def available(name: str) -> str:
@@ -94,7 +98,11 @@ def available(name: str) -> str:
             return "icd10cm needs the package simple-icd-10-cm: pip install simple-icd-10-cm."
         return ""
     path = data_folder() / ("npm-owner" if name.startswith("npm-owner") else name)
-    return "" if path.is_dir() else f"{name} needs the folder {path}; set EXTREMAX_DATA to the folder that holds {path.name}/."
+    return (
+        ""
+        if path.is_dir()
+        else f"{name} needs the folder {path}; set EXTREMAX_DATA to the folder that holds {path.name}/."
+    )
 
 
 def data_folder() -> Path:
@@ -105,7 +113,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EXTREMAX_CACHE", Path.home() / ".cache" / "extremax-bench"))
 
 
-# -- putting a set together --------------------------------------------------------------------------------------------------
+# -- putting a set together
+# --------------------------------------------------------------------------------------------------
 
 
 def _assemble(
@@ -143,7 +152,9 @@ def _truncated_svd(X: sp.csr_matrix, n_components: int) -> np.ndarray:
     """Right singular vectors (n_features, n_components) of a sparse float32 matrix."""
     from sklearn.utils.extmath import randomized_svd
 
-    _, _, components = randomized_svd(X, n_components, n_iter=5, power_iteration_normalizer="LU", random_state=0)
+    _, _, components = randomized_svd(
+        X, n_components, n_iter=5, power_iteration_normalizer="LU", random_state=0
+    )
     return np.ascontiguousarray(components.T, dtype=np.float32)
 
 
@@ -158,7 +169,8 @@ def _project(X: sp.csr_matrix, basis: np.ndarray, *, unit: bool) -> np.ndarray:
     return Z
 
 
-# -- XMC repository text -----------------------------------------------------------------------------------------------------
+# -- XMC repository text
+# -----------------------------------------------------------------------------------------------------
 
 
 def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str, Any]:
@@ -184,7 +196,8 @@ def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str,
     return _assemble({split: _project(weighted[split], basis, unit=False) for split in SPLITS}, classes, Y)
 
 
-# -- texts -------------------------------------------------------------------------------------------------------------------
+# -- texts
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def _build_npm(name: str) -> dict[str, Any]:
@@ -200,7 +213,12 @@ def _build_npm(name: str) -> dict[str, Any]:
             owners[split].append(int(owner))
     # Counts must stay positive for the logarithm of the sublinear weighting.
     hashing = HashingVectorizer(
-        analyzer="char_wb", ngram_range=(2, 5), n_features=2**18, alternate_sign=False, norm=None, dtype=np.float32
+        analyzer="char_wb",
+        ngram_range=(2, 5),
+        n_features=2**18,
+        alternate_sign=False,
+        norm=None,
+        dtype=np.float32,
     )
     counts = {split: hashing.transform(texts[split]) for split in SPLITS}
     del texts
@@ -220,10 +238,14 @@ def _build_icd10cm() -> dict[str, Any]:
     texts, parents = np.asarray(data.texts), np.asarray(data.codes)
     rows = {split: getattr(data, split) for split in SPLITS}
     options: dict[str, Any] = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
-    words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options).fit(texts[rows["train"]])
+    words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options).fit(
+        texts[rows["train"]]
+    )
     characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **options).fit(texts[rows["train"]])
     weighted = {
-        split: sp.hstack([v.transform(texts[rows[split]]) for v in (words, characters)], format="csr", dtype=np.float32)
+        split: sp.hstack(
+            [v.transform(texts[rows[split]]) for v in (words, characters)], format="csr", dtype=np.float32
+        )
         for split in SPLITS
     }
     basis = _truncated_svd(weighted["train"], 512)
@@ -232,7 +254,9 @@ def _build_icd10cm() -> dict[str, Any]:
 
 
 BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "eurlex57k": lambda: _build_xmc("eurlex57k", {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"}, 512),
+    "eurlex57k": lambda: _build_xmc(
+        "eurlex57k", {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"}, 512
+    ),
     "bibtex": lambda: _build_xmc("bibtex", {"train": "train.txt.xz", "test": "test.txt.xz"}, 256),
     "npm-owner-124k": lambda: _build_npm("npm-owner-124k"),
     "npm-owner-282k": lambda: _build_npm("npm-owner-282k"),

@@ -4,11 +4,11 @@
     python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others, in their own interpreter
     python benchmarks/multilabel.py --peers ... --tfidf              # ... also on the sparse TF-IDF features
 
-The peers need an environment of their own, for PECOS wants numpy 1: ``python -m venv peers && peers/bin/pip install libpecos
-omikuji``.  Rows, features and scoring are the same for all: dense features are TF-IDF reduced to 512 by SVD, test rows with a
-label that no training row has are left out (see datasets.py), figures come from `extremax.metrics`.  All run on one thread.
-Seconds are those of the processor and, behind them, of the clock on the wall.
-"""
+The peers need an environment of their own, for PECOS wants numpy 1: ``python -m venv peers && peers/bin/pip
+install libpecos omikuji``. Rows, features and scoring are the same for all: dense features are TF-IDF reduced
+to 512 by SVD, test rows with a label that no training row has are left out (see datasets.py), figures come
+from `extremax.metrics`. All run on one thread. Seconds are those of the processor and, behind them, of the
+clock on the wall."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ PEERS = {
     "omikuji": "omikuji, defaults (three Parabel trees)",
     "omikuji-1": "omikuji, one tree",
 }
-OURS: dict[str, dict[str, Any]] = {"defaults": {}, '`objective="negative_sampling"`': {"objective": "negative_sampling"}}
+OURS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    '`objective="negative_sampling"`': {"objective": "negative_sampling"},
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ def _binary(Y: Any) -> sp.csr_matrix:
 def run_ours(rows: Rows, settings: dict[str, Any]) -> dict[str, Any]:
     # Compiling is not training: once, on a few rows.
     few = np.arange(0, rows.X_train.shape[0], 100)
-    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(rows.X_train[few], rows.Y_train[few])
+    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(
+        rows.X_train[few], rows.Y_train[few]
+    )
     clock = Clock()
     clf = ExtremeClassifier(n_jobs=1, random_state=0, **settings).fit(rows.X_train, rows.Y_train)
     train, clock = clock.read(), Clock()
@@ -101,8 +106,12 @@ def run_peer(name: str, python: str, rows: Rows, folder: Path) -> dict[str, Any]
         script = Path(__file__).with_name("peers.py")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""}
         with (folder / f"{name}.log").open("w") as log:  # omikuji draws its progress there
-            subprocess.run([python, str(script), name, str(folder)], check=True, env=environment, stdout=log, stderr=log)
-    return json.loads((folder / f"{name}.json").read_text()) | {"labels": np.load(folder / f"{name}.npz")["labels"]}
+            subprocess.run(
+                [python, str(script), name, str(folder)], check=True, env=environment, stdout=log, stderr=log
+            )
+    return json.loads((folder / f"{name}.json").read_text()) | {
+        "labels": np.load(folder / f"{name}.npz")["labels"]
+    }
 
 
 def figures(rows: Rows, labels: np.ndarray) -> list[float]:
@@ -123,10 +132,16 @@ def print_row(name: str, rows: Rows, result: dict[str, Any], first: list[float] 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has libpecos and omikuji")
-    parser.add_argument("--methods", nargs="*", choices=PEERS, default=["pecos", "omikuji"], help="which of the peers")
-    parser.add_argument("--work", metavar="FOLDER", help="keep the peers' answers here, and use those that are there")
+    parser.add_argument(
+        "--methods", nargs="*", choices=PEERS, default=["pecos", "omikuji"], help="which of the peers"
+    )
+    parser.add_argument(
+        "--work", metavar="FOLDER", help="keep the peers' answers here, and use those that are there"
+    )
     parser.add_argument("--tfidf", action="store_true", help="also on the sparse features before the SVD")
     arguments = parser.parse_args()
     missing = datasets.available("eurlex57k")
@@ -138,9 +153,13 @@ def main() -> None:
     kinds = [("svd", dense_rows)] + ([("tfidf", tfidf_rows)] if arguments.tfidf else [])
     for kind, make in kinds:
         rows, folder = make(), work / kind
-        sizes = f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
+        sizes = (
+            f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
+        )
         print(f"\n{NAMES[kind]}: {sizes}, {rows.Y_train.nnz / rows.X_train.shape[0]:.2f} labels a row\n")
-        print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
+        print(
+            "| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |"
+        )
         print("|---|" + "---|" * (len(heads) + 3))
         first = None
         for peer in arguments.methods if arguments.peers else ():

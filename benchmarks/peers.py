@@ -1,11 +1,12 @@
-"""PECOS (XR-Linear) and omikuji on the files that ``multilabel.py`` writes; started by it, in an interpreter that has them.
+"""PECOS (XR-Linear) and omikuji on the files that ``multilabel.py`` writes; started by it, in an interpreter
+that has them.
 
     python benchmarks/peers.py pecos|omikuji|omikuji-1 FOLDER
 
-FOLDER holds ``X_train``, ``X_test`` (.npy dense or .npz CSR) and ``Y_train.npz``.  Written there: ``NAME.npz`` with the five
-best labels of each test row, and ``NAME.json`` with versions and seconds.  Neither numpy 2 nor extremax is needed: PECOS wants
-numpy 1.  All methods run on one thread, and seconds are also those of the processor, which a busy machine does not change.
-"""
+FOLDER holds ``X_train``, ``X_test`` (.npy dense or .npz CSR) and ``Y_train.npz``. Written there: ``NAME.npz``
+with the five best labels of each test row, and ``NAME.json`` with versions and seconds. Neither numpy 2 nor
+extremax is needed: PECOS wants numpy 1. All methods run on one thread, and seconds are also those of the
+processor, which a busy machine does not change."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def run_pecos(folder: Path) -> dict[str, Any]:
 
 
 def run_omikuji(folder: Path, n_trees: int | None = None) -> dict[str, Any]:
-    """Its defaults: a forest of three Parabel trees, beam 10.  It reads text, and training seconds include the reading."""
+    """Its defaults: a forest of three Parabel trees, beam 10. It reads text, and training seconds include
+    the reading.
+    """
     import omikuji
 
     X, Y = sp.csr_matrix(load_matrix(folder, "X_train")), load_matrix(folder, "Y_train")
@@ -90,10 +93,15 @@ def write_xmc(path: Path, X: sp.csr_matrix, Y: sp.csr_matrix) -> None:
         for row in range(X.shape[0]):
             labels = ",".join(map(str, Y.indices[Y.indptr[row] : Y.indptr[row + 1]]))
             cut = slice(X.indptr[row], X.indptr[row + 1])
-            file.write(labels + "".join(f" {f}:{v:.6g}" for f, v in zip(X.indices[cut], X.data[cut], strict=True)) + "\n")
+            file.write(
+                labels
+                + "".join(f" {f}:{v:.6g}" for f, v in zip(X.indices[cut], X.data[cut], strict=True))
+                + "\n"
+            )
 
 
-# One tree is what an hour's patience allows on dense features: each node's solver goes through all 512 of them.
+# One tree is what an hour's patience allows on dense features: each node's solver goes through all 512 of
+# them.
 METHODS = {"pecos": run_pecos, "omikuji": run_omikuji, "omikuji-1": partial(run_omikuji, n_trees=1)}
 
 

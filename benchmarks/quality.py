@@ -1,12 +1,15 @@
-"""Test accuracy and log-likelihood against training seconds: the default classifier beside what else one could do.
+"""Test accuracy and log-likelihood against training seconds: the default classifier beside what else one
+could do.
 
-    python benchmarks/quality.py --data eurlex57k icd10cm npm-owner-124k --budgets 5 10 30 60 120 --out docs/results/quality
+    python benchmarks/quality.py --data eurlex57k icd10cm npm-owner-124k --budgets 5 10 30 60 120 --out
+    docs/results/quality
 
-All methods run one after the other in this process, on the same rows and threads.  The clock counts training alone (projection,
-tree and start included, compilation and evaluation not).  A method is scored on a random sample of test rows at the first
-minibatch after each budget, and when it ends; a method that ended keeps its last figures.  extremax is fitted anew for each
-budget and interrupted, as by Ctrl-C, so that it ends there: setting the probabilities right takes part of the time.  PyTorch
-rows need ``pip install torch``; without it they are left out.
+All methods run one after the other in this process, on the same rows and threads. The clock counts training
+alone (projection, tree and start included, compilation and evaluation not). A method is scored on a random
+sample of test rows at the first minibatch after each budget, and when it ends; a method that ended keeps its
+last figures. extremax is fitted anew for each budget and interrupted, as by Ctrl-C, so that it ends there:
+setting the probabilities right takes part of the time. PyTorch rows need ``pip install torch``; without it
+they are left out.
 
 extremax               ExtremeClassifier() with nothing set
 paper                  objective="negative_sampling": per-row negatives from the tree (Eq. 6)
@@ -68,7 +71,9 @@ class Score(Watcher):
         return not self.left
 
 
-def run_extremax(parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]) -> tuple[Curve, ExtremeClassifier]:
+def run_extremax(
+    parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]
+) -> tuple[Curve, ExtremeClassifier]:
     few = slice(0, 2000)
     ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])  # compiles
     clf = ExtremeClassifier(**parameters)
@@ -78,7 +83,9 @@ def run_extremax(parameters: dict, data: datasets.BenchmarkData, X, y, budgets: 
     return score.curve, clf
 
 
-def run_default(parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]) -> tuple[Curve, ExtremeClassifier]:
+def run_default(
+    parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]
+) -> tuple[Curve, ExtremeClassifier]:
     """The default as a user meets it who stops it after a time: what `fit` leaves behind then."""
     few = slice(0, 2000)
     ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])  # compiles
@@ -179,7 +186,9 @@ def torch_sampled(
         while True:
             for rows in torch.split(torch.randperm(len(y_train)), 512):
                 x, labels = X_train[rows], y_train[rows]
-                drawn = torch.searchsorted(cumulative, torch.rand(n_shared, dtype=torch.float64)).clamp_(max=n_classes - 1)
+                drawn = torch.searchsorted(cumulative, torch.rand(n_shared, dtype=torch.float64)).clamp_(
+                    max=n_classes - 1
+                )
                 logits = x @ W[drawn].T + (b[drawn] - log_q[drawn] - float(np.log(n_shared)))
                 logits.masked_fill_(drawn == labels[:, None], -1e30)
                 own = (x * W[labels]).sum(1, keepdim=True) + b[labels, None]
@@ -198,9 +207,17 @@ def torch_sampled(
     return run_torch(batches(), lambda x: x @ W.T + b, X_test, y_test, budgets)
 
 
-def methods(data: datasets.BenchmarkData, sizes: list[int], rates: list[float], threads: int) -> dict[str, dict | tuple]:
+def methods(
+    data: datasets.BenchmarkData, sizes: list[int], rates: list[float], threads: int
+) -> dict[str, dict | tuple]:
     seed = {"random_state": 0, "n_jobs": threads}
-    plain = {"objective": "shared_softmax", "precondition": False, "batch_size": 512, "n_epochs": 1000, **seed}
+    plain = {
+        "objective": "shared_softmax",
+        "precondition": False,
+        "batch_size": 512,
+        "n_epochs": 1000,
+        **seed,
+    }
     found: dict[str, dict | tuple] = {"extremax": seed, "paper": {"objective": "negative_sampling", **seed}}
     exponents = {"uniform": 0.0, "frequency": 1.0, "frequency^0.75": 0.75}
     for (name, exponent), size, rate in itertools.product(exponents.items(), sizes, rates):
@@ -227,7 +244,9 @@ def calibration(clf: ExtremeClassifier, X, y) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", default=["eurlex57k", "icd10cm", "npm-owner-124k"])
     parser.add_argument("--budgets", nargs="+", type=float, default=[5, 10, 30, 60, 120])
     parser.add_argument("--methods", nargs="+", help="only those whose name contains one of these")
@@ -254,7 +273,9 @@ def main() -> None:
         print("\n".join(lines), flush=True)
         curves[name] = {}
         for method, settings in methods(data, arguments.sizes, arguments.rates, arguments.threads).items():
-            if arguments.methods and not any(part == method or part in method.split() for part in arguments.methods):
+            if arguments.methods and not any(
+                part == method or part in method.split() for part in arguments.methods
+            ):
                 continue
             note = ""
             if isinstance(settings, tuple):
@@ -262,7 +283,9 @@ def main() -> None:
                     continue
                 curve = settings[0](data, X, y, arguments.budgets, *settings[1:])
             else:
-                curve, clf = (run_default if method == "extremax" else run_extremax)(settings, data, X, y, arguments.budgets)
+                curve, clf = (run_default if method == "extremax" else run_extremax)(
+                    settings, data, X, y, arguments.budgets
+                )
                 if method == "extremax":
                     note = f", calibration error {calibration(clf, X, y):.3f}"
                     calibrate(clf, data.X_valid, data.y_valid)
@@ -287,14 +310,21 @@ def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(curves), figsize=(4.6 * len(curves), 6.4), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(curves), figsize=(4.6 * len(curves), 6.4), squeeze=False, layout="constrained"
+    )
     colours = {"extremax": "#009E73", "paper": "#0072B2", "softmax": "#000000", "torch softmax": "#7F7F7F"}
     rest = ["#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#8C510A"]
     for column, (name, methods_of) in enumerate(curves.items()):
         for method, curve in methods_of.items():
             colour = colours.setdefault(method, rest[len(colours) % len(rest)])
             seconds, accuracy, log_likelihood = zip(*curve, strict=True)
-            style = {"color": colour, "linestyle": "--" if method.startswith("torch") else "-", "marker": "o", "markersize": 3}
+            style = {
+                "color": colour,
+                "linestyle": "--" if method.startswith("torch") else "-",
+                "marker": "o",
+                "markersize": 3,
+            }
             axes[0, column].plot(seconds, [100 * a for a in accuracy], label=method, **style)
             axes[1, column].plot(seconds, log_likelihood, **style)
         axes[0, column].set_title(name)

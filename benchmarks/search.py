@@ -1,10 +1,11 @@
-"""How far the defaults are from what a search finds: 30 settings judged on validation rows, the best then on test rows.
+"""How far the defaults are from what a search finds: 30 settings judged on validation rows, the best then on
+test rows.
 
     python benchmarks/search.py --data eurlex57k --trials 30
 
-Settings whose validation log-likelihood after an epoch is below the median of those before are given up (Optuna's median
-pruner), once eight have run to their end.  The search sees validation rows alone.  Needs ``pip install optuna``.
-"""
+Settings whose validation log-likelihood after an epoch is below the median of those before are given up
+(Optuna's median pruner), once eight have run to their end. The search sees validation rows alone. Needs ``pip
+install optuna``."""
 
 from __future__ import annotations
 
@@ -38,12 +39,18 @@ def settings(trial: optuna.Trial) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", default=["eurlex57k", "npm-owner-124k"])
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--rows", type=int, default=6000, help="validation and test rows, drawn at random")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--study", default="sqlite:///search.db", help="where an interrupted search is kept and taken up again")
+    parser.add_argument(
+        "--study",
+        default="sqlite:///search.db",
+        help="where an interrupted search is kept and taken up again",
+    )
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     for name in arguments.data:
@@ -53,7 +60,10 @@ def main() -> None:
         same = {"random_state": 0, "n_jobs": arguments.threads}
 
         def objective(trial: optuna.Trial, data=data, X=X_valid, y=y_valid, same=same) -> float:
-            started, clf = time.perf_counter(), ExtremeClassifier(objective="shared_softmax", **settings(trial), **same)
+            started, clf = (
+                time.perf_counter(),
+                ExtremeClassifier(objective="shared_softmax", **settings(trial), **same),
+            )
 
             def look(record: dict) -> None:
                 figures = clf.model_.evaluate(X, y)
@@ -77,13 +87,18 @@ def main() -> None:
             pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
         )
         study.optimize(objective, n_trials=max(0, arguments.trials - len(study.trials)))
-        for title, chosen in (("defaults", {}), ("best of the search", {"objective": "shared_softmax", **study.best_params})):
+        for title, chosen in (
+            ("defaults", {}),
+            ("best of the search", {"objective": "shared_softmax", **study.best_params}),
+        ):
             started = time.perf_counter()
             clf = ExtremeClassifier(**chosen, **same).fit(data.X_train, data.y_train)
             seconds = time.perf_counter() - started
             valid, test = clf.model_.evaluate(X_valid, y_valid), clf.model_.evaluate(X_test, y_test)
             print(f"{name}, {title}: validation {valid.accuracy:.2%} / {valid.log_likelihood:.3f}", end=", ")
-            print(f"test {test.accuracy:.2%} / {test.log_likelihood:.3f}, {seconds:.0f} s {chosen}", flush=True)
+            print(
+                f"test {test.accuracy:.2%} / {test.log_likelihood:.3f}, {seconds:.0f} s {chosen}", flush=True
+            )
 
 
 if __name__ == "__main__":

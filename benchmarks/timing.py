@@ -14,7 +14,9 @@ _BUFFER_BYTES = 1 << 28  # far larger than any cache
 
 
 class MemoryCopy:
-    """Times a warm memcpy that moves a given number of bytes (reads plus writes) on a given number of threads."""
+    """Times a warm memcpy that moves a given number of bytes (reads plus writes) on a given number of
+    threads.
+    """
 
     def __init__(self) -> None:
         self.source = np.ones(_BUFFER_BYTES, np.uint8)
@@ -27,7 +29,9 @@ class MemoryCopy:
         def copy(i: int) -> None:
             start, stop = parts[i]
             offset = start % (_BUFFER_BYTES - (stop - start) + 1)
-            np.copyto(self.target[offset : offset + stop - start], self.source[offset : offset + stop - start])
+            np.copyto(
+                self.target[offset : offset + stop - start], self.source[offset : offset + stop - start]
+            )
 
         started = time.perf_counter()
         parallel.run(copy, len(parts), n_threads)

@@ -12,7 +12,9 @@ def _pages() -> dict[str, str]:
     """File name -> title of each page of results."""
     pages = {}
     for path in sorted(RESULTS.rglob("*.md")):
-        heading = next((line for line in path.read_text().splitlines() if line.startswith("# ")), f"# {path.stem}")
+        heading = next(
+            (line for line in path.read_text().splitlines() if line.startswith("# ")), f"# {path.stem}"
+        )
         name = path.relative_to(RESULTS).as_posix()
         if name != "index.md":
             pages[name] = heading.removeprefix("# ")

@@ -1,6 +1,8 @@
-"""Embeddings in memory -> a classifier over thousands of classes -> probabilities, a saved model, and quick top-k search.
+"""Embeddings in memory -> a classifier over thousands of classes -> probabilities, a saved model, and quick
+top-k search.
 
-Takes any float array of embeddings and any labels; here both are made up: 5,000 classes whose members lie around a centre.
+Takes any float array of embeddings and any labels; here both are made up: 5,000 classes whose members lie
+around a centre.
 
     python examples/embeddings_in_memory.py
 """
@@ -12,7 +14,9 @@ import numpy as np
 from extremax import ExtremeClassifier, load_model
 
 
-def make_embeddings(n_classes: int = 5_000, n_rows: int = 30_000, n_features: int = 64) -> tuple[np.ndarray, np.ndarray]:
+def make_embeddings(
+    n_classes: int = 5_000, n_rows: int = 30_000, n_features: int = 64
+) -> tuple[np.ndarray, np.ndarray]:
     """Stand-in for the output of your encoder: float32 rows, and a string label for each."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(n_classes, n_features)).astype(np.float32)

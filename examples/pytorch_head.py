@@ -1,10 +1,11 @@
-"""A PyTorch encoder with an output layer over many classes: train it, look at the result, ask it for the five best classes.
+"""A PyTorch encoder with an output layer over many classes: train it, look at the result, ask it for the five
+best classes.
 
     python examples/pytorch_head.py
 
-The classes form a hierarchy, and the encoder sees them through a random layer that it has to undo.  A dense output layer would
-compute a score for every class in every step; this one computes 1 + n_negatives scores per row, whatever the number of classes.
-"""
+The classes form a hierarchy, and the encoder sees them through a random layer that it has to undo. A dense
+output layer would compute a score for every class in every step; this one computes 1 + n_negatives scores per
+row, whatever the number of classes."""
 
 import time
 import warnings
@@ -26,7 +27,8 @@ warp = (np.random.default_rng(0).normal(size=(32, 64)) / np.sqrt(32)).astype(np.
 X, X_test = (torch.from_numpy(np.tanh(features @ warp)) for features in (data.X, data.X_test))
 y, y_test = (torch.from_numpy(labels).long() for labels in (data.y, data.y_test))
 
-# Model: any encoder, then the head.  The tree that proposes negatives is fitted to the hidden states every 100 steps.
+# Model: any encoder, then the head.  The tree that proposes negatives is fitted to the hidden states every
+# 100 steps.
 torch.manual_seed(0)
 encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 counts = torch.bincount(y, minlength=N_CLASSES)
@@ -45,7 +47,10 @@ def report(name: str) -> None:
         hidden = encoder(X_test)
     best, _ = head.predict_topk(hidden, k=1)
     accuracy = (best[:, 0] == y_test).float().mean().item()
-    print(f"{name:8s} log-likelihood {head.log_likelihood(hidden, y_test):6.3f}   accuracy {accuracy:.1%}", flush=True)
+    print(
+        f"{name:8s} log-likelihood {head.log_likelihood(hidden, y_test):6.3f}   accuracy {accuracy:.1%}",
+        flush=True,
+    )
     encoder.train(), head.train()
 
 
@@ -67,5 +72,7 @@ encoder.eval(), head.eval()
 with torch.no_grad():
     labels, log_prob = head.predict_topk(encoder(X_test[:3]), k=5, search="beam")
 for row in range(3):
-    answers = ", ".join(f"{c} ({p:.0%})" for c, p in zip(labels[row].tolist(), log_prob[row].exp().tolist(), strict=True))
+    answers = ", ".join(
+        f"{c} ({p:.0%})" for c, p in zip(labels[row].tolist(), log_prob[row].exp().tolist(), strict=True)
+    )
     print(f"class {y_test[row].item()}: {answers}")

@@ -73,16 +73,30 @@ def ask(port: int, texts: list[str], k: int) -> list[list[dict[str, object]]]:
 
 def make_table(path: Path) -> None:
     """Support tickets of a made-up shop: 40 products, each with its own queue."""
-    products = [f"{kind} {name}" for kind in ("printer", "router", "phone", "camera") for name in "ABCDEFGHIJ"]
-    complaints = ("does not start", "is too loud", "lost its settings", "arrived broken", "needs a new battery")
+    products = [
+        f"{kind} {name}" for kind in ("printer", "router", "phone", "camera") for name in "ABCDEFGHIJ"
+    ]
+    complaints = (
+        "does not start",
+        "is too loud",
+        "lost its settings",
+        "arrived broken",
+        "needs a new battery",
+    )
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
-        writer.writerows([f"my {product} {complaint}", f"queue/{product}"] for product in products for complaint in complaints)
+        writer.writerows(
+            [f"my {product} {complaint}", f"queue/{product}"]
+            for product in products
+            for complaint in complaints
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", type=Path, nargs="?", help="CSV with a text and a label column")
     parser.add_argument("--model", type=Path, default=Path("model"), help="folder for the model")
     parser.add_argument("--port", type=int, default=8000)

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
-from extremax.experiments.recipe import Recipe
 from extremax.experiments import load_recipe
+from extremax.experiments.recipe import Recipe
 
 
 def write_recipe(
-    folder: Path, *, n_rows: int = 1200, n_classes: int = 24, n_epochs: int = 4, more: str = "", **model: object
+    folder: Path,
+    *,
+    n_rows: int = 1200,
+    n_classes: int = 24,
+    n_epochs: int = 4,
+    more: str = "",
+    **model: object,
 ) -> Path:
-    """A recipe for Gaussian classes in eight dimensions; `more` is added to the file, `model` to its [model]."""
+    """A recipe for Gaussian classes in eight dimensions; `more` is added to the file, `model` to its
+    [model].
+    """
     rng = np.random.default_rng(0)
     y = rng.integers(n_classes, size=n_rows)
     X = (rng.standard_normal((n_classes, 8))[y] + 0.5 * rng.standard_normal((n_rows, 8))).astype(np.float32)

@@ -1,20 +1,27 @@
-"""Slow, plain versions of what the package computes fast: whole sums, full sorts, loops over rows.  Tests compare with them."""
+"""Slow, plain versions of what the package computes fast: whole sums, full sorts, loops over rows. Tests
+compare with them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-# -- prediction and metrics ----------------------------------------------------------------------------------------------------
+# -- prediction and metrics
+# ----------------------------------------------------------------------------------------------------
 
 
 def log_softmax(scores, temperature=1.0):
     """Row by row in float64."""
     scores = np.asarray(scores, np.float64) / temperature
-    return np.array([row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in scores]).reshape(scores.shape)
+    return np.array([row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in scores]).reshape(
+        scores.shape
+    )
 
 
 def ranked(scores, k):
-    """Classes by falling score, equal scores by rising class: a full sort of each row, cut at k, filled with -1."""
+    """Classes by falling score, equal scores by rising class: a full sort of each row, cut at k, filled
+    with -1.
+    """
     best = [sorted(range(len(row)), key=lambda j, row=row: (-row[j], j))[:k] for row in scores]
     return np.array([row + [-1] * (k - len(row)) for row in best], np.int64).reshape(len(scores), k)
 
@@ -22,11 +29,15 @@ def ranked(scores, k):
 def values_at(table, labels, missing=-np.inf):
     """table[i, labels[i, r]], and `missing` where the label is -1."""
     table, labels = np.asarray(table), np.asarray(labels)
-    return np.array([[table[i, c] if c >= 0 else missing for c in row] for i, row in enumerate(labels)]).reshape(labels.shape)
+    return np.array(
+        [[table[i, c] if c >= 0 else missing for c in row] for i, row in enumerate(labels)]
+    ).reshape(labels.shape)
 
 
 def ranking_figures(Y, labels, k, propensity):
-    """Precision, nDCG and normalised propensity-scored precision at k, row by row from their definitions; Y dense 0/1."""
+    """Precision, nDCG and normalised propensity-scored precision at k, row by row from their definitions;
+    Y dense 0/1.
+    """
     precision, ndcg, reached, possible = [], [], 0.0, 0.0
     for truth, row in zip(np.asarray(Y), labels, strict=True):
         hits = [bool(c >= 0 and truth[c]) for c in row[:k]]
@@ -43,13 +54,18 @@ def calibration_error(correct, confidence, n_bins):
     """Bin by bin: (lower, upper], the first bin with its lower end."""
     total = 0.0
     for b in range(n_bins):
-        inside = [i for i, p in enumerate(confidence) if b / n_bins < p <= (b + 1) / n_bins or (b == 0 and p == 0.0)]
+        inside = [
+            i for i, p in enumerate(confidence) if b / n_bins < p <= (b + 1) / n_bins or (b == 0 and p == 0.0)
+        ]
         if inside:
-            total += len(inside) * abs(np.mean([correct[i] for i in inside]) - np.mean([confidence[i] for i in inside]))
+            total += len(inside) * abs(
+                np.mean([correct[i] for i in inside]) - np.mean([confidence[i] for i in inside])
+            )
     return total / len(confidence)
 
 
-# -- objectives ----------------------------------------------------------------------------------------------------------------
+# -- objectives
+# ----------------------------------------------------------------------------------------------------------------
 # One loss per row in float64, written from the formulas; arguments (n, 1 + m) with the positive in column 0.
 
 
@@ -77,7 +93,9 @@ def nce_loss(scores, log_base, log_noise, weight, penalty, labels):
 
 
 def sampled_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
-    """Cross-entropy of column 0 among all columns, corrected by log p_n; negatives that hit the positive stay."""
+    """Cross-entropy of column 0 among all columns, corrected by log p_n; negatives that hit the positive
+    stay.
+    """
     losses = []
     for i, row in enumerate(scores + log_base):
         losses.append(-log_softmax([row - log_noise[i]])[0, 0] + penalty * (row**2).sum())
@@ -94,7 +112,9 @@ def masked_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
 
 
 def other_weights(log_noise, labels):
-    """Weights of a row's negatives that make sums over them exact for the sum over all classes but the positive."""
+    """Weights of a row's negatives that make sums over them exact for the sum over all classes but the
+    positive.
+    """
     p, m = np.exp(log_noise), labels.shape[1] - 1
     other = labels[:, 1:] != labels[:, :1]
     number = np.maximum(other.sum(axis=1, keepdims=True), 1)
@@ -135,7 +155,9 @@ LOSSES = {
 
 
 def central_differences(loss, scores, step=1e-5):
-    """d loss_i / d scores_ij for a loss with one value per row, each of which depends on its own row alone."""
+    """d loss_i / d scores_ij for a loss with one value per row, each of which depends on its own row
+    alone.
+    """
     gradient = np.empty_like(scores)
     for j in range(scores.shape[1]):
         shift = np.zeros_like(scores)
@@ -144,17 +166,22 @@ def central_differences(loss, scores, step=1e-5):
     return gradient
 
 
-# -- training ------------------------------------------------------------------------------------------------------------------
+# -- training
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def score_pairs(X, rows, labels, weights, biases, scale):
     """scale * x . w_y + b_y, pair by pair; X dense."""
     X, weights, biases = (np.asarray(a, np.float64) for a in (X, weights, biases))
-    return np.array([[scale * X[r] @ weights[y] + biases[y] for y in row] for r, row in zip(rows, labels, strict=True)])
+    return np.array(
+        [[scale * X[r] @ weights[y] + biases[y] for y in row] for r, row in zip(rows, labels, strict=True)]
+    )
 
 
 def update_pairs(optimizer, X, rows, labels, coefficients, arrays, scale, learning_rate):
-    """All pairs in order, in place; `arrays` = (weights, biases, squares, bias_squares) in float64, X dense."""
+    """All pairs in order, in place; `arrays` = (weights, biases, squares, bias_squares) in float64, X
+    dense.
+    """
     weights, biases, squares, bias_squares = arrays
     for r, row, c_row in zip(rows, labels, coefficients, strict=True):
         for y, c in zip(row, c_row, strict=True):
@@ -169,8 +196,12 @@ def update_pairs(optimizer, X, rows, labels, coefficients, arrays, scale, learni
             biases[y] -= learning_rate * c / np.sqrt(bias_squares[y])
 
 
-def minibatch_step(optimizer, objective, X, rows, labels, log_base, log_noise, weight, arrays, scale, learning_rate, penalty):
-    """Scores and gradients by central differences from frozen weights, then all updates; returns the loss of each row."""
+def minibatch_step(
+    optimizer, objective, X, rows, labels, log_base, log_noise, weight, arrays, scale, learning_rate, penalty
+):
+    """Scores and gradients by central differences from frozen weights, then all updates; returns the loss
+    of each row.
+    """
     scores = score_pairs(X, rows, labels, arrays[0], arrays[1], scale)
 
     def loss(s):
@@ -180,7 +211,8 @@ def minibatch_step(optimizer, objective, X, rows, labels, log_base, log_noise, w
     return loss(scores)
 
 
-# -- the label tree ------------------------------------------------------------------------------------------------------------
+# -- the label tree
+# ------------------------------------------------------------------------------------------------------------
 
 
 def tree_path(tree, label):
@@ -216,12 +248,20 @@ def node_objective(theta, X, zeta, weight, penalty, bias_penalty):
     """Penalised log-likelihood of one node in float64, and its gradient; theta = (w, b)."""
     a = X @ theta[:-1] + theta[-1]
     slope = weight * zeta / (1.0 + np.exp(zeta * a))
-    value = -(weight * np.logaddexp(0.0, -zeta * a)).sum() - penalty * theta[:-1] @ theta[:-1] - bias_penalty * theta[-1] ** 2
-    return value, np.append(X.T @ slope - 2 * penalty * theta[:-1], slope.sum() - 2 * bias_penalty * theta[-1])
+    value = (
+        -(weight * np.logaddexp(0.0, -zeta * a)).sum()
+        - penalty * theta[:-1] @ theta[:-1]
+        - bias_penalty * theta[-1] ** 2
+    )
+    return value, np.append(
+        X.T @ slope - 2 * penalty * theta[:-1], slope.sum() - 2 * bias_penalty * theta[-1]
+    )
 
 
 def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> dict[str, float]:
-    """Mean log-likelihood over (row, class) pairs, and by loops the figures at k over the rows that have a pair."""
+    """Mean log-likelihood over (row, class) pairs, and by loops the figures at k over the rows that have a
+    pair.
+    """
     truth: dict[int, set[int]] = {}
     for row, label in pairs:
         truth.setdefault(row, set()).add(label)
@@ -244,7 +284,8 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
 def best_score_guesses(
     X: np.ndarray, scores: np.ndarray, prior: np.ndarray, nodes: list[np.ndarray], ridge: float
 ) -> list[np.ndarray]:
-    """For each node, a set of classes: slopes and value at the mean of the rows that fit the best of its scores, in float64.
+    """For each node, a set of classes: slopes and value at the mean of the rows that fit the best of its
+    scores, in float64.
 
     ``sum over rows of (best - value - (x - mean) . v)^2 + ridge |v - prior mean|^2``, solved as one least-squares problem.
     """

@@ -1,4 +1,6 @@
-"""Temperature and floor: what they do to probabilities, and whether they are found again where they were hidden."""
+"""Temperature and floor: what they do to probabilities, and whether they are found again where they were
+hidden.
+"""
 
 import pickle
 
@@ -23,7 +25,12 @@ def planted(n, *, sharpness=1.0, floor=0.0, seed=0):
 
 def fit(scores, y, rows=None, n_threads=1):
     return fit_calibration(
-        lambda first, last: scores[first:last].copy(), len(scores), y, rows, scores.shape[1], n_threads=n_threads
+        lambda first, last: scores[first:last].copy(),
+        len(scores),
+        y,
+        rows,
+        scores.shape[1],
+        n_threads=n_threads,
     )
 
 
@@ -34,13 +41,16 @@ def test_lifted_probabilities_identity():
     np.testing.assert_allclose(lifted, expected, atol=1e-6)  # float32
     np.testing.assert_allclose(np.exp(lifted.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
     assert lift(log_prob, 0.0, C) is log_prob
-    some = lift(np.array([-np.inf, np.nan, -200.0], np.float32), 0.1, 10)  # no class, no number, and one beyond float32's exp
+    # no class, no number, and one beyond float32's exp
+    some = lift(np.array([-np.inf, np.nan, -200.0], np.float32), 0.1, 10)
     assert np.isneginf(some[0])
     assert np.isnan(some[1])
     assert some[2] == pytest.approx(np.log(0.01), rel=1e-6)
 
 
-@pytest.mark.parametrize(("sharpness", "floor"), [(1.0, 0.0), (2.0, 0.0), (0.5, 0.0), (1.5, 0.05), (1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("sharpness", "floor"), [(1.0, 0.0), (2.0, 0.0), (0.5, 0.0), (1.5, 0.05), (1.0, 0.1)]
+)
 def test_hidden_calibration_recovers(sharpness, floor):
     found = fit(*planted(20_000, sharpness=sharpness, floor=floor))
     assert found.temperature == pytest.approx(sharpness, rel=0.05)  # 20,000 rows leave about 1.5% of it open
@@ -48,7 +58,9 @@ def test_hidden_calibration_recovers(sharpness, floor):
 
 
 def test_first_guess_is_as_probable_as_it_is_right_recovers():
-    """Also where the model is wrong in other ways: labels of half of the rows come from other scores than it has."""
+    """Also where the model is wrong in other ways: labels of half of the rows come from other scores than
+    it has.
+    """
     scores, y = planted(20_000)
     y[::2] = planted(10_000, seed=1)[1]
     found = fit(scores, y)
@@ -64,7 +76,10 @@ def test_sums_between_the_knots_match_reference():
     right = scores.argmax(axis=1) == y
 
     def loss(temperature):
-        p = np.exp(reference.log_softmax(scores, temperature).max(axis=1)) * (1.0 - found.floor) + found.floor / C
+        p = (
+            np.exp(reference.log_softmax(scores, temperature).max(axis=1)) * (1.0 - found.floor)
+            + found.floor / C
+        )
         return 2.0 * np.log(temperature) ** 2 - np.where(right, np.log(p), np.log1p(-p)).sum()
 
     grid = np.exp(np.linspace(np.log(found.temperature) - 0.3, np.log(found.temperature) + 0.3, 601))
@@ -201,7 +216,9 @@ def judged_rows(monkeypatch, share, n_classes, n_rows, n_features):
     monkeypatch.setattr(fitting, "_JUDGED_SHARE", share)
     rng = np.random.default_rng(0)
     y = rng.integers(n_classes, size=n_rows)
-    return (rng.normal(size=(n_classes, n_features))[y] + rng.normal(size=(n_rows, n_features))).astype(np.float32), y
+    return (rng.normal(size=(n_classes, n_features))[y] + rng.normal(size=(n_rows, n_features))).astype(
+        np.float32
+    ), y
 
 
 def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
@@ -213,16 +230,22 @@ def test_judges_whose_scores_overflow_cost_no_model(monkeypatch):
 
 
 def test_interrupted_fit_is_calibrated(monkeypatch):
-    """In the middle of training, when steps are long, scores are too large; the judges have their say there, too."""
+    """In the middle of training, when steps are long, scores are too large; the judges have their say
+    there, too.
+    """
     X, y = judged_rows(monkeypatch, 0.2, 300, 4000, 8)
 
     def press(record):
         raise KeyboardInterrupt
 
     with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
-        clf = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+        clf = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(
+            X[:3000], y[:3000], callbacks=[press]
+        )
     model = clf.model_
-    assert (clf.choices_["temperature"], clf.choices_["floor"]) == (model.temperature, model.floor) != (1.0, 0.0)
+    assert (
+        (clf.choices_["temperature"], clf.choices_["floor"]) == (model.temperature, model.floor) != (1.0, 0.0)
+    )
     given = model.log_likelihood(X[3000:], y[3000:].astype(np.int32))
     model.temperature, model.floor = 1.0, 0.0
     assert given > model.log_likelihood(X[3000:], y[3000:].astype(np.int32)) + 0.1
@@ -232,7 +255,9 @@ def test_interrupted_fit_is_calibrated(monkeypatch):
 
     monkeypatch.setattr(type(model), "calibrate", twice)
     with pytest.warns(UserWarning, match="interrupted after 1 epochs"):
-        again = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(X[:3000], y[:3000], callbacks=[press])
+        again = ExtremeClassifier(n_epochs=5, learning_rate=4.0, random_state=0).fit(
+            X[:3000], y[:3000], callbacks=[press]
+        )
     np.testing.assert_array_equal(again.model_.linear.weights, model.linear.weights)
 
 

@@ -1,4 +1,6 @@
-"""The terminal application: help, versions, errors as sentences, exit codes, pipes.  Commands have files of their own."""
+"""The terminal application: help, versions, errors as sentences, exit codes, pipes. Commands have files of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,21 @@ def _application_that(command: object) -> typer.Typer:
 def test_help_needs_no_heavy_module() -> None:
     code = "import sys; sys.argv = ['extremax', '--help']\n"
     code += "from extremax.cli import main\ntry:\n    main()\nexcept SystemExit:\n    print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "extremax.cli.app" in loaded
-    assert not {"numpy", "scipy", "sklearn", "numba", "torch", "matplotlib", "pandas", "pyarrow", "rich.table"} & set(loaded)
+    assert not {
+        "numpy",
+        "scipy",
+        "sklearn",
+        "numba",
+        "torch",
+        "matplotlib",
+        "pandas",
+        "pyarrow",
+        "rich.table",
+    } & set(loaded)
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -39,7 +53,12 @@ def test_version_is_that_of_the_package() -> None:
 
 
 def test_shell_completion_knows_options_and_commands() -> None:
-    environment = {**os.environ, "_EXTREMAX_COMPLETE": "complete_bash", "COMP_WORDS": "extremax --ver", "COMP_CWORD": "1"}
+    environment = {
+        **os.environ,
+        "_EXTREMAX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "extremax --ver",
+        "COMP_CWORD": "1",
+    }
     done = subprocess.run(RUN, capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["--version"]
 
@@ -49,7 +68,11 @@ def test_shell_completion_knows_options_and_commands() -> None:
     [
         (ValueError("x is 3; use 2."), 1, "extremax: x is 3; use 2.\n"),
         (TypeError("y is a set."), 1, "extremax: y is a set.\n"),
-        (FileNotFoundError(2, "No such file or directory", "data.csv"), 1, "extremax: data.csv: No such file or directory.\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "data.csv"),
+            1,
+            "extremax: data.csv: No such file or directory.\n",
+        ),
         (ImportError("needs pyarrow: pip install extremax[parquet]."), 1, "extremax: needs pyarrow"),
         (KeyboardInterrupt(), 130, "extremax: interrupted.\n"),
         (typer.BadParameter("--a and --b exclude each other."), 2, "--a and --b exclude each other."),
@@ -111,7 +134,9 @@ def test_pipe_closed_early_ends_quietly() -> None:
     code = "from extremax.cli.app import build\nfrom extremax.cli import terminal\nmade = build()\n"
     code += "@made.command()\ndef count():\n    for i in range(10**6): terminal.write(str(i))\n"
     code += "made(['count'])"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.readline() == "0\n"

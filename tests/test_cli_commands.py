@@ -1,4 +1,6 @@
-"""train, predict, evaluate, inspect and ask: the same answers as in Python, from files, pipes and half-finished training."""
+"""train, predict, evaluate, inspect and ask: the same answers as in Python, from files, pipes and
+half-finished training.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ from extremax.validation import Choice
 RUN = [sys.executable, "-m", "extremax"]
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
 ROWS = [
-    (f"{verb} {place} a {thing}", thing) for thing in THINGS for verb in ("fell", "jumped") for place in ("off", "from", "near")
+    (f"{verb} {place} a {thing}", thing)
+    for thing in THINGS
+    for verb in ("fell", "jumped")
+    for place in ("off", "from", "near")
 ]
 SETTINGS = {"n_epochs": 6, "n_components": 4}
 
@@ -46,7 +51,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli")
     with (path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *ROWS])
-    cli("train", path / "data.csv", "--out", path / "model", "--text-features", 16, "--n-epochs", 6, "--n-components", 4)
+    cli(
+        "train",
+        path / "data.csv",
+        "--out",
+        path / "model",
+        "--text-features",
+        16,
+        "--n-epochs",
+        6,
+        "--n-components",
+        4,
+    )
     return path
 
 
@@ -56,7 +72,9 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("features")
     rng = np.random.default_rng(0)
     y = rng.integers(20, size=300)
-    np.save(path / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32))
+    np.save(
+        path / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32)
+    )
     np.save(path / "y.npy", y)
     cli("train", path / "X.npy", "--out", path / "model", "--noise", "frequency", "--n-epochs", 5, "-q")
     return path
@@ -64,15 +82,17 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_command_line_same_everywhere(folder: Path) -> None:
     texts, labels = [text for text, _ in ROWS], [label for _, label in ROWS]
-    clf = TextClassifier(ExtremeClassifier(random_state=0, **SETTINGS), features=TextFeatures(n_components=8, n_random=8)).fit(
-        texts, labels
-    )
+    clf = TextClassifier(
+        ExtremeClassifier(random_state=0, **SETTINGS), features=TextFeatures(n_components=8, n_random=8)
+    ).fit(texts, labels)
     reloaded = load_model(folder / "model")
     best, log_prob = clf.predict_topk(texts, k=3)
     np.testing.assert_array_equal(reloaded.predict_topk(texts, k=3)[1], log_prob)
     answers = [
         json.loads(line)
-        for line in cli("predict", folder / "model", folder / "data.csv", "-k", 3, "--to", "jsonl").stdout.splitlines()
+        for line in cli(
+            "predict", folder / "model", folder / "data.csv", "-k", 3, "--to", "jsonl"
+        ).stdout.splitlines()
     ]
     assert [answer["labels"] for answer in answers] == best.tolist()
     # Files hold seven digits.
@@ -94,9 +114,14 @@ def test_every_parameter_is_an_option() -> None:
 
 
 def test_words_of_an_option_are_those_of_the_table() -> None:
-    words = {name: [w for c in entry if isinstance(c, Choice) for w in c.options] for name, entry in CONSTRAINTS.items()}
+    words = {
+        name: [w for c in entry if isinstance(c, Choice) for w in c.options]
+        for name, entry in CONSTRAINTS.items()
+    }
     read = parameters.read_choices()
-    assert {name: choices for name, (choices, _) in read.items()} == {name: found for name, found in words.items() if found}
+    assert {name: choices for name, (choices, _) in read.items()} == {
+        name: found for name, found in words.items() if found
+    }
     assert [name for name, (_, only) in read.items() if not only] == ["regularization"]
     shown = " ".join(cli("train", "--help").stdout.split())
     assert "|".join(words["objective"]) in shown
@@ -123,7 +148,9 @@ def test_words_of_an_option_are_those_of_the_table() -> None:
         (["--learning-rate", "0"], "extremax: --learning-rate must be a number > 0.0"),
     ],
 )
-def test_setting_is_checked_before_the_file_is_read_rejects(tmp_path: Path, option: list[str], sentence: str) -> None:
+def test_setting_is_checked_before_the_file_is_read_rejects(
+    tmp_path: Path, option: list[str], sentence: str
+) -> None:
     done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "model", *option, code=1)
     assert done.stderr.startswith(sentence)
 
@@ -135,7 +162,9 @@ def test_nothing_is_written_of_bad_rows_rejects(folder: Path, features: Path, tm
     assert cli("predict", folder / "model", text="").stdout == "label,probability\n"
     done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "answers.json", code=2)
     assert "answers.json" in "".join(done.stderr.split())
-    done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "absent" / "answers.csv", code=1)
+    done = cli(
+        "predict", folder / "model", folder / "data.csv", "--out", tmp_path / "absent" / "answers.csv", code=1
+    )
     assert f"there is no folder {tmp_path / 'absent'}" in done.stderr
 
 
@@ -144,7 +173,11 @@ def test_nothing_is_written_of_bad_rows_rejects(folder: Path, features: Path, tm
     [
         ("a.csv", b"", "a.csv has no rows."),
         ("a.csv", b"text,label\n", "a.csv has no rows."),
-        ("a.csv", b"text\nx\ny\n", "a.csv has 2 rows, but no labels; name their column: --label-column NAME."),
+        (
+            "a.csv",
+            b"text\nx\ny\n",
+            "a.csv has 2 rows, but no labels; name their column: --label-column NAME.",
+        ),
     ],
 )
 def test_file_without_labels_rejects(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
@@ -160,9 +193,29 @@ def test_features_without_labels_rejects(features: Path, tmp_path: Path) -> None
 
 
 def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
-    options = ["--learning-rate", 0.1, "--regularization", 0.5, "--optimizer", "adagrad_row", "--n-negatives", 2, "--seed", 7]
+    options = [
+        "--learning-rate",
+        0.1,
+        "--regularization",
+        0.5,
+        "--optimizer",
+        "adagrad_row",
+        "--n-negatives",
+        2,
+        "--seed",
+        7,
+    ]
     done = cli(
-        "train", features / "X.npy", "--out", tmp_path / "m", "--n-epochs", 1, "--validation-fraction", 0.2, "--json", *options
+        "train",
+        features / "X.npy",
+        "--out",
+        tmp_path / "m",
+        "--n-epochs",
+        1,
+        "--validation-fraction",
+        0.2,
+        "--json",
+        *options,
     )
     clf = load_model(tmp_path / "m")
     assert isinstance(clf, ExtremeClassifier)
@@ -209,14 +262,24 @@ def test_lines_from_standard_input_are_answered_as_they_come(folder: Path) -> No
         for thing in ("ladder", "horse"):
             running.stdin.write(f"near a {thing}, perhaps\n")
             running.stdin.flush()
-            assert json.loads(running.stdout.readline())["labels"] == [thing]  # before the next line is written
+            # before the next line is written
+            assert json.loads(running.stdout.readline())["labels"] == [thing]
         running.stdin.close()
         assert running.stdout.read() == ""
         assert running.wait() == 0
 
 
 def test_table_from_standard_input(folder: Path) -> None:
-    done = cli("predict", folder / "model", "-", "--format", "csv", "--text-column", "text", text="id,text\n1,a ladder\n2,\n")
+    done = cli(
+        "predict",
+        folder / "model",
+        "-",
+        "--format",
+        "csv",
+        "--text-column",
+        "text",
+        text="id,text\n1,a ladder\n2,\n",
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == "label,probability"
     assert lines[1].startswith("ladder,")
@@ -247,7 +310,14 @@ app(sys.argv[1:])
 
 
 def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path) -> None:
-    arguments = ["train", str(folder / "data.csv"), "--out", str(tmp_path / "model"), "--n-epochs", "100000000"]
+    arguments = [
+        "train",
+        str(folder / "data.csv"),
+        "--out",
+        str(tmp_path / "model"),
+        "--n-epochs",
+        "100000000",
+    ]
     command = [sys.executable, "-c", _TRAINING_THAT_TELLS, *arguments, "--n-components", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -267,28 +337,42 @@ def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path) -> None:
 def test_evaluation_counts_unknown_labels(folder: Path, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "test.csv.gz", "wt") as file:
         file.write("text,label\nfell off a ladder,ladder\nfell off a cliff,cliff\n")
-    figures = json.loads(cli("evaluate", folder / "model", tmp_path / "test.csv.gz", "--json", "-k", "1,2").stdout)
+    figures = json.loads(
+        cli("evaluate", folder / "model", tmp_path / "test.csv.gz", "--json", "-k", "1,2").stdout
+    )
     assert (figures["n_samples"], figures["n_left_out"], figures["n_unknown"]) == (1, 1, 1)
     assert figures["accuracy@1"] == figures["ndcg@2"] == figures["propensity_scored_precision@1"] == 1.0
     assert figures["precision@2"] == 0.5
     clf = load_model(folder / "model")
-    assert figures["log_likelihood"] == pytest.approx(clf.log_likelihood(["fell off a ladder"], ["ladder"]), abs=1e-6)
+    assert figures["log_likelihood"] == pytest.approx(
+        clf.log_likelihood(["fell off a ladder"], ["ladder"]), abs=1e-6
+    )
     assert 0.0 <= figures["calibration_error"] <= 1.0
 
 
 def test_evaluation_of_several_labels(features: Path, tmp_path: Path) -> None:
     X = np.load(features / "X.npy")
     best, _ = load_model(features / "model").predict_topk(X, k=2)
-    lines = ["2 6 20", *(f"{best[i, 1]},{best[i, 0]} " + " ".join(f"{j}:{x}" for j, x in enumerate(X[i])) for i in range(2))]
+    lines = [
+        "2 6 20",
+        *(f"{best[i, 1]},{best[i, 0]} " + " ".join(f"{j}:{x}" for j, x in enumerate(X[i])) for i in range(2)),
+    ]
     (tmp_path / "test.txt").write_text("\n".join(lines) + "\n")
-    figures = json.loads(cli("evaluate", features / "model", tmp_path / "test.txt", "--json", "-k", "1,2,4").stdout)
+    figures = json.loads(
+        cli("evaluate", features / "model", tmp_path / "test.txt", "--json", "-k", "1,2,4").stdout
+    )
     assert figures["precision@1"] == figures["precision@2"] == figures["ndcg@4"] == 1.0
     assert figures["precision@4"] == 0.5
 
 
 def test_inspection_tells_sizes_and_tree(folder: Path) -> None:
     facts = json.loads(cli("inspect", folder / "model", "--json").stdout)
-    assert (facts["input"], facts["n_classes"], facts["n_samples"], facts["tree_depth"]) == ("texts", 8, 48, 3)
+    assert (facts["input"], facts["n_classes"], facts["n_samples"], facts["tree_depth"]) == (
+        "texts",
+        8,
+        48,
+        3,
+    )
     assert facts["frequencies_log_likelihood"] == pytest.approx(-np.log(8))
     assert sum(facts["memory"].values()) == sum(file.stat().st_size for file in (folder / "model").iterdir())
     assert {"weights", "text features", "noise (TreeNoise)", "label names"} <= set(facts["memory"])
@@ -296,7 +380,9 @@ def test_inspection_tells_sizes_and_tree(folder: Path) -> None:
 
 
 def test_inspection_of_a_label_matches_reference(folder: Path) -> None:
-    hardest = json.loads(cli("inspect", folder / "model", "--label", "ladder", "-k", 3, "--json").stdout)["hardest"]
+    hardest = json.loads(cli("inspect", folder / "model", "--label", "ladder", "-k", 3, "--json").stdout)[
+        "hardest"
+    ]
     clf = load_model(folder / "model")
     Z = clf.model_.project(clf.transform([text for text, label in ROWS if label == "ladder"]))
     p = np.exp(clf.model_.tree.log_prob_all(Z.mean(axis=0, keepdims=True))[0])
@@ -389,7 +475,9 @@ def test_several_labels_are_reduced_or_kept(tmp_path: Path) -> None:
     clf = load_model(tmp_path / "m")
     assert clf.classes_.tolist() == ["a", "b", "c"]
     assert clf.model_.class_counts.tolist() == [8, 24, 8]
-    figures = json.loads(cli("evaluate", tmp_path / "m", tmp_path / "pairs.csv", "--label-separator", ";", "--json").stdout)
+    figures = json.loads(
+        cli("evaluate", tmp_path / "m", tmp_path / "pairs.csv", "--label-separator", ";", "--json").stdout
+    )
     assert (figures["n_samples"], figures["n_pairs"]) == (24, 40)
 
 
@@ -405,26 +493,43 @@ def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
 
 def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "names.csv").write_text("ladder,a thing with rungs\nroof,\u00e9lev\u00e9\n")
-    options = ["--descriptions", tmp_path / "names.csv", "--n-epochs", 3, "--text-features", 16, "--n-components", 4]
+    options = [
+        "--descriptions",
+        tmp_path / "names.csv",
+        "--n-epochs",
+        3,
+        "--text-features",
+        16,
+        "--n-components",
+        4,
+    ]
     said = cli("train", folder / "data.csv", "--out", tmp_path / "m", *options).stderr
     assert "6 of 8 labels have no description" in said
     answers = json.loads(cli("ask", tmp_path / "m", "a ladder", "-k", 8, "--json").stdout)["answers"]
     described = {answer["label"]: answer["description"] for answer in answers}
-    assert described == dict.fromkeys(THINGS, "") | {"ladder": "a thing with rungs", "roof": "\u00e9lev\u00e9"}
+    assert described == dict.fromkeys(THINGS, "") | {
+        "ladder": "a thing with rungs",
+        "roof": "\u00e9lev\u00e9",
+    }
     assert "a thing with rungs" in cli("inspect", tmp_path / "m", "--label", "roof").stdout
 
 
 def test_demo_answers(tmp_path: Path) -> None:
     done = cli("demo", "--out", tmp_path / "demo", "--rows", 1500, "--n-epochs", 2)
     lines = done.stdout.splitlines()
-    figures = {line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]}
+    figures = {
+        line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]
+    }
     assert list(figures) == ["class frequencies", "uniform negatives", "extremax"]
-    assert figures["extremax"][0] > figures["class frequencies"][0]  # far fewer rows and epochs than the demonstration has
+    # far fewer rows and epochs than the demonstration has
+    assert figures["extremax"][0] > figures["class frequencies"][0]
     assert lines.count("label\tdescription\tprobability") == 5
     assert "fell off a ladder" in lines
     assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "extremax ask" in done.stderr
-    best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)["answers"]
+    best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)[
+        "answers"
+    ]
     assert best[0]["description"]
 
 

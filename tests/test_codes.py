@@ -1,4 +1,6 @@
-"""The index over class scores: short codes, guesses at the scores by them, and the search among the best guesses."""
+"""The index over class scores: short codes, guesses at the scores by them, and the search among the best
+guesses.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ N_CLASSES = 2100
 
 
 def random_model(n_classes=3000, n_features=30, seed=0, scale=0.5):
-    """Classes with scores of all sizes, and rows that are neither centred nor of one length in all directions."""
+    """Classes with scores of all sizes, and rows that are neither centred nor of one length in all
+    directions.
+    """
     rng = np.random.default_rng(seed)
     model = LinearModel.zeros(n_classes, n_features, feature_scale=scale)
     spread = rng.uniform(0.3, 2.0, n_features)
-    model.weights[:] = rng.normal(size=model.weights.shape) * rng.uniform(0.5, 1.5, (n_classes, 1)) / (6.0 * spread)
+    model.weights[:] = (
+        rng.normal(size=model.weights.shape) * rng.uniform(0.5, 1.5, (n_classes, 1)) / (6.0 * spread)
+    )
     model.biases[:] = rng.normal(size=n_classes)
     rows = 2.0 * rng.normal(size=(900, n_features)) * spread + rng.normal(size=n_features)
     return model, rows.astype(np.float32)
@@ -205,7 +211,9 @@ def test_threads_and_other_rows_change_nothing_same_everywhere(indexed):
         one_by_one = [codes_topk(X[i : i + 1], model, index, 5, beam_width=width) for i in range(40)]
         for part in range(2):
             np.testing.assert_array_equal(threaded[part], whole[part])
-            np.testing.assert_array_equal(np.concatenate([single[part] for single in one_by_one]), whole[part][:40])
+            np.testing.assert_array_equal(
+                np.concatenate([single[part] for single in one_by_one]), whole[part][:40]
+            )
 
 
 def test_chosen_width_finds_what_it_says(indexed):
@@ -230,7 +238,9 @@ def test_rows_not_trained_on_choose_the_width_identity(indexed, monkeypatch):
 
 
 def test_crowded_rows_are_searched_exactly_identity():
-    """Where most classes are copies of each other, more of them reach the threshold than there is room for."""
+    """Where most classes are copies of each other, more of them reach the threshold than there is room
+    for.
+    """
     model, X = random_model()
     model.weights[1:] = model.weights[0]
     model.biases[1:] = model.biases[0]
@@ -249,7 +259,8 @@ def test_default_model_finds_the_best_class(planted):
     assert index.beam_width is not None
     exact, _ = clf.predict_topk(data.X_test)
     beam, log_prob = clf.predict_topk(data.X_test, search="beam")
-    assert np.mean(exact[:, 0] == beam[:, 0]) > 0.98  # 99% aimed at; 1,000 rows make it uncertain by 0.3 points
+    # 99% aimed at; 1,000 rows make it uncertain by 0.3 points
+    assert np.mean(exact[:, 0] == beam[:, 0]) > 0.98
     assert (np.diff(log_prob, axis=1) <= 0).all()
     whole, _ = clf.predict_topk(data.X_test, search="beam", beam_width=N_CLASSES)
     np.testing.assert_array_equal(whole, exact)
@@ -261,7 +272,9 @@ def test_saved_index_finds_the_same_everywhere(planted, tmp_path):
     again = load_model(tmp_path / "model")
     assert again.model_.index.header() == clf.model_.index.header()
     for ours, theirs in zip(
-        clf.predict_topk(data.X_test[:200], search="beam"), again.predict_topk(data.X_test[:200], search="beam"), strict=True
+        clf.predict_topk(data.X_test[:200], search="beam"),
+        again.predict_topk(data.X_test[:200], search="beam"),
+        strict=True,
     ):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -287,11 +300,17 @@ def test_index_of_an_earlier_kind_says_so(planted, tmp_path, monkeypatch):
     save_folder = model_module.save_folder
 
     def as_before(path, *, header, **parts):
-        save_folder(path, header={"cells": {}, **{name: value for name, value in header.items() if name != "index"}}, **parts)
+        save_folder(
+            path,
+            header={"cells": {}, **{name: value for name, value in header.items() if name != "index"}},
+            **parts,
+        )
 
     monkeypatch.setattr(model_module, "save_folder", as_before)
     clf.save(tmp_path / "model")
-    with pytest.warns(UserWarning, match=r"model has an index .* of an earlier kind.* model_\.fit_index\(X\)"):
+    with pytest.warns(
+        UserWarning, match=r"model has an index .* of an earlier kind.* model_\.fit_index\(X\)"
+    ):
         old = load_model(tmp_path / "model")
     assert old.model_.index is None
 
@@ -310,7 +329,11 @@ def test_stale_index_says_so_until_fitted_again(planted, tmp_path):
 def test_resumed_fit_has_the_same_index(planted, tmp_path):
     data, clf = planted
     half = ExtremeClassifier(random_state=0, n_epochs=3)
-    half.fit(data.X, data.y, callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None])
+    half.fit(
+        data.X,
+        data.y,
+        callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None],
+    )
     again = load_model(tmp_path / "half")
     assert again.model_.index is None
     again.resume_fit(data.X, data.y)
@@ -322,7 +345,9 @@ def test_scores_with_the_tree_need_no_index():
     rng = np.random.default_rng(0)
     y = np.arange(2 * N_CLASSES) % N_CLASSES
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
-    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=0, n_components=2, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=0, n_components=2, random_state=0).fit(
+        X, y
+    )
     assert clf.model_.index is None
     assert not clf.model_.takes_index
     assert "beam_width" not in clf.choices_
@@ -365,7 +390,9 @@ def test_bad_arguments_rejects(indexed, planted):
 
 
 _Y = np.arange(3 * N_CLASSES) % N_CLASSES
-_ROWS = np.random.default_rng(0).normal(size=(N_CLASSES, 6))[_Y] + 0.1 * np.random.default_rng(1).normal(size=(len(_Y), 6))
+_ROWS = np.random.default_rng(0).normal(size=(N_CLASSES, 6))[_Y] + 0.1 * np.random.default_rng(1).normal(
+    size=(len(_Y), 6)
+)
 _ODD = {
     "constant": np.ones_like(_ROWS),
     "huge": 1e18 * _ROWS,
@@ -409,7 +436,9 @@ def test_rows_kept_back_from_training_judge_the_beam(monkeypatch):
     monkeypatch.setattr(
         CodeIndex,
         "fit",
-        classmethod(lambda cls, X, model, **given: seen.append((X, given["judges"])) or kept(cls, X, model, **given)),
+        classmethod(
+            lambda cls, X, model, **given: seen.append((X, given["judges"])) or kept(cls, X, model, **given)
+        ),
     )
     X = _ROWS.astype(np.float32)
     ExtremeClassifier(random_state=0, n_epochs=1).fit(X, _Y)

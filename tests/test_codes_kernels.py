@@ -1,8 +1,7 @@
 """The kernels of the index over class scores, one by one, against numpy and against their definitions.
 
-Most guesses here are small whole numbers over powers of two: float32 holds them exactly in whatever order they are summed, so
-that ties are ties and a comparison has one answer.
-"""
+Most guesses here are small whole numbers over powers of two: float32 holds them exactly in whatever order
+they are summed, so that ties are ties and a comparison has one answer."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ import pytest
 
 import reference
 from extremax import _jit
+from extremax.kernels import pq as kernels
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums, trailing_zeros
-from extremax.kernels import pq as kernels
 from extremax.linear import LinearModel
 from extremax.search.pq import CodeIndex, _centres
 
@@ -55,7 +54,8 @@ def some_tables(kind, shape, rng):
     return rng.integers(low, high + 1, shape).astype(np.uint8)
 
 
-# -- sums of table entries -----------------------------------------------------------------------------------------------------
+# -- sums of table entries
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -70,7 +70,10 @@ def test_table_sums_match_reference(kind, pairs):
         assert np.all(expected == 31 * 2 * pairs)
     for start, stop in LOOKS:
         for group in range(2):
-            sums, highest = np.full((ROWS_AT_ONCE, 6, LANES), 7, np.uint16), np.full((ROWS_AT_ONCE, 6), -7, np.int32)
+            sums, highest = (
+                np.full((ROWS_AT_ONCE, 6, LANES), 7, np.uint16),
+                np.full((ROWS_AT_ONCE, 6), -7, np.int32),
+            )
             sum_entries(codes, start, stop, tables, group, sums, highest)
             own = expected[group][:, start:stop]
             n = own.shape[1]
@@ -110,18 +113,25 @@ def seeded_sums():
         codes = rng.integers(0, 256, (70, pairs, LANES)).astype(np.uint8)
         tables = some_tables(kind, (2, ROWS_AT_ONCE, 2 * pairs, 16), rng)
         for group in range(2):
-            sums, highest = np.zeros((ROWS_AT_ONCE, 70, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, 70), np.int32)
+            sums, highest = (
+                np.zeros((ROWS_AT_ONCE, 70, LANES), np.uint16),
+                np.zeros((ROWS_AT_ONCE, 70), np.int32),
+            )
             sum_entries(codes, 0, 70, tables, group, sums, highest)
             parts += [sums.ravel().astype(np.int64), highest.ravel().astype(np.int64)]
     return np.concatenate(parts)
 
 
 def in_another_process(code, path, **settings):
-    """Run `code`, which saves an array to `path`, with numba set as given and nothing of it cached; returns the array."""
+    """Run `code`, which saves an array to `path`, with numba set as given and nothing of it cached;
+    returns the array.
+    """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment = plain | {"NUMBA_CACHE_DIR": str(path.parent / "cache")} | settings
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport numpy as np\n{code}"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return np.load(path)
 
@@ -137,7 +147,9 @@ np.save(sys.argv[1], tests.seeded_sums())
 
 
 def neon_module():
-    """What `_block_sums` is made of on a processor with NEON, behind a function of plain pointers and numbers."""
+    """What `_block_sums` is made of on a processor with NEON, behind a function of plain pointers and
+    numbers.
+    """
     from llvmlite import ir
     from numba.core import cgutils, types
     from numba.core.registry import cpu_target
@@ -193,7 +205,9 @@ def neon_case():
 
 
 def neon_sums():
-    """Sums by the NEON variant, run with a stand-in for its one instruction that other processors do not have."""
+    """Sums by the NEON variant, run with a stand-in for its one instruction that other processors do not
+    have.
+    """
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -239,11 +253,14 @@ np.save(sys.argv[1], tests.neon_sums())
     np.testing.assert_array_equal(got[..., LANES], expected.max(axis=3))
 
 
-# -- codes and tables ----------------------------------------------------------------------------------------------------------
+# -- codes and tables
+# ----------------------------------------------------------------------------------------------------------
 
 
 def named_centres(codes, n_classes):
-    """The code of each piece of each class, (n_classes, pieces), by the layout that the documentation describes."""
+    """The code of each piece of each class, (n_classes, pieces), by the layout that the documentation
+    describes.
+    """
     out = np.empty((n_classes, 2 * codes.shape[1]), np.int64)
     for block in range(-(-n_classes // LANES)):
         for place in range(LANES):
@@ -268,7 +285,8 @@ def test_codes_name_the_nearest_centres_matches_reference(size):
     pieces = directions.reshape(n, 2 * pairs, 1, size).astype(np.float64)
     far = np.square(pieces - centres).sum(axis=3)
     chosen = np.take_along_axis(far, named[:n, :, None], axis=2)[..., 0]
-    np.testing.assert_allclose(chosen, far.min(axis=2), rtol=0, atol=1e-5)  # ties within the rounding of float32
+    # ties within the rounding of float32
+    np.testing.assert_allclose(chosen, far.min(axis=2), rtol=0, atol=1e-5)
     assert len(np.unique(named[:n])) > 12
     products = np.sum(pieces[:, :, 0] * centres[named[:n]], axis=(1, 2))
     np.testing.assert_allclose(alike, products, rtol=0, atol=1e-5)  # a sum of 24 products in float32
@@ -281,7 +299,8 @@ def test_turned_rows_match_reference(n):
     X, turn, shift = (rng.normal(size=shape).astype(np.float32) for shape in ((n, 19), (12, 19), 12))
     out = np.full((n, 12), np.nan, np.float32)
     kernels.turn_rows(X, turn, shift, out)
-    np.testing.assert_allclose(out, X.astype(np.float64) @ turn.T - shift, rtol=0, atol=1e-5)  # sums of 19 in float32
+    # sums of 19 in float32
+    np.testing.assert_allclose(out, X.astype(np.float64) @ turn.T - shift, rtol=0, atol=1e-5)
     alone = np.empty((1, 12), np.float32)
     for i in range(n):
         kernels.turn_rows(X[i : i + 1], turn, shift, alone)
@@ -302,7 +321,9 @@ def test_tables_match_reference():
     rng = np.random.default_rng(0)
     n, n_tables, size = 6, 8, 3
     centres = rng.normal(size=(16, size)).astype(np.float32)
-    rows = (rng.normal(size=(n, size * n_tables + 4)) * 10.0 ** rng.integers(-4, 5, (n, 1))).astype(np.float32)
+    rows = (rng.normal(size=(n, size * n_tables + 4)) * 10.0 ** rng.integers(-4, 5, (n, 1))).astype(
+        np.float32
+    )
     rows[:, -4:] = 1e20  # no part of z
     tables, steps, offsets, squares = made_tables(rows, centres, n_tables)
     z = rows[:, :-4].astype(np.float64)
@@ -323,7 +344,8 @@ def test_tables_match_reference():
         guessed = tables[i].astype(np.int64)[piece, picks].sum(axis=1) * np.float64(steps[i]) + offsets[i]
         errors = np.abs(guessed - products[i][piece, picks].sum(axis=1)) / steps[i]
         assert errors.max() < 0.5 * n_tables
-        assert errors.mean() < 0.3 * np.sqrt(n_tables)  # as roundings that have nothing to do with each other add up
+        # as roundings that have nothing to do with each other add up
+        assert errors.mean() < 0.3 * np.sqrt(n_tables)
     for filled in (tables, steps, offsets, squares):
         np.testing.assert_array_equal(filled[n:], [filled[n - 1]] * (len(filled) - n))
 
@@ -347,11 +369,14 @@ def test_rows_without_tables_say_so(value, where):
     assert np.all(steps[2:] > 0.0)
 
 
-# -- the search among guesses --------------------------------------------------------------------------------------------------
+# -- the search among guesses
+# --------------------------------------------------------------------------------------------------
 
 
 class Case:
-    """Codes, tables and the rest of a search in which all guesses are exact in float32; `guesses` (rows, places)."""
+    """Codes, tables and the rest of a search in which all guesses are exact in float32; `guesses` (rows,
+    places).
+    """
 
     def __init__(self, n_blocks=37, n_rows=6, n_classes=None, seed=0):
         rng = np.random.default_rng(seed)
@@ -361,17 +386,24 @@ class Case:
         self.tables = some_tables("any", (self.n_groups, ROWS_AT_ONCE, 2 * pairs, 16), rng)
         shape = (self.n_groups, ROWS_AT_ONCE)
         self.steps = (2.0 ** rng.integers(-5, -2, shape)).astype(np.float32)
-        self.offsets = (-rng.integers(60, 260, shape) / 16).astype(np.float32)  # so that sums are of either sign
+        # so that sums are of either sign
+        self.offsets = (-rng.integers(60, 260, shape) / 16).astype(np.float32)
         self.factors = (rng.integers(1, 9, (n_blocks, LANES)) / 4).astype(np.float32)
         self.bases = (rng.integers(-80, 80, (n_blocks, LANES)) / 8).astype(np.float32)
-        self.bases += (rng.integers(-10, 10, (n_blocks, 1))).astype(np.float32)  # of some blocks no class is any good
+        # of some blocks no class is any good
+        self.bases += (rng.integers(-10, 10, (n_blocks, 1))).astype(np.float32)
         self.factors.reshape(-1)[self.n_classes :] = 0.0
         self.bases.reshape(-1)[self.n_classes :] = -np.inf
         self.bounds = np.zeros((2, -(-n_blocks // kernels.CHUNK) * kernels.CHUNK), np.float32)
         self.bounds[1] = -np.inf
-        self.bounds[0, :n_blocks], self.bounds[1, :n_blocks] = self.factors.max(axis=1), self.bases.max(axis=1)
+        self.bounds[0, :n_blocks], self.bounds[1, :n_blocks] = (
+            self.factors.max(axis=1),
+            self.bases.max(axis=1),
+        )
         rows = (self.steps[..., None, None], self.offsets[..., None, None])
-        self.all_guesses = (expected_sums(self.codes, self.tables) * rows[0] + rows[1]) * self.factors + self.bases
+        self.all_guesses = (
+            expected_sums(self.codes, self.tables) * rows[0] + rows[1]
+        ) * self.factors + self.bases
         assert np.array_equal(self.all_guesses, self.all_guesses.astype(np.float32))
         self.guesses = self.all_guesses.reshape(shape[0] * shape[1], -1)[:n_rows, : self.n_classes]
 
@@ -387,7 +419,9 @@ class Case:
         return thresholds, tails
 
     def find(self, thresholds, most):
-        """Thresholds of the rows; those of rows that fill the last group find everything, if they are looked at."""
+        """Thresholds of the rows; those of rows that fill the last group find everything, if they are
+        looked at.
+        """
         filled = np.full(self.steps.shape, -np.inf, np.float32)
         filled.reshape(-1)[: self.n_rows] = thresholds
         found, counts = np.full((self.n_rows, most), -9, np.int32), np.full(self.n_rows, -9, np.int32)
@@ -397,7 +431,8 @@ class Case:
 
 @pytest.mark.small
 @pytest.mark.parametrize(
-    ("n_blocks", "stride", "kept"), [(5, 1, 1), (5, 1, 10), (37, 1, 33), (37, 5, 8), (33, 16, 2), (33, 16, 40), (6, 3, 63)]
+    ("n_blocks", "stride", "kept"),
+    [(5, 1, 1), (5, 1, 10), (37, 1, 33), (37, 5, 8), (33, 16, 2), (33, 16, 40), (6, 3, 63)],
 )
 def test_thresholds_match_reference(n_blocks, stride, kept):
     case = Case(n_blocks=n_blocks, seed=stride + kept)
@@ -405,7 +440,11 @@ def test_thresholds_match_reference(n_blocks, stride, kept):
     thresholds, tails = case.set_thresholds(stride, kept, sharpness)
     looked = case.all_guesses[:, :, ::stride].reshape(*case.steps.shape, -1)
     np.testing.assert_array_equal(thresholds, np.sort(looked, axis=2)[:, :, -kept])
-    below = np.where(looked < thresholds[..., None], np.exp(sharpness * (looked - thresholds[..., None].astype(np.float64))), 0)
+    below = np.where(
+        looked < thresholds[..., None],
+        np.exp(sharpness * (looked - thresholds[..., None].astype(np.float64))),
+        0,
+    )
     np.testing.assert_allclose(tails, below.sum(axis=2), rtol=1e-4)  # sums of up to 1184 terms in float32
     assert np.all(tails > 0.0)
 
@@ -445,11 +484,15 @@ def test_found_classes_match_reference(n_blocks, n_rows):
 def test_found_classes_beyond_the_room_are_counted():
     case = Case(n_blocks=37, seed=3)
     thresholds = np.sort(case.guesses, axis=1)[:, [-3, -400, -40, -41, -1000, -1]][np.arange(6), np.arange(6)]
-    expected = [np.flatnonzero(row >= threshold) for row, threshold in zip(case.guesses, thresholds, strict=True)]
+    expected = [
+        np.flatnonzero(row >= threshold) for row, threshold in zip(case.guesses, thresholds, strict=True)
+    ]
     for most in (1, 40, 41):
         found, counts = case.find(thresholds, most)
         assert counts.tolist() == [len(own) for own in expected]
-        assert all(got[: len(own)].tolist() == own[:most].tolist() for got, own in zip(found, expected, strict=True))
+        assert all(
+            got[: len(own)].tolist() == own[:most].tolist() for got, own in zip(found, expected, strict=True)
+        )
 
 
 @pytest.mark.small
@@ -466,23 +509,31 @@ def test_as_many_classes_as_kept_reach_their_threshold(stride):
     rng = np.random.default_rng(0)
     case = Case(n_blocks=40, n_rows=800)
     shape, classes = case.steps.shape, case.factors.shape
-    case.steps, case.offsets = rng.uniform(0.01, 1, shape).astype(np.float32), rng.normal(-90, 30, shape).astype(np.float32)
+    case.steps, case.offsets = (
+        rng.uniform(0.01, 1, shape).astype(np.float32),
+        rng.normal(-90, 30, shape).astype(np.float32),
+    )
     case.factors = rng.uniform(0.1, 3, classes).astype(np.float32)
     case.bases = rng.normal(size=classes).astype(np.float32)
     case.bounds[0, :40], case.bounds[1, :40] = case.factors.max(axis=1), case.bases.max(axis=1)
     for kept in (1, 10):
         thresholds, _ = case.set_thresholds(stride, kept, 1.0)
         found, counts = case.find(thresholds.reshape(-1), LANES * 40)
-        looked = [np.sum(own[:count] // LANES % stride == 0) for own, count in zip(found, counts, strict=True)]
+        looked = [
+            np.sum(own[:count] // LANES % stride == 0) for own, count in zip(found, counts, strict=True)
+        ]
         assert min(looked) >= kept
         assert np.mean(looked) < kept + 0.1  # and no more, but for ties
 
 
-# -- exact scores of the classes found -----------------------------------------------------------------------------------------
+# -- exact scores of the classes found
+# -----------------------------------------------------------------------------------------
 
 
 def some_found(n_rows, n_classes, most, seed):
-    """Places in order for each row, a count for each, some of them more than there is room for; places 3 and 4 nobody wants."""
+    """Places in order for each row, a count for each, some of them more than there is room for; places 3
+    and 4 nobody wants.
+    """
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, most + 3, n_rows).astype(np.int32)
     counts[:2] = 0, most + 2
@@ -518,11 +569,14 @@ def test_listed_rows_match_reference(n_rows, n_classes, most):
 def test_listed_scores_match_reference(n_features):
     rng = np.random.default_rng(n_features)
     n_rows, n_classes, most, scale = 23, 40, 12, np.float32(0.75)
-    X, weights, biases = (rng.normal(size=s).astype(np.float32) for s in ((n_rows, n_features), (50, n_features), 50))
+    X, weights, biases = (
+        rng.normal(size=s).astype(np.float32) for s in ((n_rows, n_features), (50, n_features), 50)
+    )
     order = rng.permutation(50)[:n_classes].astype(np.int32)
     found, counts = some_found(n_rows, n_classes, most, seed=1)
     rows, slots, places = pairs_of(found, counts)
-    assert {1, 2, 3, 4, 5} <= set(np.bincount(places, minlength=n_classes)) | {4}  # rows of a class, four at a time
+    # rows of a class, four at a time
+    assert {1, 2, 3, 4, 5} <= set(np.bincount(places, minlength=n_classes)) | {4}
 
     def scored(rows_taken):
         found_there, counts_there = found[rows_taken].copy(), counts[rows_taken].copy()
@@ -536,9 +590,11 @@ def test_listed_scores_match_reference(n_features):
     scores = scored(slice(None))
     labels = order[places]
     expected = scale * np.sum(X[rows].astype(np.float64) * weights[labels], axis=1) + biases[labels]
-    np.testing.assert_allclose(scores[rows, slots], expected, rtol=0, atol=1e-5)  # sums of 40 products in float32
+    # sums of 40 products in float32
+    np.testing.assert_allclose(scores[rows, slots], expected, rtol=0, atol=1e-5)
     assert np.isnan(scores).sum() == scores.size - len(rows)
-    for some in (slice(1, 2), slice(5, 8), slice(22, None, -1)):  # which rows come together, and in which order
+    # which rows come together, and in which order
+    for some in (slice(1, 2), slice(5, 8), slice(22, None, -1)):
         np.testing.assert_array_equal(scored(some), scores[some])
 
 
@@ -571,14 +627,17 @@ def test_chosen_classes_match_reference(k, sharpness):
         best = np.lexsort((classes, -own))[:k]
         mass = np.logaddexp.reduce(np.append(own, rest[i].astype(np.float32)))
         assert labels[i, : len(best)].tolist() == classes[best].tolist()
-        np.testing.assert_allclose(log_prob[i, : len(best)], own[best] - mass, rtol=0, atol=1e-5)  # float32 of size 40
+        # float32 of size 40
+        np.testing.assert_allclose(log_prob[i, : len(best)], own[best] - mass, rtol=0, atol=1e-5)
         assert np.all(labels[i, len(best) :] == -1)
         assert np.all(log_prob[i, len(best) :] == -np.inf)
 
 
 @pytest.mark.small
 def test_chosen_classes_under_a_heavy_rest_match_reference():
-    """Guesses under a low temperature may promise far more than the best score: no exponential of the difference is finite."""
+    """Guesses under a low temperature may promise far more than the best score: no exponential of the
+    difference is finite.
+    """
     found, counts, order = np.array([[0, 1]], np.int32), np.array([2], np.int32), np.arange(2, dtype=np.int32)
     for rest in (80.0, 120.0, 900.0):
         labels, log_prob = chosen(np.array([[1.0, 2.0]], np.float32), found, counts, order, 2, 1.0, [rest])
@@ -595,29 +654,38 @@ def test_search_that_finds_every_class_is_exact_identity():
     order = rng.permutation(45).astype(np.int32)
     lowest = case.guesses.min(axis=1)
     found, counts = case.find(lowest, 64)
-    ends, listed, scores = np.empty(45, np.int64), np.empty(5 * 45, np.int32), np.full((5, 64), np.nan, np.float32)
+    ends, listed, scores = (
+        np.empty(45, np.int64),
+        np.empty(5 * 45, np.int32),
+        np.full((5, 64), np.nan, np.float32),
+    )
     kernels.list_rows(found, counts, ends, listed)
     kernels.score_listed(X, ends, listed, 64, order, weights, biases, np.float32(1.0), scores)
     labels, log_prob = chosen(scores, found, counts, order, 45, 1.0, np.full(5, -np.inf))
     expected = reference.log_softmax(X.astype(np.float64) @ weights.T + biases)
     np.testing.assert_array_equal(np.sort(labels, axis=1), [np.arange(45)] * 5)
-    np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=1e-5)  # sums of float32
+    # sums of float32
+    np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=1e-5)
     assert np.all(np.diff(log_prob, axis=1) <= 0.0)
 
 
-# -- what the guesses are worth ------------------------------------------------------------------------------------------------
+# -- what the guesses are worth
+# ------------------------------------------------------------------------------------------------
 
 N_FEATURES, N_CLASSES = 240, 3000  # 48 pieces of five numbers
 
 
 @pytest.fixture(scope="module")
 def guessed():
-    """True scores less what all classes have in common, guesses at them, and the same without the quotient."""
+    """True scores less what all classes have in common, guesses at them, and the same without the
+    quotient.
+    """
     rng = np.random.default_rng(0)
     model = LinearModel.zeros(N_CLASSES, N_FEATURES, feature_scale=0.1)
     model.weights[:] = rng.normal(size=model.weights.shape) + rng.normal(size=N_FEATURES)
     model.biases[:] = rng.normal(size=N_CLASSES)
-    mixed = rng.normal(size=(N_FEATURES, N_FEATURES)) * np.geomspace(1, 0.1, N_FEATURES) / 4  # features of unlike variance
+    # features of unlike variance
+    mixed = rng.normal(size=(N_FEATURES, N_FEATURES)) * np.geomspace(1, 0.1, N_FEATURES) / 4
     X = (rng.normal(size=(2500, N_FEATURES)) @ mixed + rng.normal(size=N_FEATURES)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CodeIndex, "_choose_width", lambda *_: None)
@@ -653,8 +721,11 @@ def test_guesses_at_the_best_classes_are_right_on_average(guessed):
     spread = errors.std(ddof=1) / np.sqrt(len(errors))
     height = (scores[at] - bases[best]).mean()
     assert abs(errors.mean()) < 4 * spread
-    assert 4 * spread < 0.05 * height  # centres are shorter than what they stand for: unmended, guesses lose two fifths
-    slope = np.mean((guesses[at] - bases[best]) * (scores[at] - bases[best])) / np.mean(np.square(scores[at] - bases[best]))
+    # centres are shorter than what they stand for: unmended, guesses lose two fifths
+    assert 4 * spread < 0.05 * height
+    slope = np.mean((guesses[at] - bases[best]) * (scores[at] - bases[best])) / np.mean(
+        np.square(scores[at] - bases[best])
+    )
     assert slope == pytest.approx(1.0, abs=0.05)
 
 

@@ -23,7 +23,13 @@ from extremax.experiments.recipe import (
 )
 
 KNOWN = Known(
-    model={"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 4, "learning_rate": 0.3, "patience": None},
+    model={
+        "objective": "negative_sampling",
+        "noise": "adversarial",
+        "n_negatives": 4,
+        "learning_rate": 0.3,
+        "patience": None,
+    },
     text_options={"n_components": 256, "char_ngrams": (2, 5), "word_ngrams": 2},
 )
 FULL = """
@@ -64,7 +70,12 @@ def test_recipe_holds_what_the_file_says() -> None:
 def test_resolved_recipe_states_every_setting_once() -> None:
     resolved = resolve(parse_recipe({"data": {"name": "x"}, "model": {"noise": "uniform"}}, KNOWN), KNOWN)
     assert resolved["model"] == {**KNOWN.model, "noise": "uniform"}
-    assert resolved["features"] == {"kind": "auto", "n_components": 512, "char_ngrams": (2, 5), "word_ngrams": 2}
+    assert resolved["features"] == {
+        "kind": "auto",
+        "n_components": 512,
+        "char_ngrams": (2, 5),
+        "word_ngrams": 2,
+    }
     assert resolved["evaluation"] == vars(EvaluationConfig())
     again = json.loads(json.dumps(resolved))
     assert resolve(parse_recipe(again, KNOWN), KNOWN) == resolved
@@ -84,7 +95,10 @@ def test_toml_and_back_identity() -> None:
 )
 def test_any_toml_and_back_identity(name: str, rate: float, seed: int) -> None:
     recipe = Recipe(
-        name=name, data=DataConfig(name="x", seed=seed), model={"learning_rate": rate}, search=SearchConfig(seed=seed)
+        name=name,
+        data=DataConfig(name="x", seed=seed),
+        model={"learning_rate": rate},
+        search=SearchConfig(seed=seed),
     )
     assert parse_recipe(tomllib.loads(to_toml(recipe)), KNOWN) == recipe
 
@@ -106,24 +120,45 @@ def test_paths_count_from_the_recipe(tmp_path: Path) -> None:
         ("[model\n", "is not TOML"),
         ("[modell]\nnoise = 'uniform'\n[data]\nname = 'x'", "modell is not a setting; did you mean model?"),
         ("[data]\nname = 'x'\nreduse = 'first'", "data.reduse is not a setting; did you mean data.reduce?"),
-        ("[data]\nname = 'x'\nreduce = 'rares'", "data.reduce is 'rares'; it must be one of .* Did you mean 'rarest'?"),
+        (
+            "[data]\nname = 'x'\nreduce = 'rares'",
+            "data.reduce is 'rares'; it must be one of .* Did you mean 'rarest'?",
+        ),
         ("[data]\nname = 'x'\nseed = 'a'", "data.seed is 'a'; it must be an integer."),
         ("[data]\nname = 'x'\nseed = true", "data.seed is True; it must be an integer."),
         ("[data]\nname = 'x'\nseed = -1", "data.seed is -1; it must be at least 0."),
-        ("[data]\nname = 'x'\nvalid_fraction = 1.5", "data.valid_fraction is 1.5; it must be at least 0 and below 1."),
+        (
+            "[data]\nname = 'x'\nvalid_fraction = 1.5",
+            "data.valid_fraction is 1.5; it must be at least 0 and below 1.",
+        ),
         ("[data]\nname = 'x'\nvalid_fraction = 0.5\ntest_fraction = 0.5", "leave no row to train on"),
         ("[data]\nseed = 1", "data has neither a name nor a path"),
         ("data = 3", "data is 3; it must be a table"),
         ("name = 3", "name is 3; it must be a string"),
-        ("[data]\nname = 'x'\n[model]\nnoize = 'uniform'", "model.noize is not a setting; did you mean model.noise?"),
-        ("[data]\nname = 'x'\n[features]\nchar_ngram = [1, 2]", "features.char_ngram is not a .* mean features.char_ngrams?"),
+        (
+            "[data]\nname = 'x'\n[model]\nnoize = 'uniform'",
+            "model.noize is not a setting; did you mean model.noise?",
+        ),
+        (
+            "[data]\nname = 'x'\n[features]\nchar_ngram = [1, 2]",
+            "features.char_ngram is not a .* mean features.char_ngrams?",
+        ),
         ("[data]\nname = 'x'\n[features]\noptions = {}", "features.options is not a setting"),
-        ("[data]\nname = 'x'\n[evaluation]\nfirst_seconds = 0", "evaluation.first_seconds is 0.0; it must be above 0."),
+        (
+            "[data]\nname = 'x'\n[evaluation]\nfirst_seconds = 0",
+            "evaluation.first_seconds is 0.0; it must be above 0.",
+        ),
         ("[data]\nname = 'x'\n[search]\nspace = 3", "search.space is 3; it must be a table."),
-        ("[data]\nname = 'x'\n[search.space]\nlearning_rat = [1]", "did you mean search.space.learning_rate?"),
+        (
+            "[data]\nname = 'x'\n[search.space]\nlearning_rat = [1]",
+            "did you mean search.space.learning_rate?",
+        ),
         ("[data]\nname = 'x'\n[search.space]\nlearning_rate = []", "give a list of values, or a table"),
         ("[data]\nname = 'x'\n[search.space]\nlearning_rate = {low = 0, high = 1}", "low must be above 0"),
-        ("[data]\nname = 'x'\n[search.space]\nlearning_rate = {low = 2, high = 1}", "give a list of values, or a table"),
+        (
+            "[data]\nname = 'x'\n[search.space]\nlearning_rate = {low = 2, high = 1}",
+            "give a list of values, or a table",
+        ),
     ],
 )
 def test_mistake_in_a_recipe_rejects(tmp_path: Path, text: str, sentence: str) -> None:

@@ -82,7 +82,9 @@ def test_full_disk_rejects(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", np.zeros((2, 2)))
     (tmp_path / "a.npy.gz").write_bytes(gzip.compress((tmp_path / "a.npy").read_bytes()))
     opened = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, mode="r", **named: Full() if "w" in mode else opened(path, mode, **named))
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode="r", **named: Full() if "w" in mode else opened(path, mode, **named)
+    )
     with pytest.raises(DataFileError, match=r"a\.npy\.gz: there is no room in .*TMPDIR"):
         load_dataset(tmp_path / "a.npy.gz")
 

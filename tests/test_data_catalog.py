@@ -29,7 +29,9 @@ def write_xml_cnn(folder: Path, n_train: int = 40, n_test: int = 50) -> tuple[np
         (folder / f"{part}_ft_mat_dense.txt").write_text(
             f"{n} 4\n" + "".join(" ".join(f"{x:.7g}" for x in row) + "\n" for row in X)
         )
-        (folder / f"{part}_lbl_mat.txt").write_text(f"{n} 10\n" + "".join(" ".join(f"{y}:1" for y in r) + "\n" for r in rows))
+        (folder / f"{part}_lbl_mat.txt").write_text(
+            f"{n} 10\n" + "".join(" ".join(f"{y}:1" for y in r) + "\n" for r in rows)
+        )
         features[part], label_lists[part] = X, rows
     return features["trn"], label_lists["tst"]
 
@@ -60,7 +62,11 @@ def test_compressed_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("name", "text", "sentence"),
     [
         ("trn_ft_mat_dense.txt", "", "is empty"),
-        ("trn_ft_mat_dense.txt", "40\n1 2 3 4\n", "line 1: starts with '40'; expected the numbers of rows and features"),
+        (
+            "trn_ft_mat_dense.txt",
+            "40\n1 2 3 4\n",
+            "line 1: starts with '40'; expected the numbers of rows and features",
+        ),
         ("trn_ft_mat_dense.txt", "40 4\n1 2 3\n", "line 2: has 3 numbers; expected 4"),
         ("trn_ft_mat_dense.txt", "40 4\n1 2 3 4\n1 2 x 4\n", "line 3: expected numbers"),
         ("trn_ft_mat_dense.txt", "40 4\n1 2 3 4\n", "ends after 1 of 40 rows"),
@@ -87,14 +93,20 @@ def test_missing_file_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"has no tst_lbl_mat.txt"):
         load_named("amazon-670k")
-    assert set(xml_cnn.FILES) == {"trn_ft_mat_dense.txt", "trn_lbl_mat.txt", "tst_ft_mat_dense.txt", "tst_lbl_mat.txt"}
+    assert set(xml_cnn.FILES) == {
+        "trn_ft_mat_dense.txt",
+        "trn_lbl_mat.txt",
+        "tst_ft_mat_dense.txt",
+        "tst_lbl_mat.txt",
+    }
 
 
 def test_eurlex57k_takes_the_rarest_training_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "eurlex57k"
     folder.mkdir()
     rows = {
-        "train": "5 3 4\n0,1 0:2 1:1\n0,1 1:1\n0 2:3\n2,0 0:1\n 0:1\n",  # counts: 0 four times, 1 twice, 2 once
+        # counts: 0 four times, 1 twice, 2 once
+        "train": "5 3 4\n0,1 0:2 1:1\n0,1 1:1\n0 2:3\n2,0 0:1\n 0:1\n",
         "dev": "1 3 4\n1,2 0:1\n",
         "test": "2 3 4\n0,1 1:1\n3,0 0:1\n",  # 3 never occurs in training: it is the rarest
     }
@@ -124,7 +136,9 @@ def test_npm_owner_rows_keep_their_split(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_unknown_name_rejects() -> None:
-    with pytest.raises(ValueError, match="'icd10' is not a data set that extremax knows; did you mean 'icd10cm'"):
+    with pytest.raises(
+        ValueError, match="'icd10' is not a data set that extremax knows; did you mean 'icd10cm'"
+    ):
         load_named("icd10")
 
 
@@ -132,8 +146,12 @@ def test_missing_folder_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("EXTREMAX_DATA", raising=False)
     for name in names():
         if name != "icd10cm":
-            with pytest.raises(FileNotFoundError, match="environment variable EXTREMAX_DATA names, which is not set"):
+            with pytest.raises(
+                FileNotFoundError, match="environment variable EXTREMAX_DATA names, which is not set"
+            ):
                 source_files(name)
     monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="does not exist; set EXTREMAX_DATA to the folder that holds eurlex57k"):
+    with pytest.raises(
+        FileNotFoundError, match="does not exist; set EXTREMAX_DATA to the folder that holds eurlex57k"
+    ):
         load_named("eurlex57k")

@@ -16,7 +16,11 @@ icd = pytest.importorskip("simple_icd_10_cm")
 def test_classes_match_reference() -> None:
     """The two ways to count parent codes, by the package's own walk over the codes."""
     data = load_icd10cm()
-    codes = [c for c in icd.get_all_codes() if icd.is_category_or_subcategory(c) and not icd.is_extended_subcategory(c)]
+    codes = [
+        c
+        for c in icd.get_all_codes()
+        if icd.is_category_or_subcategory(c) and not icd.is_extended_subcategory(c)
+    ]
     categories = {c for c in codes if len(c) == 3}
     parents = {icd.get_parent(c) for c in codes if len(c) > 3}
     assert set(data.codes) == parents | categories == set(data.names)

@@ -45,7 +45,9 @@ def test_reductions_match_reference(form, lists):
     np.testing.assert_array_equal(rarest_label(y, np.array([other.get(c, 0) for c in range(9)])), expected)
     assert label_counts(y) == counts
     rows, labels = all_pairs(y)
-    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [(i, c) for i, row in enumerate(lists) for c in row]
+    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
+        (i, c) for i, row in enumerate(lists) for c in row
+    ]
 
 
 def test_explicit_zeros_and_repeats_do_not_count():

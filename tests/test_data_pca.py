@@ -19,7 +19,9 @@ def reference(X, k, weight=None):
     X = np.asarray(X, dtype=np.float64)
     weight = np.ones(len(X)) if weight is None else weight
     mean = weight @ X / weight.sum()
-    _, values, vectors = np.linalg.svd((X - mean) * np.sqrt(weight / weight.sum())[:, None], full_matrices=False)
+    _, values, vectors = np.linalg.svd(
+        (X - mean) * np.sqrt(weight / weight.sum())[:, None], full_matrices=False
+    )
     return mean, values[:k] ** 2, vectors[:k]
 
 
@@ -31,7 +33,9 @@ def falling(n, f, seed=0, mean=3.0):
 
 
 def sparse_rows(n, f, seed=0):
-    """Few entries per row; the first columns are much larger, so that the leading directions are well separated."""
+    """Few entries per row; the first columns are much larger, so that the leading directions are well
+    separated.
+    """
     rng = np.random.default_rng(seed)
     X = sp.random(n, f, density=0.02, format="csr", dtype=np.float32, random_state=rng)
     return (X @ sp.diags(0.2 + 20.0 * 0.6 ** np.arange(f)).astype(np.float32)).tocsr().astype(np.float32)
@@ -77,7 +81,13 @@ def test_storage_and_threads_invariant(f, tmp_path):
     np.save(path, X)
     base = PCA.fit(X, 3, n_jobs=1, max_rows=7000)
     Z = base.transform(X, n_jobs=1)
-    for other in (X, np.load(path, mmap_mode="r"), sp.csr_matrix(X), np.asfortranarray(X), X.astype(np.float64)):
+    for other in (
+        X,
+        np.load(path, mmap_mode="r"),
+        sp.csr_matrix(X),
+        np.asfortranarray(X),
+        X.astype(np.float64),
+    ):
         again = PCA.fit(other, 3, n_jobs=3, max_rows=7000)
         np.testing.assert_array_equal(again.components, base.components)
         np.testing.assert_array_equal(again.mean, base.mean)
@@ -95,8 +105,11 @@ def test_unit_of_the_features_invariant(f, power):
     X = sparse_rows(300, f)
     scaled = X * np.float32(2.0**power)
     base, other = PCA.fit(X, 3), PCA.fit(scaled, 3)
-    np.testing.assert_allclose(other.components, base.components, atol=1e-6)  # another order of rounding inside LAPACK
-    np.testing.assert_allclose(other.explained_variance * 2.0 ** (-2 * power), base.explained_variance, rtol=1e-6)
+    # another order of rounding inside LAPACK
+    np.testing.assert_allclose(other.components, base.components, atol=1e-6)
+    np.testing.assert_allclose(
+        other.explained_variance * 2.0 ** (-2 * power), base.explained_variance, rtol=1e-6
+    )
     np.testing.assert_allclose(other.mean * np.float64(2.0**-power), base.mean, rtol=1e-6)
 
 
@@ -123,7 +136,8 @@ def test_signs_are_fixed_invariant():
 def test_subsample_is_close():
     data = planted_hierarchy(30_000, 100, 16, seed=0)
     full, part = PCA.fit(data.X, 2, max_rows=None), PCA.fit(data.X, 2, max_rows=5000)
-    assert np.abs((full.components * part.components).sum(axis=1)).min() > 0.99  # 5,000 rows estimate two directions well
+    # 5,000 rows estimate two directions well
+    assert np.abs((full.components * part.components).sum(axis=1)).min() > 0.99
     assert not np.array_equal(full.components, part.components)
 
 
@@ -189,4 +203,5 @@ def test_blas_limit_holds_until_the_last_leaves():
 def test_block_sums_in_lanes_matches_reference(monkeypatch):
     X = falling(1000, 7)
     monkeypatch.setattr(pca_module, "_BLOCK", 64)
-    np.testing.assert_allclose(PCA.fit(X, 2).explained_variance, reference(X, 2)[1], rtol=1e-5)  # float32 products
+    # float32 products
+    np.testing.assert_allclose(PCA.fit(X, 2).explained_variance, reference(X, 2)[1], rtol=1e-5)

@@ -1,4 +1,6 @@
-"""Readers: every format gives what was written, compressed or not, in one go or in pieces; a bad line is named."""
+"""Readers: every format gives what was written, compressed or not, in one go or in pieces; a bad line is
+named.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_libsvm_matches_reference(one_based, sample, tmp_path):
     X = X.tocsr()
     y = np.arange(40) - 20
     path = tmp_path / "data.svm"
-    path.write_bytes(b"# a comment\n\n" + xmc_text(X, [[label] for label in y], 0, header=False, one_based=one_based))
+    path.write_bytes(
+        b"# a comment\n\n" + xmc_text(X, [[label] for label in y], 0, header=False, one_based=one_based)
+    )
     data = load_dataset(path)
     assert data.format == "libsvm"
     np.testing.assert_array_equal(data.y, y)
@@ -136,7 +140,9 @@ def test_libsvm_matches_reference(one_based, sample, tmp_path):
 
 
 def test_libsvm_details():
-    data = load_dataset(io.BytesIO(b"+1 1:1 2:2 # note\r\n-1.0 2:1e-3\t3:+.5\n3,4 1:-2.5E1\n 2:7\n   \n"), format="libsvm")
+    data = load_dataset(
+        io.BytesIO(b"+1 1:1 2:2 # note\r\n-1.0 2:1e-3\t3:+.5\n3,4 1:-2.5E1\n 2:7\n   \n"), format="libsvm"
+    )
     expected = [[1, 2, 0], [0, 1e-3, 0.5], [-25, 0, 0], [0, 7, 0]]
     np.testing.assert_array_equal(data.X.toarray(), np.array(expected, dtype=np.float32))
     assert data.label_names == ["-1", "1", "3", "4"]
@@ -160,10 +166,14 @@ def test_numbers_match_reference():
     ]
     texts += ["1.17549435e-38", "16777217", "0.1", ".5", "5.", "1E5", "0e999"]
     texts += [repr(float(v)) for v in rng.standard_normal(200) * 10.0 ** rng.integers(-30, 30, 200)]
-    texts += [f"{v:.{d}f}" for v, d in zip(rng.standard_normal(100) * 1000, rng.integers(0, 20, 100), strict=True)]
+    texts += [
+        f"{v:.{d}f}" for v, d in zip(rng.standard_normal(100) * 1000, rng.integers(0, 20, 100), strict=True)
+    ]
     line = "0 " + " ".join(f"{i}:{text}" for i, text in enumerate(texts)) + "\n"
     data = load_dataset(io.BytesIO(line.encode()), format="libsvm", zero_based=True)
-    np.testing.assert_array_equal(data.X.toarray()[0], np.array([float(text) for text in texts]).astype(np.float32))
+    np.testing.assert_array_equal(
+        data.X.toarray()[0], np.array([float(text) for text in texts]).astype(np.float32)
+    )
 
 
 BAD_LINES = [
@@ -225,7 +235,8 @@ def test_header_problems_rejects():
         load_dataset(io.BytesIO(b"0 1:1\n"), format="xmc")
     with pytest.raises(DataFileError, match="empty"):
         load_dataset(io.BytesIO(b""), format="xmc")
-    data = load_dataset(io.BytesIO(b"3 6 5\n0 1:1\n\n \n\n\n"))  # blank rows count, blank lines at the end do not
+    # blank rows count, blank lines at the end do not
+    data = load_dataset(io.BytesIO(b"3 6 5\n0 1:1\n\n \n\n\n"))
     assert data.X.shape == (3, 6)
     assert data.y.nnz == 1
 
@@ -389,9 +400,18 @@ def test_columns_match_reference(kind, fixed, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
     flat = pa.array(X.ravel())
-    vectors = pa.FixedSizeListArray.from_arrays(flat, 3) if fixed else pa.array(X.tolist(), pa.list_(pa.float64()))
+    vectors = (
+        pa.FixedSizeListArray.from_arrays(flat, 3) if fixed else pa.array(X.tolist(), pa.list_(pa.float64()))
+    )
     names = [f"c{i % 4}" for i in range(20)]
-    table = pa.table({"id": list(range(20)), "embedding": vectors, "label": pa.array(names).dictionary_encode(), "text": names})
+    table = pa.table(
+        {
+            "id": list(range(20)),
+            "embedding": vectors,
+            "label": pa.array(names).dictionary_encode(),
+            "text": names,
+        }
+    )
     path = tmp_path / "data"
     if kind == "parquet":
         pq.write_table(table, path, row_group_size=7)
@@ -407,7 +427,11 @@ def test_columns_match_reference(kind, fixed, tmp_path):
         assert seen[-1] == (20, 20)
     np.testing.assert_array_equal(data.X, X)
     assert data.y.tolist() == names
-    pieces = list(iter_dataset(path, batch_rows=6, format="parquet" if kind == "parquet" else "arrow", text_column="text"))
+    pieces = list(
+        iter_dataset(
+            path, batch_rows=6, format="parquet" if kind == "parquet" else "arrow", text_column="text"
+        )
+    )
     assert [text for piece in pieces for text in piece.texts] == names
     with pytest.raises(DataFileError, match="no column 'vec'; columns are id, embedding"):
         load_dataset(path, vector_column="vec", format="arrow" if kind == "stream" else "auto")
@@ -480,7 +504,13 @@ def test_bad_requests_rejects(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(b"", []), (b"a", ["a"]), (b"a\n", ["a"]), (b"a\r\n\nb,c", ["a", "", "b,c"]), (b"\xef\xbb\xbfx\ny\n", ["x", "y"])],
+    [
+        (b"", []),
+        (b"a", ["a"]),
+        (b"a\n", ["a"]),
+        (b"a\r\n\nb,c", ["a", "", "b,c"]),
+        (b"\xef\xbb\xbfx\ny\n", ["x", "y"]),
+    ],
 )
 def test_lines_are_texts(text, expected):
     assert load_dataset(io.BytesIO(text), format="lines").texts == expected

@@ -8,7 +8,9 @@ import pytest
 from extremax.data import planted_hierarchy, planted_softmax, unstructured
 
 MAKERS = {
-    "hierarchy": lambda seed, n_jobs=None: planted_hierarchy(20_000, 300, 24, seed=seed, n_test=9000, n_jobs=n_jobs),
+    "hierarchy": lambda seed, n_jobs=None: planted_hierarchy(
+        20_000, 300, 24, seed=seed, n_test=9000, n_jobs=n_jobs
+    ),
     "softmax": lambda seed, n_jobs=None: planted_softmax(2000, 7, 5, seed=seed, n_test=1000),
     "unstructured": lambda seed, n_jobs=None: unstructured(4000, 3, 8, seed=seed, n_test=1000, n_jobs=n_jobs),
 }
@@ -29,8 +31,10 @@ def test_seed_and_threads_invariant(name):
 def test_log_prob_identity(name):
     data = MAKERS[name](0)
     log_prob = data.truth.log_prob_all(data.X_test)
-    np.testing.assert_allclose(np.exp(log_prob).sum(axis=1), 1.0, rtol=1e-12)  # float64 rounding of a few hundred terms
-    # Labels are draws from the truth: the mean of log p(y|x) over rows is its expectation, within 5 standard errors.
+    # float64 rounding of a few hundred terms
+    np.testing.assert_allclose(np.exp(log_prob).sum(axis=1), 1.0, rtol=1e-12)
+    # Labels are draws from the truth: the mean of log p(y|x) over rows is its expectation, within 5 standard
+    # errors.
     p = np.exp(log_prob)
     got = log_prob[np.arange(len(p)), data.y_test]
     expected = (p * np.where(p > 0, log_prob, 0.0)).sum(axis=1)

@@ -1,4 +1,6 @@
-"""Text features: scikit-learn's analyzers and weights are the reference; the state survives; odd texts work."""
+"""Text features: scikit-learn's analyzers and weights are the reference; the state survives; odd texts
+work.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 import scipy.sparse as sp
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
-from extremax.kernels.rng import mix64
 from extremax.data import TextFeatures
 from extremax.features.svd import truncated_svd
 from extremax.features.text import TextOptions, _blocks, _hash
+from extremax.kernels.rng import mix64
 
 TEXTS = [
     "Fell off a ladder",
@@ -51,10 +53,16 @@ def slow_counts(text, options):
             column = slow_column(map(ord, ngram), character_seed, options.hash_bits)[1]
             counts[column] = counts.get(column, 0) + 1
     if options.word_ngrams:
-        analyzer = CountVectorizer(ngram_range=(1, options.word_ngrams), token_pattern=r"(?u)\w+").build_analyzer()
+        analyzer = CountVectorizer(
+            ngram_range=(1, options.word_ngrams), token_pattern=r"(?u)\w+"
+        ).build_analyzer()
         for ngram in analyzer(text):
             keys = [slow_column(map(ord, word), word_seed, options.hash_bits) for word in ngram.split(" ")]
-            column = keys[0][1] if len(keys) == 1 else slow_column([k for k, _ in keys], word_seed, options.hash_bits)[1]
+            column = (
+                keys[0][1]
+                if len(keys) == 1
+                else slow_column([k for k, _ in keys], word_seed, options.hash_bits)[1]
+            )
             column += 1 << options.hash_bits
             counts[column] = counts.get(column, 0) + 1
     return counts
@@ -89,7 +97,8 @@ def test_weights_match_reference():
     np.testing.assert_allclose(weighted.toarray(), plain, atol=1e-6)  # float32 weights of at most 1
     Z = plain @ features.basis_
     expected = Z / np.linalg.norm(Z, axis=1, keepdims=True)
-    np.testing.assert_allclose(features.transform(texts), expected, atol=1e-5)  # float32 sums of some 100 terms
+    # float32 sums of some 100 terms
+    np.testing.assert_allclose(features.transform(texts), expected, atol=1e-5)
 
 
 def test_most_frequent_columns_are_kept():
@@ -127,7 +136,9 @@ def test_same_text_same_features_invariant():
 def test_save_and_load_invariant():
     features = TextFeatures(n_components=4, n_random=0, char_ngrams=(3, 4)).fit(sentences(50))
     header, arrays = features.to_arrays()
-    again = TextFeatures.from_arrays(json.loads(json.dumps(header)), {name: array.copy() for name, array in arrays.items()})
+    again = TextFeatures.from_arrays(
+        json.loads(json.dumps(header)), {name: array.copy() for name, array in arrays.items()}
+    )
     assert again.options == features.options
     np.testing.assert_array_equal(again.transform(TEXTS), features.transform(TEXTS))
 
@@ -164,7 +175,9 @@ def test_progress_and_blocks():
     assert [start for start, _ in blocks[1:]] == [stop for _, stop in blocks[:-1]]
     assert blocks[-1][1] == len(texts)
     seen = []
-    TextFeatures(n_components=2, n_random=0).fit(texts[5:], n_jobs=1, progress=lambda done, total: seen.append((done, total)))
+    TextFeatures(n_components=2, n_random=0).fit(
+        texts[5:], n_jobs=1, progress=lambda done, total: seen.append((done, total))
+    )
     assert seen[-1] == (10_000, 10_000)
 
 
@@ -193,7 +206,11 @@ def test_bad_arguments_rejects():
 
 
 def test_random_directions_tell_rare_words_apart() -> None:
-    common = [f"{a} {b}" for a in ("red", "green", "blue", "grey") for b in ("house", "horse", "ship", "tree", "road")] * 20
+    common = [
+        f"{a} {b}"
+        for a in ("red", "green", "blue", "grey")
+        for b in ("house", "horse", "ship", "tree", "road")
+    ] * 20
     texts = [*common, "quokka", "quokka", "narwhal", "narwhal"]
     rare = ["quokka", "narwhal"]
     options = {"n_components": 4, "char_ngrams": (0, 0)}
@@ -202,7 +219,8 @@ def test_random_directions_tell_rare_words_apart() -> None:
     assert kept.n_features == 68
     told = kept.transform(rare)
     np.testing.assert_allclose(np.linalg.norm(told, axis=1), 1.0, atol=1e-5)  # float32
-    assert abs(told[0] @ told[1]) < 0.5  # orthogonal texts stay nearly so: the deviation is about 1 / sqrt(64)
+    # orthogonal texts stay nearly so: the deviation is about 1 / sqrt(64)
+    assert abs(told[0] @ told[1]) < 0.5
     assert abs(told[0] @ told[1]) < abs(lost[0] @ lost[1]) or np.abs(lost).max() < 1e-3
     # Orthogonal to the singular vectors: the first features are those without random ones, up to length.
     basis = kept.basis_
@@ -215,13 +233,19 @@ def test_words_of_one_text_are_kept() -> None:
     kept = TextFeatures(**options, n_random=64).fit(texts)
     words, _, _ = _hash(["ladder", "narwhal"], TextOptions(char_ngrams=(0, 0), word_ngrams=1))
     assert np.isin(words, kept.columns_).all()
-    pair = np.setdiff1d(_hash(["a ladder"], TextOptions(char_ngrams=(0, 0)))[0], _hash(["a", "ladder"], TextOptions())[0])
+    pair = np.setdiff1d(
+        _hash(["a ladder"], TextOptions(char_ngrams=(0, 0)))[0], _hash(["a", "ladder"], TextOptions())[0]
+    )
     assert len(pair) == 1
     assert not np.isin(pair, kept.columns_).any()  # a pair of one text is left out, as are its n-grams
     told = kept.transform(["fell off a ladder", "a ladder fell", "a narwhal swam"])
     assert told[0] @ told[1] > told[0] @ told[2] + 0.3
-    # Without random directions nothing could tell them apart, and the features are those of two texts and more.
-    for fewer in (TextFeatures(**options, n_random=0), TextFeatures(**options, n_random=64, min_word_texts=2)):
+    # Without random directions nothing could tell them apart, and the features are those of two texts and
+    # more.
+    for fewer in (
+        TextFeatures(**options, n_random=0),
+        TextFeatures(**options, n_random=64, min_word_texts=2),
+    ):
         assert not np.isin(words, fewer.fit(texts).columns_).any()
     np.testing.assert_array_equal(
         TextFeatures(**options, n_random=0).fit(texts).basis_,

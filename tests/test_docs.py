@@ -1,4 +1,6 @@
-"""The documentation keeps its word: code runs from top to bottom of a page, output is as printed, commands and files exist."""
+"""The documentation keeps its word: code runs from top to bottom of a page, output is as printed, commands
+and files exist.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ CHECKS = {
 
 
 def test_no_block_goes_unseen() -> None:
-    """Every fence is one that the tests read, output stands under its code, and no command hides in an indent."""
+    """Every fence is one that the tests read, output stands under its code, and no command hides in an
+    indent.
+    """
     for page in [*PAGES, *(DOCS / "results").rglob("*.md")]:
         text, blocks = page.read_text(), blocks_of(page)
         assert len(re.findall(r"^\s*(?:```|~~~)", text, flags=re.MULTILINE)) == 2 * len(blocks), page
@@ -126,11 +130,17 @@ def test_no_block_goes_unseen() -> None:
             continue
         languages = [block.language for block in blocks]
         assert set(languages) <= {"python", "bash", "toml", "text"}, page
-        assert all(languages[i - 1] == "python" for i, language in enumerate(languages) if language == "text"), page
-        assert not re.search(r"^    (?:extremax|python|pip|make|import|from) ", outside_blocks(text), flags=re.MULTILINE), page
+        assert all(
+            languages[i - 1] == "python" for i, language in enumerate(languages) if language == "text"
+        ), page
+        assert not re.search(
+            r"^    (?:extremax|python|pip|make|import|from) ", outside_blocks(text), flags=re.MULTILINE
+        ), page
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.language == "toml" for b in blocks_of(p))], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.language == "toml" for b in blocks_of(p))], ids=name_of
+)
 def test_recipes_can_be_read(page: Path, tmp_path: Path) -> None:
     from extremax.experiments.recipes import load_recipe
 
@@ -240,7 +250,9 @@ def test_the_method_names_modules_that_exist() -> None:
     named = re.findall(r"`([a-z_/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", " ".join(cells))
     assert len(named) > 20
     for module, names in named:
-        defined = {node.name for node in parsed(ROOT / "src" / "extremax" / module).body if hasattr(node, "name")}
+        defined = {
+            node.name for node in parsed(ROOT / "src" / "extremax" / module).body if hasattr(node, "name")
+        }
         assert set(re.findall(r"\w+", names)) <= defined, (module, names)
     for number in range(1, 17):  # the main text has so many; the appendix derives two of them
         assert re.search(rf"\b(?:Eq\.|and) {number}\b", " ".join(rows)), number
@@ -257,8 +269,11 @@ def test_the_api_reference_has_every_public_name(package: str) -> None:
     imports = [node for node in ast.walk(parsed(folder / "__init__.py")) if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     module = parsed(folder / "__init__.py")
-    public = next(n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
-    names = [name for name in ast.literal_eval(public) if not name.isupper()]  # constants are for the package itself
+    public = next(
+        n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
+    )
+    # constants are for the package itself
+    names = [name for name in ast.literal_eval(public) if not name.isupper()]
     assert len(names) >= 3
     for name in names:
         home = homes[name]

@@ -1,7 +1,7 @@
 """Commands of the documentation are run, page by page, in a folder that has the files they speak of.
 
-Those that take minutes are left to the tests of their own modules; test_docs.py checks that they and their options exist.
-"""
+Those that take minutes are left to the tests of their own modules; test_docs.py checks that they and their
+options exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table(name, ("text", "label", "body", "queue"), *((*row, *row) for row in ROWS))
     table("new.csv", ("text", "body"), *((text, text) for text, _ in ROWS[:7]))
     table("notes.csv", ("text", "label"), *ROWS)
-    table("codes.csv", ("label", "text"), *((queue, f"all about {queue}") for queue in ("hardware", "billing", "access")))
+    table(
+        "codes.csv",
+        ("label", "text"),
+        *((queue, f"all about {queue}") for queue in ("hardware", "billing", "access")),
+    )
     table("laws.csv", ("text", "label"), *((text, f"{queue};{text.split()[-1]}") for text, queue in ROWS))
     (folder / "questions.txt").write_text("".join(f"{text}\n" for text, _ in ROWS[:3]))
     rng = np.random.default_rng(0)
@@ -62,10 +66,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.write("80 12 6\n")
             for _ in range(80):
                 labels = sorted({*rng.integers(6, size=2).tolist()})
-                values = " ".join(f"{2 * label + part}:{rng.uniform(1, 2):.3f}" for label in labels for part in (0, 1))
+                values = " ".join(
+                    f"{2 * label + part}:{rng.uniform(1, 2):.3f}" for label in labels for part in (0, 1)
+                )
                 file.write(",".join(map(str, labels)) + f" {values}\n")
     y = rng.integers(20, size=300)
-    np.save(folder / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32))
+    np.save(
+        folder / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32)
+    )
     np.save(folder / "y.npy", y)
     done = CliRunner().invoke(
         app, ["train", str(folder / "tickets.csv"), "--out", str(folder / "model"), "--text-features", "16"]

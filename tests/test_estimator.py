@@ -1,4 +1,6 @@
-"""ExtremeClassifier: scikit-learn's checks, every door to the same room, and what it says when something is wrong."""
+"""ExtremeClassifier: scikit-learn's checks, every door to the same room, and what it says when something
+is wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from extremax import ExtremeClassifier, FrequencyNoise, LabelTree, TreeNoise, UniformNoise, load_model
-from extremax.training.objectives import OBJECTIVES
 from extremax.runtime.progress import ProgressLine
+from extremax.training.objectives import OBJECTIVES
 from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10
 
-# A row of weight 2 is one row with a doubled gradient; two rows are two random draws of negatives, two places in the shuffle
-# and two Adagrad steps.  The two agree in the loss that is minimised, not in the numbers after a finite number of stochastic
-# steps.
+# A row of weight 2 is one row with a doubled gradient; two rows are two random draws of negatives, two places
+# in the shuffle and two Adagrad steps.  The two agree in the loss that is minimised, not in the numbers after
+# a finite number of stochastic steps.
 STOCHASTIC = "repeated rows draw their own negatives and take their own steps, so weights and repetition differ in the noise"
 EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": STOCHASTIC,
@@ -87,7 +89,9 @@ def test_every_objective_and_noise_learns_recovers(data, objective, noise):
     X, y, X_test, y_test = data
     # NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
     m = 32 if objective == "nce" else 8
-    clf = ExtremeClassifier(objective, noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(
+        objective, noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0
+    ).fit(X, y)
     # Class frequencies alone: -log 60 = -4.1, and an accuracy of 0.017.
     assert clf.log_likelihood(X_test, y_test) > -1.0
     assert clf.score(X_test, y_test) > 0.85
@@ -96,7 +100,9 @@ def test_every_objective_and_noise_learns_recovers(data, objective, noise):
 @pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row", "sgd"])
 def test_every_optimizer_learns_recovers(data, optimizer):
     X, y, X_test, y_test = data
-    clf = ExtremeClassifier(noise="uniform", n_negatives=8, optimizer=optimizer, learning_rate=0.3, n_epochs=30, random_state=0)
+    clf = ExtremeClassifier(
+        noise="uniform", n_negatives=8, optimizer=optimizer, learning_rate=0.3, n_epochs=30, random_state=0
+    )
     assert clf.fit(X, y).score(X_test, y_test) > 0.85
 
 
@@ -109,13 +115,17 @@ def test_prediction_methods_agree_identity(data, fitted):
     np.testing.assert_allclose(np.log(proba[seen]), log_proba[seen], atol=1e-5)
     scores = fitted.decision_function(X_test)
     shift = scores - log_proba
-    np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1], shift.shape), rtol=1e-6, atol=1e-4)  # float32
+    # float32
+    np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1], shift.shape), rtol=1e-6, atol=1e-4)
     assert np.array_equal(fitted.predict(X_test), fitted.classes_[log_proba.argmax(axis=1)])
     labels, top = fitted.predict_topk(X_test, k=N_CLASSES)
     assert np.array_equal(np.sort(labels, axis=1), np.broadcast_to(fitted.classes_, labels.shape))
-    np.testing.assert_allclose(top, -np.sort(-log_proba, axis=1), rtol=1e-6, atol=1e-4)  # float32, down to -1,400
+    # float32, down to -1,400
+    np.testing.assert_allclose(top, -np.sort(-log_proba, axis=1), rtol=1e-6, atol=1e-4)
     column = np.searchsorted(fitted.classes_, y_test)
-    assert fitted.log_likelihood(X_test, y_test) == pytest.approx(log_proba[np.arange(len(y_test)), column].mean(), abs=1e-4)
+    assert fitted.log_likelihood(X_test, y_test) == pytest.approx(
+        log_proba[np.arange(len(y_test)), column].mean(), abs=1e-4
+    )
     wide, wide_log_prob = fitted.predict_topk(X_test, k=5, search="beam", beam_width=N_CLASSES)
     exact, exact_log_prob = fitted.predict_topk(X_test, k=5)
     assert np.array_equal(wide, exact)
@@ -133,7 +143,10 @@ def test_two_classes_give_one_score_identity(data):
 @pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row", "sgd"])
 def test_thread_count_changes_no_bit_invariant(data, optimizer):
     X, y = data[:2]
-    models = [ExtremeClassifier(n_epochs=3, optimizer=optimizer, n_jobs=n, random_state=0).fit(X, y) for n in (1, 2, 3)]
+    models = [
+        ExtremeClassifier(n_epochs=3, optimizer=optimizer, n_jobs=n, random_state=0).fit(X, y)
+        for n in (1, 2, 3)
+    ]
     for other in models[1:]:
         assert np.array_equal(weights(models[0]), weights(other))
         assert np.array_equal(models[0].model_.linear.biases, other.model_.linear.biases)
@@ -154,7 +167,9 @@ def test_storage_of_X_invariant(data, tmp_path):
     csr = clone(model).fit(sparse.csr_array(X), y)
     # sums over stored columns are taken in another order, and 3 epochs carry the last bit along
     np.testing.assert_allclose(weights(csr), weights(dense), rtol=1e-2, atol=2e-3)
-    np.testing.assert_allclose(csr.predict_proba(sparse.csr_array(X_test)), dense.predict_proba(X_test), atol=5e-3)
+    np.testing.assert_allclose(
+        csr.predict_proba(sparse.csr_array(X_test)), dense.predict_proba(X_test), atol=5e-3
+    )
     double = clone(model).fit(X.astype(np.float64), y)
     assert np.array_equal(weights(dense), weights(double))
 
@@ -173,7 +188,9 @@ def test_scale_of_features_invariant(data, factor):
 def test_features_below_the_normal_numbers(data):
     X, y, X_test, _ = data
     tiny = np.float32(1e-40)
-    assert np.isfinite(ExtremeClassifier(n_epochs=2, random_state=0).fit(X * tiny, y).predict_log_proba(X_test * tiny)).all()
+    assert np.isfinite(
+        ExtremeClassifier(n_epochs=2, random_state=0).fit(X * tiny, y).predict_log_proba(X_test * tiny)
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +204,9 @@ def test_labels_of_any_type_invariant(data, fitted, name, tmp_path):
     clf = ExtremeClassifier(n_epochs=5, random_state=0).fit(X, [names[i] for i in y])
     expected = fitted.predict(X_test)
     order = {label: i for i, label in enumerate(names)}
-    got = [order[label if not isinstance(label, np.generic) else label.item()] for label in clf.predict(X_test)]
+    got = [
+        order[label if not isinstance(label, np.generic) else label.item()] for label in clf.predict(X_test)
+    ]
     # classes are sorted by name, so ids and with them the draws differ for text: a few rows may differ
     assert np.mean(np.array(got) == expected) > 0.95
     truth = [names[i] for i in data[3]]
@@ -209,7 +228,8 @@ def test_save_and_load_same_everywhere(data, tmp_path):
         again.partial_fit(X, y)
         assert np.array_equal(weights(clf), weights(again))
         assert again.log_likelihood(X_test, y_test) == clf.log_likelihood(X_test, y_test)
-        assert not np.array_equal(weights(load_model(tmp_path / noise)), weights(again))  # training never reaches the file
+        # training never reaches the file
+        assert not np.array_equal(weights(load_model(tmp_path / noise)), weights(again))
 
 
 def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_path):
@@ -217,7 +237,9 @@ def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_pat
     X, y = data[:2]
     frame = pandas.DataFrame(X, columns=[f"f{i}" for i in range(N_FEATURES)])
     noise = FrequencyNoise(np.bincount(y), 0.5)
-    clf = ExtremeClassifier(noise=noise, n_epochs=np.int64(1), learning_rate=np.float32(0.25), random_state=0).fit(frame, y)
+    clf = ExtremeClassifier(
+        noise=noise, n_epochs=np.int64(1), learning_rate=np.float32(0.25), random_state=0
+    ).fit(frame, y)
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     assert again.get_params() | {"noise": None} == clf.get_params() | {"noise": None}
@@ -236,7 +258,12 @@ def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_pat
 def test_partial_fit_goes_on_identity(data):
     X, y = data[:2]
     whole = ExtremeClassifier("negative_sampling", n_epochs=3, random_state=0).fit(X, y)
-    steps = ExtremeClassifier("negative_sampling", n_epochs=1, random_state=0).fit(X, y).partial_fit(X, y).partial_fit(X, y)
+    steps = (
+        ExtremeClassifier("negative_sampling", n_epochs=1, random_state=0)
+        .fit(X, y)
+        .partial_fit(X, y)
+        .partial_fit(X, y)
+    )
     assert np.array_equal(weights(whole), weights(steps))
     from_nothing = ExtremeClassifier(random_state=0)
     for _ in range(3):
@@ -261,7 +288,9 @@ def test_augment_reduce_goes_on_identity(data, tmp_path):
 def test_prior_draws_weights_to_zero_invariant(data, objective):
     X, y = data[:2]
     models = [
-        ExtremeClassifier(objective, "uniform", n_epochs=2, prior_variance=variance, n_jobs=jobs, random_state=0).fit(X, y)
+        ExtremeClassifier(
+            objective, "uniform", n_epochs=2, prior_variance=variance, n_jobs=jobs, random_state=0
+        ).fit(X, y)
         for variance, jobs in [(None, 1), (0.01, 1), (0.01, 2)]
     ]
     plain, drawn = (np.abs(weights(model)).mean() for model in models[:2])
@@ -288,7 +317,9 @@ def test_partial_fit_in_batches_recovers(data):
 def test_partial_fit_rejects_undeclared_class(data):
     X, y = data[:2]
     clf = ExtremeClassifier(random_state=0).partial_fit(X[y < 50], y[y < 50])
-    with pytest.raises(ValueError, match=r"which is not one of the 50 known classes\. Declare every class at the first call"):
+    with pytest.raises(
+        ValueError, match=r"which is not one of the 50 known classes\. Declare every class at the first call"
+    ):
         clf.partial_fit(X, y)
     with pytest.raises(ValueError, match="classes differs from the 50 classes of the first call"):
         clf.partial_fit(X, y, classes=np.arange(60))
@@ -328,12 +359,16 @@ def test_nce_starts_at_the_mean_log_noise_identity(data, noise):
 def test_own_noise_object(data):
     X, y, X_test, y_test = data
     noise = FrequencyNoise(np.bincount(y), 0.5)
-    clf = ExtremeClassifier(noise=noise, n_negatives=8, learning_rate=0.3, n_epochs=20, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(noise=noise, n_negatives=8, learning_rate=0.3, n_epochs=20, random_state=0).fit(
+        X, y
+    )
     assert clf.model_.noise is noise
     assert clf.score(X_test, y_test) > 0.85
     with pytest.raises(ValueError, match=r"noise is a distribution over 7 classes, but y has 60\."):
         ExtremeClassifier(noise=UniformNoise(7)).fit(X, y)
-    with pytest.raises(ValueError, match=r"noise holds a label tree fitted elsewhere;.*Use noise='adversarial'"):
+    with pytest.raises(
+        ValueError, match=r"noise holds a label tree fitted elsewhere;.*Use noise='adversarial'"
+    ):
         ExtremeClassifier(noise=TreeNoise(LabelTree.fit(X, y))).fit(X, y)
 
 
@@ -365,20 +400,28 @@ def test_validation_fraction_and_patience(data):
 def test_validation_fraction_leaves_every_class_a_row_rejects(data):
     X, y = data[:2]
     two = np.concatenate([np.flatnonzero(y == c)[:2] for c in range(N_CLASSES)])
-    clf = ExtremeClassifier(noise="frequency", n_epochs=0, validation_fraction=0.4, random_state=0).fit(X[two], y[two])
+    clf = ExtremeClassifier(noise="frequency", n_epochs=0, validation_fraction=0.4, random_state=0).fit(
+        X[two], y[two]
+    )
     assert clf.model_.noise.counts.min() == 1
     assert clf.model_.noise.counts.sum() == 2 * N_CLASSES - round(0.4 * 2 * N_CLASSES)
-    with pytest.raises(ValueError, match=r"no row can be kept back: each class needs one to train on\. Give an eval_set"):
+    with pytest.raises(
+        ValueError, match=r"no row can be kept back: each class needs one to train on\. Give an eval_set"
+    ):
         clf.fit(X[two[::2]], y[two[::2]])
 
 
 def test_eval_set_leaves_out_unknown_classes(data):
     X, y, X_test, y_test = data
     known = y < 50
-    with pytest.warns(UserWarning, match=r"rows of eval_set are of classes that y lacks; they are left out\."):
+    with pytest.warns(
+        UserWarning, match=r"rows of eval_set are of classes that y lacks; they are left out\."
+    ):
         clf = ExtremeClassifier(n_epochs=1, random_state=0).fit(X[known], y[known], eval_set=(X_test, y_test))
     kept = y_test < 50
-    assert clf.history_[-1]["valid_log_likelihood"] == pytest.approx(clf.log_likelihood(X_test[kept], y_test[kept]))
+    assert clf.history_[-1]["valid_log_likelihood"] == pytest.approx(
+        clf.log_likelihood(X_test[kept], y_test[kept])
+    )
 
 
 def test_callbacks(data):
@@ -438,7 +481,9 @@ def test_predict_proba_refuses_what_does_not_fit_rejects():
     X = rng.normal(size=(n_classes, 2)).astype(np.float32)
     clf = ExtremeClassifier(noise="uniform", n_epochs=0).fit(X, y)
     for method in ("predict_proba", "predict_log_proba", "decision_function"):
-        with pytest.raises(ValueError, match=rf"{method} would return 50000 rows x 50000 classes.*Use predict_topk"):
+        with pytest.raises(
+            ValueError, match=rf"{method} would return 50000 rows x 50000 classes.*Use predict_topk"
+        ):
             getattr(clf, method)(X)
     assert clf.predict_topk(X[:3], k=2)[0].shape == (3, 2)
 
@@ -500,14 +545,23 @@ def test_bad_input_rejects(data, call, sentence):
 
 
 def test_unfitted_rejects(data, tmp_path):
-    for call in (lambda c: c.predict(data[0]), lambda c: c.save(tmp_path / "m"), lambda c: c.log_likelihood(data[0], data[1])):
+    for call in (
+        lambda c: c.predict(data[0]),
+        lambda c: c.save(tmp_path / "m"),
+        lambda c: c.log_likelihood(data[0], data[1]),
+    ):
         with pytest.raises(NotFittedError, match="is not fitted yet; call fit"):
             call(ExtremeClassifier())
 
 
 def test_import_stays_light():
     code = "import sys, extremax; print(sorted({'torch', 'matplotlib', 'optuna'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_same_model_in_another_process(data, tmp_path):

@@ -1,4 +1,6 @@
-"""evaluate: the same figures as loops over the table of all probabilities, for every form of labels and kind of model."""
+"""evaluate: the same figures as loops over the table of all probabilities, for every form of labels and
+kind of model.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_figures_match_reference(fitted, store):
     assert report.precision[1] == report.accuracy[1] > 0.5
     rows, labels = np.array(pairs_of(y)).T
     best = log_prob.argmax(axis=1)
-    error = metrics.expected_calibration_error(best[rows] == labels, np.exp(log_prob[rows, best[rows]].astype(np.float64)))
+    error = metrics.expected_calibration_error(
+        best[rows] == labels, np.exp(log_prob[rows, best[rows]].astype(np.float64))
+    )
     assert report.calibration_error == pytest.approx(error, abs=1e-5)
 
 
@@ -72,7 +76,8 @@ def test_propensities_come_from_training_counts_matches_reference(fitted, tmp_pa
     for model in (fitted, load_model(tmp_path / "model"), fitted.model_):
         assert evaluate(model, X, y).propensity_scored_precision[3] == expected
     flat = evaluate(fitted, X, y, propensity=np.ones(N_CLASSES)).propensity_scored_precision
-    assert flat[1] == pytest.approx(evaluate(fitted, X, y).precision[1])  # every row has a label: the best possible is 1
+    # every row has a label: the best possible is 1
+    assert flat[1] == pytest.approx(evaluate(fitted, X, y).precision[1])
     fitted.model_.class_counts, kept = None, fitted.model_.class_counts
     assert evaluate(fitted, X, y).propensity_scored_precision == {}
     fitted.model_.class_counts = kept
@@ -176,7 +181,9 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
     clf.model_.linear.biases *= 3.0
 
     def error():
-        """Of the first guess's probability against the true one, in five bins: labels of 2,000 rows would add 0.03 of noise."""
+        """Of the first guess's probability against the true one, in five bins: labels of 2,000 rows would
+        add 0.03 of noise.
+        """
         q, rows = clf.predict_proba(X[7000:]), np.arange(2000)
         sure, truth = q.max(axis=1), p[7000:][rows, q.argmax(axis=1)]
         bins = np.minimum((5 * sure).astype(int), 4)

@@ -1,4 +1,6 @@
-"""Every script in examples/ runs to its end in an empty folder.  A new script is run as soon as it lies there."""
+"""Every script in examples/ runs to its end in an empty folder. A new script is run as soon as it lies
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ EXAMPLES = sorted((PROJECT / "examples").glob("*.py"))
 
 def _check_pytorch_head(printed: str) -> None:
     """The log-likelihood rises from that of class frequencies to less than half of it, epoch by epoch."""
-    figures = [float(line.split("log-likelihood")[1].split()[0]) for line in printed.splitlines() if "log-likelihood" in line]
+    figures = [
+        float(line.split("log-likelihood")[1].split()[0])
+        for line in printed.splitlines()
+        if "log-likelihood" in line
+    ]
     assert len(figures) == 5
     assert figures == sorted(figures)
     assert figures[-1] > 0.5 * figures[0]
@@ -31,7 +37,10 @@ def _check_embeddings_in_memory(printed: str) -> None:
 
 def _check_text_csv_to_answers(printed: str) -> None:
     """Both questions, asked over HTTP, go to the queue of their product."""
-    assert [line.split(" -> ")[1].split(" (")[0] for line in printed.splitlines()] == ["queue/printer B", "queue/camera J"]
+    assert [line.split(" -> ")[1].split(" (")[0] for line in printed.splitlines()] == [
+        "queue/printer B",
+        "queue/camera J",
+    ]
 
 
 # What a script must have printed to have done its work; a script that is not listed only has to run.
@@ -49,7 +58,9 @@ def test_examples_were_found() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PROJECT / "src")}
-    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     if path.name in CHECKS:

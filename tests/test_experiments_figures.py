@@ -8,21 +8,27 @@ from pathlib import Path
 import pytest
 
 from extremax.experiments import plot
-from extremax.paper.claims import outcome_of, time_to_accuracy, weigh
 from extremax.experiments.curve import read_curve
 from extremax.experiments.figures import describe_data, method_styles, read_run
-from extremax.paper.methods import FIGURE_1, METHODS, method_of
+from extremax.experiments.methods import FIGURE_1, METHODS, method_of
+from extremax.paper.claims import outcome_of, time_to_accuracy, weigh
 from extremax.paper.reproduction import report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def write_run(folder: Path, method: str, accuracies: list[float], *, data: str = "icd10cm", first: float = 1.0) -> Path:
+def write_run(
+    folder: Path, method: str, accuracies: list[float], *, data: str = "icd10cm", first: float = 1.0
+) -> Path:
     """A finished run: accuracies at 1, 10, 100 ... times `first` seconds."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps(
-            {"data": {"name": data, "path": None}, "method": method, "model": {"learning_rate": 0.1, "score_penalty": 1e-4}}
+            {
+                "data": {"name": data, "path": None},
+                "method": method,
+                "model": {"learning_rate": 0.1, "score_penalty": 1e-4},
+            }
         )
     )
     points = [
@@ -33,7 +39,12 @@ def write_run(folder: Path, method: str, accuracies: list[float], *, data: str =
     ]
     (folder / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     machine = {"processor": "Some CPU", "processors": 2, "memory_bytes": 8e9, "load_average": 0.1}
-    summary = {"n_classes": 10662, "n_train": 48265, "evaluated_rows": {"valid": 5000, "test": 5000}, "machine": machine}
+    summary = {
+        "n_classes": 10662,
+        "n_train": 48265,
+        "evaluated_rows": {"valid": 5000, "test": 5000},
+        "machine": machine,
+    }
     took = {"training_seconds": 60.0, "evaluation_seconds": 20.0, "compilation_seconds": 4.0}
     (folder / "summary.json").write_text(
         json.dumps({**summary, **took, "last": points[-1], "date": "2030-01-01T00:00:00+00:00"})
@@ -44,7 +55,14 @@ def write_run(folder: Path, method: str, accuracies: list[float], *, data: str =
 @pytest.fixture
 def comparison(tmp_path: Path) -> Path:
     """Six methods and softmax: the proposed one is ten times as fast and ends higher."""
-    ends = {"uniform": 0.3, "frequency": 0.4, "nce": 0.2, "augment_reduce": 0.1, "one_vs_each": 0.05, "softmax": 0.45}
+    ends = {
+        "uniform": 0.3,
+        "frequency": 0.4,
+        "nce": 0.2,
+        "augment_reduce": 0.1,
+        "one_vs_each": 0.05,
+        "softmax": 0.45,
+    }
     write_run(tmp_path / "runs" / "adversarial", "adversarial", [0.1, 0.4, 0.5])
     for method, end in ends.items():
         write_run(tmp_path / "runs" / method, method, [0.0, end / 2, end])
@@ -62,9 +80,16 @@ def test_figure_is_written_in_every_format(comparison: Path, tmp_path: Path) -> 
     for method in FIGURE_1:
         assert METHODS[method].label.replace("&", "&amp;") in svg
         assert METHODS[method].color.lower() in svg
-    for text in ("ICD-10-CM", "EURLEX57K", "48,265 rows, 10,662 classes", "training time (s)", "test accuracy"):
+    for text in (
+        "ICD-10-CM",
+        "EURLEX57K",
+        "48,265 rows, 10,662 classes",
+        "training time (s)",
+        "test accuracy",
+    ):
         assert text in svg
-    assert svg == plot([*runs, other], tmp_path / "again.svg")[0].read_text()  # the same files, the same picture
+    # the same files, the same picture
+    assert svg == plot([*runs, other], tmp_path / "again.svg")[0].read_text()
     assert not list((tmp_path / "pictures").glob(".*"))
 
 
@@ -88,7 +113,9 @@ def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> N
         ({"clock": "sundial"}, ValueError, "clock is 'sundial'"),
     ],
 )
-def test_wrong_figure_rejects(comparison: Path, arguments: dict[str, object], error: type[Exception], sentence: str) -> None:
+def test_wrong_figure_rejects(
+    comparison: Path, arguments: dict[str, object], error: type[Exception], sentence: str
+) -> None:
     with pytest.raises(error, match=sentence):
         plot([comparison / "runs" / "nce"], comparison / "x.png", **arguments)  # type: ignore[arg-type]
 
@@ -111,7 +138,8 @@ def test_curve_with_a_line_cut_off_is_read(tmp_path: Path) -> None:
         read_curve(path)
 
 
-# -- claims --------------------------------------------------------------------------------------------------------------------
+# -- claims
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_report_says_what_held(comparison: Path) -> None:
@@ -161,7 +189,10 @@ def test_validation_chooses_and_test_is_reported() -> None:
 
 
 def test_time_to_accuracy_is_on_a_line_in_log_time() -> None:
-    points = [{"seconds": s, "cpu_seconds": 2 * s, "test_accuracy": a} for s, a in ((0.0, 0.0), (1.0, 0.1), (4.0, 0.3))]
+    points = [
+        {"seconds": s, "cpu_seconds": 2 * s, "test_accuracy": a}
+        for s, a in ((0.0, 0.0), (1.0, 0.1), (4.0, 0.3))
+    ]
     assert time_to_accuracy(points, 0.2) == pytest.approx(2.0)
     assert time_to_accuracy(points, 0.2, clock="cpu_seconds") == pytest.approx(4.0)
     assert time_to_accuracy(points, 0.05) == 1.0  # there is no logarithm of zero

@@ -1,4 +1,6 @@
-"""Runs: the folder they leave, their clock, and that a killed run ends with the model of an undisturbed one."""
+"""Runs: the folder they leave, their clock, and that a killed run ends with the model of an undisturbed
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from extremax import load_model
 from extremax.experiments import KNOWN, load_recipe, run, runner
 from extremax.experiments.curve import Schedule, read_curve
 from extremax.experiments.rows import load_rows
-from extremax.storage.folder import load_folder
 from extremax.parameters import CONSTRAINTS
+from extremax.storage.folder import load_folder
 
 ROWS_PER_EPOCH = 960  # of 1,200, two tenths are set aside
 
@@ -37,14 +39,21 @@ def assert_same_model(ours: Path, theirs: Path) -> None:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-# -- the folder ----------------------------------------------------------------------------------------------------------------
+# -- the folder
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_folder_of_a_run(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path)
     summary = run(recipe, tmp_path / "out")
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"config.json", "machine.json", "curve.jsonl", "model", "summary.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "machine.json",
+        "curve.jsonl",
+        "model",
+        "summary.json",
+    }
     config = json.loads((out / "config.json").read_text())
     assert config["model"] == {**KNOWN.model, **recipe.model}  # defaults filled in
     assert config["model"]["random_state"] == 0
@@ -92,15 +101,23 @@ def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
     lines = [f"{animal} {i},{animal}" for i in range(40) for animal in ("dog", "cat", "horse")]
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(lines))
     recipe_path = tmp_path / "recipe.toml"
-    recipe_path.write_text('[data]\npath = "rows.csv"\n[features]\nn_components = 4\nn_random = 0\n[model]\nn_epochs = 3')
-    run(load_recipe(recipe_path), tmp_path / "out", rows=load_rows(load_recipe(recipe_path), cache=tmp_path / "cache"))
+    recipe_path.write_text(
+        '[data]\npath = "rows.csv"\n[features]\nn_components = 4\nn_random = 0\n[model]\nn_epochs = 3'
+    )
+    run(
+        load_recipe(recipe_path),
+        tmp_path / "out",
+        rows=load_rows(load_recipe(recipe_path), cache=tmp_path / "cache"),
+    )
     assert load_model(tmp_path / "out" / "model").predict(["a horse 7"]).tolist() == ["horse"]
-    again = load_rows(load_recipe(recipe_path), cache=tmp_path / "cache")  # from the cache, with its text features
+    # from the cache, with its text features
+    again = load_rows(load_recipe(recipe_path), cache=tmp_path / "cache")
     assert again.text_features is not None
     assert again.X["train"].shape == (96, 4)
 
 
-# -- the clock -----------------------------------------------------------------------------------------------------------------
+# -- the clock
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_points_are_evenly_spaced_in_log_time() -> None:
@@ -112,11 +129,19 @@ def test_points_are_evenly_spaced_in_log_time() -> None:
     assert schedule.next_after(3.0) == pytest.approx(0.1 * 10**1.5)
 
 
-def test_evaluation_and_checkpoints_are_not_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluation that sleeps for a second a point, saving for half of one: seconds of training stay what they were."""
-    recipe = make_recipe(tmp_path, n_epochs=2, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 50\n")
+def test_evaluation_and_checkpoints_are_not_on_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation that sleeps for a second a point, saving for half of one: seconds of training stay what
+    they were.
+    """
+    recipe = make_recipe(
+        tmp_path, n_epochs=2, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 50\n"
+    )
     slow, save = runner.Evaluator.__call__, runner.save_checkpoint
-    monkeypatch.setattr(runner.Evaluator, "__call__", lambda self, model: (time.sleep(1.0), slow(self, model))[1])
+    monkeypatch.setattr(
+        runner.Evaluator, "__call__", lambda self, model: (time.sleep(1.0), slow(self, model))[1]
+    )
     monkeypatch.setattr(runner, "save_checkpoint", lambda *a: (time.sleep(0.5), save(*a))[1])
     started = time.perf_counter()
     summary = run(recipe, tmp_path / "out", checkpoint_seconds=0.0)
@@ -129,7 +154,9 @@ def test_points_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from extremax import linear
 
     monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)  # a look after every minibatch
-    recipe = make_recipe(tmp_path, n_epochs=1, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n")
+    recipe = make_recipe(
+        tmp_path, n_epochs=1, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+    )
     run(recipe, tmp_path / "out")
     epochs = [point["epoch"] for point in read_curve(tmp_path / "out" / "curve.jsonl")]
     assert epochs == sorted(epochs)
@@ -156,7 +183,8 @@ def test_patience_keeps_the_best_epoch_by_validation(tmp_path: Path) -> None:
     rows = load_rows(recipe)
     model = load_model(tmp_path / "out" / "model")
     found = model.log_likelihood(rows.X["valid"], rows.classes[rows.y["valid"]])
-    assert found == pytest.approx(best["valid_log_likelihood"], abs=1e-6)  # the same model, scored in other blocks
+    # the same model, scored in other blocks
+    assert found == pytest.approx(best["valid_log_likelihood"], abs=1e-6)
 
 
 @pytest.mark.parametrize("clock", ["seconds", "cpu_seconds"])
@@ -167,14 +195,17 @@ def test_time_limit_ends_the_run(tmp_path: Path, clock: str) -> None:
     assert summary["n_epochs"] < 10**6
 
 
-# -- resuming ------------------------------------------------------------------------------------------------------------------
+# -- resuming
+# ------------------------------------------------------------------------------------------------------------------
 
 
 class Power(BaseException):
     """A cut that no handler of the program expects."""
 
 
-@pytest.mark.parametrize("objective", [name for name in CONSTRAINTS["objective"][0].options if name != "auto"])  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    "objective", [name for name in CONSTRAINTS["objective"][0].options if name != "auto"]
+)  # type: ignore[union-attr]
 @pytest.mark.parametrize("patience", [None, 3])
 def test_cut_run_goes_on_to_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, patience: int | None
@@ -184,7 +215,8 @@ def test_cut_run_goes_on_to_the_same_model(
     recipe = make_recipe(tmp_path, n_epochs=5, more=more, n_rows=400, n_classes=12, **settings)
     whole = run(recipe, tmp_path / "whole")
     evaluate = runner.Evaluator.__call__
-    for cut_at in (1, 4, 2):  # before anything is kept; in epoch 3; in epoch 4, after going on from the second
+    # before anything is kept; in epoch 3; in epoch 4, after going on from the second
+    for cut_at in (1, 4, 2):
         calls = [0]
 
         def cut(self: Any, model: Any, calls: list[int] = calls, cut_at: int = cut_at) -> Any:
@@ -201,7 +233,10 @@ def test_cut_run_goes_on_to_the_same_model(
     resumed = run(recipe, tmp_path / "cut", checkpoint_seconds=0.0)
     assert_same_model(tmp_path / "cut" / "model", tmp_path / "whole" / "model")
     figures = [
-        [{name: p[name] for name in p if "seconds" not in name} for p in read_curve(tmp_path / folder / "curve.jsonl")]
+        [
+            {name: p[name] for name in p if "seconds" not in name}
+            for p in read_curve(tmp_path / folder / "curve.jsonl")
+        ]
         for folder in ("cut", "whole")
     ]
     assert figures[0] == figures[1]
@@ -215,7 +250,9 @@ def test_killed_process_goes_on_to_the_same_model(tmp_path: Path) -> None:
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
     out = tmp_path / "killed"
     for epoch in (2, 6):
-        with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            [*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
             waiting = time.perf_counter() + 300  # a busy machine
             while not any(int(path.name[-6:]) >= epoch for path in out.glob("checkpoint-*")):
                 assert process.poll() is None, process.stderr and process.stderr.read()
@@ -252,7 +289,9 @@ def test_ctrl_c_keeps_the_last_checkpoint(tmp_path: Path) -> None:
         if point["epoch"] >= 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    more = make_recipe(tmp_path, n_epochs=6, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n")
+    more = make_recipe(
+        tmp_path, n_epochs=6, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+    )
     assert more.model == recipe.model
     with pytest.raises(KeyboardInterrupt):
         run(more, tmp_path / "out", checkpoint_seconds=0.0, on_point=press)

@@ -44,7 +44,9 @@ def test_noises_are_in_the_order_of_the_paper(study: theory_study.TheoryStudy) -
 def test_seed_and_threads_invariant(study: theory_study.TheoryStudy) -> None:
     again = theory_study.planted_study(n_classes=200, n_samples=4000, n_rows=100, seed=3, n_jobs=1)
     assert again.as_dict() == study.as_dict()
-    assert theory_study.planted_study(n_classes=200, n_samples=4000, n_rows=100, seed=4).noises != study.noises
+    assert (
+        theory_study.planted_study(n_classes=200, n_samples=4000, n_rows=100, seed=4).noises != study.noises
+    )
 
 
 def test_temperature_recovers() -> None:
@@ -83,7 +85,9 @@ def test_figure_shows_the_study(study: theory_study.TheoryStudy, tmp_path: Path)
     # A mark is on the curve: the mixture of this weight is as good.
     p = study.noises[2]
     weight = points[2].get_xdata()[0]
-    assert np.interp(weight, study.curve.weights, study.curve.relative_snr) == pytest.approx(p.relative_snr, rel=1e-9)
+    assert np.interp(weight, study.curve.weights, study.curve.relative_snr) == pytest.approx(
+        p.relative_snr, rel=1e-9
+    )
     assert len({(point.get_color(), point.get_marker()) for point in points}) == 4
     for suffix, magic in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         path = tmp_path / f"figure.{suffix}"
@@ -125,7 +129,9 @@ def test_seed_reaches_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [{"seed": 7, "n_jobs": 1}]
 
 
-@pytest.mark.parametrize(("arguments", "word"), [(["--figure", "snr.bmp"], "snr.bmp"), (["--data", "mnist"], "mnist")])
+@pytest.mark.parametrize(
+    ("arguments", "word"), [(["--figure", "snr.bmp"], "snr.bmp"), (["--data", "mnist"], "mnist")]
+)
 def test_wrong_usage_rejects(arguments: list[str], word: str) -> None:
     done = CliRunner().invoke(app, ["theory", *arguments])
     assert done.exit_code == 2

@@ -14,11 +14,11 @@ from experiment_files import make_recipe, write_recipe
 from extremax.cli.app import app
 from extremax.experiments import load_recipe, reproduce, tune, tuning
 from extremax.experiments.curve import Evaluator
-from extremax.paper.methods import METHODS
+from extremax.experiments.methods import METHODS
 from extremax.experiments.recipes import find_recipe, shipped_recipes
-from extremax.paper.reproduction import ALL_METHODS, recipe_for
 from extremax.experiments.rows import load_rows
 from extremax.experiments.tuning import default_space
+from extremax.paper.reproduction import ALL_METHODS, recipe_for
 
 pytest.importorskip("optuna")
 SPACE = """
@@ -67,7 +67,8 @@ def test_interrupted_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = tune(recipe, tmp_path / "search", rows=rows, on_trial=seen.append)
     assert (len(result.trials), len(seen)) == (4, 2)  # two were settled before
     assert (
-        tune(recipe, tmp_path / "search", rows=rows, on_trial=lambda trial: pytest.fail("tried again")).trials == result.trials
+        tune(recipe, tmp_path / "search", rows=rows, on_trial=lambda trial: pytest.fail("tried again")).trials
+        == result.trials
     )
     assert len(tune(recipe, tmp_path / "search", rows=rows, n_trials=5).trials) == 5
 
@@ -83,7 +84,11 @@ def test_no_setting_is_tried_twice(tmp_path: Path) -> None:
 
 
 def test_bad_trials_are_given_up(tmp_path: Path) -> None:
-    space = SPACE.replace("'none'", "'median'").replace("n_trials = 4", "n_trials = 10").replace("1e-4, 0.3", "0.3, 1e-6")
+    space = (
+        SPACE.replace("'none'", "'median'")
+        .replace("n_trials = 4", "n_trials = 10")
+        .replace("1e-4, 0.3", "0.3, 1e-6")
+    )
     result = tune(make_recipe(tmp_path, n_epochs=8, more=space), tmp_path / "search")
     given_up = [trial for trial in result.trials if trial.state == "given up"]
     assert any(trial.parameters["learning_rate"] == 1e-6 for trial in given_up)
@@ -127,7 +132,8 @@ def test_long_trials_are_scored_now_and_then(tmp_path: Path, monkeypatch: pytest
     assert looks == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19]
 
 
-# -- recipes of the package, and the terminal ---------------------------------------------------------------------------------
+# -- recipes of the package, and the terminal
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

@@ -1,4 +1,6 @@
-"""The layout of the package as a test: who may import whom, and the rules a reader relies on.  There are no exemptions."""
+"""The layout of the package as a test: who may import whom, and the rules a reader relies on. There are no
+exemptions.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,25 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 
-# From the ground up.  A room is a module or a subpackage; it imports from lower floors, and from its own floor without a cycle.
+# From the ground up.  A room is a module or a subpackage; it imports from lower floors, and from its own
+# floor without a cycle.
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_jit", "config", "parallel", "progress", "validation"}),
     frozenset({"objectives", "metrics", "data", "kernels"}),
-    frozenset({"strength", "tree", "noise", "linear", "prior", "whitening", "shared", "predict", "theory", "persist"}),
+    frozenset(
+        {
+            "strength",
+            "tree",
+            "noise",
+            "linear",
+            "prior",
+            "whitening",
+            "shared",
+            "predict",
+            "theory",
+            "persist",
+        }
+    ),
     frozenset({"model", "fitting", "labelled_rows", "settings", "training"}),
     frozenset({"estimator", "evaluation", "loading", "text_classifier", "nn", "experiments", "cli"}),
     frozenset({"__init__", "__main__"}),
@@ -25,7 +41,8 @@ FLOORS: tuple[frozenset[str], ...] = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MAX_LINES = 500
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc"}
-UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}  # they run code from a file
+# they run code from a file
+UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 ONLY_IN = {"torch": "nn", "numba": "_jit", "llvmlite": "_jit"}
 
 
@@ -84,7 +101,9 @@ def imports_of(source: Source) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 yield Import("", node.lineno, id(node) in on_import)
-            elif node.module == "extremax":  # `from extremax import tree` names a room, `... import LabelTree` the roof
+            elif (
+                node.module == "extremax"
+            ):  # `from extremax import tree` names a room, `... import LabelTree` the roof
                 for alias in node.names:
                     name = f"extremax.{alias.name}" if alias.name in FLOOR_OF else "extremax"
                     yield Import(name, node.lineno, id(node) in on_import)
@@ -156,7 +175,9 @@ def cycle_in(sources: list[Source]) -> list[str] | None:
     return next((found for room in sorted(graph) if (found := visit(room, [])) is not None), None)
 
 
-SOURCES = [Source(path.relative_to(PACKAGE).as_posix(), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
+SOURCES = [
+    Source(path.relative_to(PACKAGE).as_posix(), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.path)
@@ -199,8 +220,11 @@ def test_broken_rule_rejects(path: str, text: str, sentence: str) -> None:
 
 
 def test_allowed_imports_pass() -> None:
-    assert faults_of(Source("noise.py", "from extremax.tree import LabelTree\nfrom extremax._jit import njit")) == []
-    assert faults_of(Source("data/xmc.py", "from extremax.data.splits import split")) == []
+    assert (
+        faults_of(Source("noise.py", "from extremax.tree import LabelTree\nfrom extremax._jit import njit"))
+        == []
+    )
+    assert faults_of(Source("data/xmc.py", "from extremax.splits import split")) == []
     assert faults_of(Source("nn/head.py", "import torch\nfrom extremax.tree import LabelTree")) == []
     assert faults_of(Source("theory.py", "def plot():\n    import matplotlib")) == []
     assert faults_of(Source("cli/app.py", "print(1)")) == []
@@ -231,7 +255,9 @@ print(*asked)
 
 def _heavy_imports(module: str) -> list[str]:
     code = _WATCHED_IMPORT.replace("MODULE", module)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def test_import_is_light() -> None:

@@ -1,4 +1,5 @@
-"""Scalar mathematics of the kernels against numpy in float64, hashes against their definition, the cache of compiled code.
+"""Scalar mathematics of the kernels against numpy in float64, hashes against their definition, the cache of
+compiled code.
 
 The functions are called from compiled loops, as kernels call them: there LLVM vectorises them.
 """
@@ -129,7 +130,9 @@ def test_exp32_is_clamped_never_zero_or_infinite() -> None:
 
 
 def test_log1p32_matches_reference() -> None:
-    x = np.concatenate([grid(1e-7, 1), np.geomspace(1e-30, 1, 1000), [0.41421354, 0.41421357, 1.0]]).astype(np.float32)
+    x = np.concatenate([grid(1e-7, 1), np.geomspace(1e-30, 1, 1000), [0.41421354, 0.41421357, 1.0]]).astype(
+        np.float32
+    )
     assert relative_error(apply(log1p_loop, x), np.log1p(x.astype(np.float64))) < 3e-7
     assert apply(log1p_loop, [0.0])[0] == 0.0
 
@@ -174,7 +177,8 @@ def test_prefetch_changes_nothing() -> None:
     assert sum_with_prefetch(array) == array[:, 0].sum()
 
 
-# -- hashes --------------------------------------------------------------------------------------------------------------------
+# -- hashes
+# --------------------------------------------------------------------------------------------------------------------
 
 MASK = (1 << 64) - 1
 
@@ -235,9 +239,11 @@ def bins_deviate(values: np.ndarray[Any, Any], n_bins: int = 64) -> float:
 def test_uniform32_is_uniform_over_rows_and_draws(vary: str) -> None:
     i = np.arange(64 * 20 if JIT_DISABLED else 640_000)
     seed = splitmix64(7)
-    key = {"row": lambda: keys(seed, i, 0), "draw": lambda: keys(seed, 3, i), "both": lambda: keys(seed, i // 10, i % 10)}[
-        vary
-    ]()
+    key = {
+        "row": lambda: keys(seed, i, 0),
+        "draw": lambda: keys(seed, 3, i),
+        "both": lambda: keys(seed, i // 10, i % 10),
+    }[vary]()
     u = apply_uniform(key)
     assert u.dtype == np.float32
     assert u.min() >= 0
@@ -264,7 +270,8 @@ def test_draw_keys_of_different_seeds_do_not_meet() -> None:
     assert np.unique(both).size == both.size
 
 
-# -- the cache on disk ---------------------------------------------------------------------------------------------------------
+# -- the cache on disk
+# ---------------------------------------------------------------------------------------------------------
 
 KERNEL = """
 import numpy as np
@@ -286,7 +293,9 @@ if __name__ == "__main__":
 
 
 def run_kernel(folder: Path, **environment: str) -> list[str]:
-    """Run KERNEL against a copy of _jit.py in `folder`, and return the value and the number of cache hits it prints."""
+    """Run KERNEL against a copy of _jit.py in `folder`, and return the value and the number of cache hits
+    it prints.
+    """
     cleared = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     code = "import runpy; runpy.run_path('kernel.py', run_name='__main__')"
     done = subprocess.run(
@@ -325,7 +334,11 @@ def test_second_process_finds_the_compiled_kernel(package_copy: Path) -> None:
 def test_kernel_runs_where_no_folder_can_be_written(package_copy: Path) -> None:
     # A file in the place of each cache folder stops even root, whom permissions would not.
     (package_copy / "__pycache__").write_text("")
-    nowhere = {"HOME": "/dev/null/home", "XDG_CACHE_HOME": "/dev/null/cache", "NUMBA_CACHE_DIR": "/dev/null/numba"}
+    nowhere = {
+        "HOME": "/dev/null/home",
+        "XDG_CACHE_HOME": "/dev/null/cache",
+        "NUMBA_CACHE_DIR": "/dev/null/numba",
+    }
     assert run_kernel(package_copy, **nowhere) == ["5.0", "0"]
     assert not cache_files(package_copy)
 

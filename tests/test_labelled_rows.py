@@ -1,4 +1,6 @@
-"""Rows with several labels: the estimator trains on pairs without a copy of X, and every form of the labels is one model."""
+"""Rows with several labels: the estimator trains on pairs without a copy of X, and every form of the
+labels is one model.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.data.splits import split_rows
 from extremax.labelled_rows import LabelledRows
+from extremax.splits import split_rows
 from extremax.validation import NotEnoughMemoryError, Targets, format_bytes
 
 N_CLASSES, N_FEATURES = 40, 24
@@ -20,7 +22,9 @@ UNLABELLED = r"2 of [\d,]+ rows of y have no label; they are left out\."
 def make_rows(n, seed=0, fewest=1):
     rng = np.random.default_rng(seed)
     means = np.random.default_rng(99).normal(size=(N_CLASSES, N_FEATURES))
-    y = [sorted(rng.choice(N_CLASSES, size=rng.integers(fewest, 4), replace=False).tolist()) for _ in range(n)]
+    y = [
+        sorted(rng.choice(N_CLASSES, size=rng.integers(fewest, 4), replace=False).tolist()) for _ in range(n)
+    ]
     X = np.stack([means[labels].sum(axis=0) for labels in y]) + 0.3 * rng.normal(size=(n, N_FEATURES))
     return X.astype(np.float32), y
 
@@ -32,13 +36,16 @@ def indicator(y, n_classes=N_CLASSES):
 
 
 def model(**settings):
-    return ExtremeClassifier(**{"objective": "negative_sampling", "n_epochs": 3, "random_state": 0, **settings})
+    return ExtremeClassifier(
+        **{"objective": "negative_sampling", "n_epochs": 3, "random_state": 0, **settings}
+    )
 
 
 def same_bits(a, b):
     tree = a.model_.tree is None or np.array_equal(a.model_.tree.weights, b.model_.tree.weights)
     return tree and all(
-        np.array_equal(getattr(a.model_.linear, name), getattr(b.model_.linear, name)) for name in ("weights", "biases")
+        np.array_equal(getattr(a.model_.linear, name), getattr(b.model_.linear, name))
+        for name in ("weights", "biases")
     )
 
 
@@ -62,7 +69,12 @@ def test_one_label_in_a_list_is_the_single_label_fit_identity(rows):
 
 def test_forms_and_threads_invariant(rows, fitted):
     X, y = rows
-    for form in (indicator(y), indicator(y).toarray(), [labels[::-1] * 2 for labels in y], [set(labels) for labels in y]):
+    for form in (
+        indicator(y),
+        indicator(y).toarray(),
+        [labels[::-1] * 2 for labels in y],
+        [set(labels) for labels in y],
+    ):
         other = model(n_jobs=1).fit(X, form)
         assert same_bits(fitted, other)
         assert np.array_equal(other.classes_, fitted.classes_)
@@ -74,7 +86,9 @@ def test_forms_and_threads_invariant(rows, fitted):
 @pytest.mark.parametrize("noise", ["adversarial", "frequency"])
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
 def test_pairs_match_repeated_rows_recovers(store, noise):
-    """Repeated rows scale and project the features a little differently, so draws differ: alike in quality, not in bits."""
+    """Repeated rows scale and project the features a little differently, so draws differ: alike in
+    quality, not in bits.
+    """
     X, y = make_rows(1200, seed=5)
     X_test, y_test = make_rows(500, seed=6)
     where = np.repeat(np.arange(len(y)), [len(labels) for labels in y])
@@ -84,11 +98,15 @@ def test_pairs_match_repeated_rows_recovers(store, noise):
     ours, theirs = (clf.log_likelihood(store(X_test), y_test) for clf in (pairs, repeated))
     assert ours == pytest.approx(theirs, abs=0.05)
     assert ours > -np.log(N_CLASSES) + 1.0
-    assert pairs.score(store(X_test), y_test) == pytest.approx(repeated.score(store(X_test), y_test), abs=0.04)
+    assert pairs.score(store(X_test), y_test) == pytest.approx(
+        repeated.score(store(X_test), y_test), abs=0.04
+    )
 
 
 def test_unconditional_noise_matches_repeated_rows_identity():
-    """Rows of unit length and one number of labels each: the scale is the same, no projection, and so is every bit."""
+    """Rows of unit length and one number of labels each: the scale is the same, no projection, and so is
+    every bit.
+    """
     rng = np.random.default_rng(2)
     X = np.eye(N_FEATURES, dtype=np.float32)[rng.integers(N_FEATURES, size=600)]
     y = [rng.choice(N_CLASSES, size=2, replace=False).tolist() for _ in X]
@@ -107,7 +125,10 @@ def test_features_are_not_copied(rows, monkeypatch):
     X, y = rows
     seen = []
     monkeypatch.setattr("extremax.fitting.training_set", lambda m, X, *a, **k: seen.append(X) or 1 / 0)
-    with pytest.raises(ZeroDivisionError), pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"):
+    with (
+        pytest.raises(ZeroDivisionError),
+        pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"),
+    ):
         model(n_epochs=0).fit(X, [[], *y[1:]], sample_weight=np.arange(len(y)) % 5 > 0)
     assert seen[0] is X
     one = [labels[0] for labels in y]
@@ -128,19 +149,25 @@ def test_rows_of_weight_zero_are_as_good_as_absent_identity(rows, objective):
 def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
     X, y = rows
     settings = {"n_epochs": 0, "n_components": 8, "random_state": 0, "verbose": 1}
-    ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(sparse.csr_array(X), y)
+    ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(
+        sparse.csr_array(X), y
+    )
     said = capsys.readouterr().err
     assert f"unpacked rows {format_bytes(X.nbytes)}" in said
     assert f"validation rows {format_bytes(2 * X.nbytes // 4)}" in said  # sparse: a number and a column each
     assert re.search(r"minibatch [\d.]+ [KM]iB", said)  # no larger than the data
-    with pytest.raises(NotEnoughMemoryError, match="Ways out: objective='negative_sampling' leaves sparse rows as they are"):
+    with pytest.raises(
+        NotEnoughMemoryError, match="Ways out: objective='negative_sampling' leaves sparse rows as they are"
+    ):
         ExtremeClassifier("softmax", memory_limit=X.nbytes, **settings).fit(sparse.csr_array(X), y)
 
 
 def test_sparse_rows_are_unpacked_once(rows, monkeypatch):
     X, y = rows
     unpacked, toarray = [], sparse.csr_array.toarray
-    monkeypatch.setattr(sparse.csr_array, "toarray", lambda matrix: unpacked.append(matrix.shape) or toarray(matrix))
+    monkeypatch.setattr(
+        sparse.csr_array, "toarray", lambda matrix: unpacked.append(matrix.shape) or toarray(matrix)
+    )
     ExtremeClassifier("shared_softmax", n_shared=1, n_epochs=1, random_state=0).fit(sparse.csr_array(X), y)
     assert unpacked == [X.shape]
 
@@ -179,8 +206,11 @@ def test_likelihood_and_score_match_reference(fitted):
     where, flat = indicator(y).nonzero()
     weight = np.random.default_rng(0).random(len(y))
     expected = np.average(log_prob[where, flat], weights=weight[where])
-    assert fitted.log_likelihood(X, y, sample_weight=weight) == pytest.approx(expected, abs=1e-5)  # float32 sums
-    assert fitted.score(X, indicator(y)) == np.mean([log_prob[i].argmax() in labels for i, labels in enumerate(y)])
+    # float32 sums
+    assert fitted.log_likelihood(X, y, sample_weight=weight) == pytest.approx(expected, abs=1e-5)
+    assert fitted.score(X, indicator(y)) == np.mean(
+        [log_prob[i].argmax() in labels for i, labels in enumerate(y)]
+    )
     assert fitted.score(X, [[*labels, "unknown"] for labels in y]) == fitted.score(X, y)
 
 
@@ -195,11 +225,15 @@ def test_validation(rows):
     assert last["valid_top_k_accuracy"] == np.mean(
         [not labels.isdisjoint(b) for labels, b in zip(map(set, y_valid), best, strict=True)]
     )
-    with pytest.warns(UserWarning, match=r"3 of \d+ labels of eval_set are classes that y lacks; they are left out\."):
+    with pytest.warns(
+        UserWarning, match=r"3 of \d+ labels of eval_set are classes that y lacks; they are left out\."
+    ):
         more = model().fit(X, y, eval_set=(X_valid, [[*y_valid[0], 777], [888, 999], *y_valid[2:]]))
     kept = np.arange(200) != 1
     known = [labels for i, labels in enumerate(y_valid) if i != 1]
-    assert more.history_[-1]["valid_log_likelihood"] == pytest.approx(more.log_likelihood(X_valid[kept], known), abs=1e-5)
+    assert more.history_[-1]["valid_log_likelihood"] == pytest.approx(
+        more.log_likelihood(X_valid[kept], known), abs=1e-5
+    )
 
 
 def test_validation_fraction_keeps_rows_whole(rows):
@@ -208,7 +242,9 @@ def test_validation_fraction_keeps_rows_whole(rows):
     assert clf.model_.n_samples == len(y) - round(0.2 * len(y))
     assert clf.model_.class_counts.min() > 0
     assert len(clf.history_) < 61
-    data = LabelledRows.of(X, Targets(np.concatenate(y).astype(np.int32), len(y), np.repeat(np.arange(len(y)), [*map(len, y)])))
+    data = LabelledRows.of(
+        X, Targets(np.concatenate(y).astype(np.int32), len(y), np.repeat(np.arange(len(y)), [*map(len, y)]))
+    )
     train, valid = data.hold_out(0.2, seed=3)
     assert train.X is X
     assert valid.X is X
@@ -242,12 +278,16 @@ def test_partial_fit_identity(rows, fitted, tmp_path):
     named.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     for clf in (named, again):
-        clf.partial_fit(X, indicator(y), classes=names).partial_fit(X, [[names[i] for i in labels] for labels in y])
+        clf.partial_fit(X, indicator(y), classes=names).partial_fit(
+            X, [[names[i] for i in labels] for labels in y]
+        )
         assert same_bits(fitted, clf)
         assert clf.classes_.tolist() == names
     with pytest.raises(ValueError, match="classes differs from the 40 classes of the first call"):
         named.partial_fit(X, indicator(y), classes=names[:-1])
-    with pytest.raises(ValueError, match=r"a label of y\[0\] is 'z', which is not one of the 40 known .* at the first call"):
+    with pytest.raises(
+        ValueError, match=r"a label of y\[0\] is 'z', which is not one of the 40 known .* at the first call"
+    ):
         named.partial_fit(X[:1], [["z", names[0]]])
 
 

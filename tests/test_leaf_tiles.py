@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.kernels import tree_tiles as leaf_tiles, topk
+from extremax.kernels import topk
+from extremax.kernels import tree_tiles as leaf_tiles
 from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.tree import LabelTree
 
@@ -30,7 +31,9 @@ def random_tree(n_classes, n_components=3, seed=0):
 
 def descend(tree, nodes, Z, start, column):
     logits, out = Z @ tree.weights[nodes].T, np.empty((len(Z), len(nodes) + 1), np.float32)
-    leaf_tiles.descend(np.ascontiguousarray(logits), tree.biases[nodes], start, column, np.empty(len(nodes), np.float32), out)
+    leaf_tiles.descend(
+        np.ascontiguousarray(logits), tree.biases[nodes], start, column, np.empty(len(nodes), np.float32), out
+    )
     return out
 
 
@@ -66,7 +69,8 @@ def test_padding_elsewhere_is_not_cut():
 def test_scalar_functions_match_reference():
     x = np.linspace(-86.0, 0.0, 3001, dtype=np.float32)
     got = np.array([topk.exp_nonpositive(v) for v in x], np.float64)
-    np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=1e-5)  # at -86 the reduced argument has lost four bits
+    # at -86 the reduced argument has lost four bits
+    np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=1e-5)
     np.testing.assert_allclose(got[x > -10.0], np.exp(x[x > -10.0].astype(np.float64)), rtol=1e-6)
     e = np.linspace(0.0, 1.0, 1001, dtype=np.float32)
     got = np.array([leaf_tiles._log1p_unit(v) for v in e], np.float64)

@@ -1,4 +1,6 @@
-"""The linear model: order of the rows, one epoch against a replay in float64, and all that must not change its result."""
+"""The linear model: order of the rows, one epoch against a replay in float64, and all that must not change
+its result.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def training_set(noise, *, n=50, storage="dense", weight=None, folder=None):
 
 def new_model(optimizer="adagrad", objective="negative_sampling", scale=0.4):
     first_bias = -np.log(N_CLASSES) if OBJECTIVES[objective].starts_at_noise else 0.0
-    return LinearModel.zeros(N_CLASSES, N_FEATURES, optimizer=optimizer, feature_scale=scale, first_bias=first_bias)
+    return LinearModel.zeros(
+        N_CLASSES, N_FEATURES, optimizer=optimizer, feature_scale=scale, first_bias=first_bias
+    )
 
 
 def options(noise, objective="negative_sampling", **changes):
@@ -73,7 +77,16 @@ def options(noise, objective="negative_sampling", **changes):
     return EpochOptions(objective=OBJECTIVES[objective], noise=noise, **values)
 
 
-def trained(storage="dense", *, optimizer="adagrad", objective="negative_sampling", kind="tree", n=50, epochs=2, **more):
+def trained(
+    storage="dense",
+    *,
+    optimizer="adagrad",
+    objective="negative_sampling",
+    kind="tree",
+    n=50,
+    epochs=2,
+    **more,
+):
     """A model after some epochs; `more` goes to the options, the model's scale and the training set."""
     folder, weight, scale = more.pop("folder", None), more.pop("weight", None), more.pop("scale", 0.4)
     noise, model = make_noise(kind), new_model(optimizer, objective, scale)
@@ -105,7 +118,8 @@ def short_stretches(monkeypatch):
     monkeypatch.setattr(linear, "_STRETCH_PAIRS", 1)
 
 
-# -- order of the rows ---------------------------------------------------------------------------------------------------------
+# -- order of the rows
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -134,7 +148,8 @@ def test_rows_of_any_size_make_windows(row_bytes):
 
 def test_small_data_is_one_fully_shuffled_window():
     (rows,) = shuffled_windows(5000, 4 * 512, 0, 0)
-    # A full shuffle: a row lands anywhere.  Mean distance of a uniform permutation is n/3; its standard error here is under 20.
+    # A full shuffle: a row lands anywhere.  Mean distance of a uniform permutation is n/3; its standard error
+    # here is under 20.
     assert abs(np.abs(rows - np.arange(5000)).mean() - 5000 / 3) < 100
 
 
@@ -144,7 +159,8 @@ def test_large_data_is_read_in_runs_but_trained_shuffled(several_windows):
         assert set(np.bincount(rows // 8)) <= {0, 8}  # whole chunks
     # Rows of a window are shuffled over its two chunks (a window in order would change chunk once) ...
     assert np.mean([np.count_nonzero(np.diff(rows // 8)) for rows in windows]) > 4
-    # ... and the chunks come from all over the data, 125 chunks long (neighbours would lie 1 apart, random ones 42).
+    # ... and the chunks come from all over the data, 125 chunks long (neighbours would lie 1 apart, random
+    # ones 42).
     assert np.mean([np.ptp(rows // 8) for rows in windows]) > 20
 
 
@@ -159,12 +175,15 @@ def test_order_differs_by_epoch_and_seed(several_windows, n_rows):
 
 
 def test_epoch_seeds_are_all_different():
-    seeds = {epoch_seed(seed, epoch, window) for seed in range(5) for epoch in range(5) for window in range(5)}
+    seeds = {
+        epoch_seed(seed, epoch, window) for seed in range(5) for epoch in range(5) for window in range(5)
+    }
     assert len(seeds) == 125
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-# -- model and scale -----------------------------------------------------------------------------------------------------------
+# -- model and scale
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -176,7 +195,9 @@ def test_zeros_allocates_what_it_says(optimizer, n_features):
     assert model.squares.shape == (9, columns)
     assert (model.n_classes, model.n_features, model.feature_scale, model.n_epochs) == (9, n_features, 0.5, 0)
     assert all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays_of(model))
-    assert sum(a.nbytes for a in arrays_of(model)) == LinearModel.bytes_needed(9, n_features, optimizer=optimizer)
+    assert sum(a.nbytes for a in arrays_of(model)) == LinearModel.bytes_needed(
+        9, n_features, optimizer=optimizer
+    )
     assert not model.weights.any()
     assert np.all(model.biases == -2.0)
     assert np.all(model.squares > 0.0)  # Adagrad divides by their root
@@ -212,11 +233,14 @@ def test_feature_scale_of_any_magnitude(magnitude):
     np.testing.assert_allclose(feature_scale(X) * magnitude * 3.0, 1.0, rtol=1e-6)
 
 
-# -- one epoch -----------------------------------------------------------------------------------------------------------------
+# -- one epoch
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def replay(optimizer, objective, data, opts, epochs, rate, scale=0.4, max_batches=None):
-    """The same epochs in float64, gradients by central differences; the order of rows and the draws are the library's."""
+    """The same epochs in float64, gradients by central differences; the order of rows and the draws are
+    the library's.
+    """
     model = new_model(optimizer, objective)
     arrays = tuple(a.astype(np.float64) for a in arrays_of(model))
     X = np.asarray(data.X.todense()) if sparse.issparse(data.X) else data.X
@@ -224,14 +248,20 @@ def replay(optimizer, objective, data, opts, epochs, rate, scale=0.4, max_batche
     for epoch in range(epochs):
         losses = 0.0
         for number, rows in enumerate(shuffled_windows(len(data.y), 4 * N_FEATURES, opts.seed, epoch)):
-            negatives, log_noise = opts.noise.sample(data.Z[rows], opts.n_negatives, epoch_seed(opts.seed, epoch, number))
+            negatives, log_noise = opts.noise.sample(
+                data.Z[rows], opts.n_negatives, epoch_seed(opts.seed, epoch, number)
+            )
             labels = np.column_stack([data.y[rows], negatives])
-            log_noise = np.column_stack([opts.noise.log_prob(data.Z, data.y)[rows], log_noise]).astype(np.float64)
+            log_noise = np.column_stack([opts.noise.log_prob(data.Z, data.y)[rows], log_noise]).astype(
+                np.float64
+            )
             log_base = log_noise if opts.objective.removes_bias else np.zeros_like(log_noise)
             for start in range(0, len(rows), opts.batch_size):
                 cut = slice(start, start + opts.batch_size)
                 batch = rows[cut], labels[cut], log_base[cut], log_noise[cut], data.weight[rows[cut]]
-                step = reference.minibatch_step(optimizer, objective, X, *batch, arrays, scale, rate, opts.score_penalty)
+                step = reference.minibatch_step(
+                    optimizer, objective, X, *batch, arrays, scale, rate, opts.score_penalty
+                )
                 losses += step.sum()
                 done += 1
                 if done == max_batches:
@@ -284,10 +314,12 @@ def test_training_lowers_the_loss():
     noise = make_noise("tree")
     data, opts, model = training_set(noise), options(noise, score_penalty=0.0), new_model()
     losses = [train_epoch(model, data, opts, learning_rate=0.2) for _ in range(20)]
-    assert np.mean(losses[-5:]) < 2.0 * np.log(2.0) - 0.1  # the loss of a model that cannot tell data from noise
+    # the loss of a model that cannot tell data from noise
+    assert np.mean(losses[-5:]) < 2.0 * np.log(2.0) - 0.1
 
 
-# -- what must not matter ------------------------------------------------------------------------------------------------------
+# -- what must not matter
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -301,7 +333,9 @@ def test_thread_count_invariant(storage, optimizer, n_threads, several_windows, 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("pairs", [1, 40, 100])  # one, two and five minibatches of 6 rows with 3 classes each
-def test_stretch_between_two_looks_invariant(storage, n_threads, pairs, several_windows, tmp_path, monkeypatch):
+def test_stretch_between_two_looks_invariant(
+    storage, n_threads, pairs, several_windows, tmp_path, monkeypatch
+):
     whole = trained(storage, batch_size=6, folder=tmp_path)
     calls = []
     monkeypatch.setattr(linear, "_STRETCH_PAIRS", pairs)
@@ -309,7 +343,8 @@ def test_stretch_between_two_looks_invariant(storage, n_threads, pairs, several_
     monkeypatch.setattr(linear, "run_together", lambda task, n: calls.append(n) or run(task, n))
     assert_same_bits(trained(storage, batch_size=6, n_threads=n_threads, folder=tmp_path, epochs=2), whole)
     assert set(calls) == {n_threads}
-    assert len(calls) >= {1: 18, 40: 10, 100: 8}[pairs]  # four windows of 16, 16, 16 and 2 rows, or the like, twice
+    # four windows of 16, 16, 16 and 2 rows, or the like, twice
+    assert len(calls) >= {1: 18, 40: 10, 100: 8}[pairs]
 
 
 def test_small_minibatches_thread_count_invariant():
@@ -343,7 +378,9 @@ def test_memmap_is_read_window_by_window(several_windows, tmp_path, monkeypatch)
     views = {"itself": data.X, "a view": data.X[:], "a plain array over it": np.asarray(data.X)}
     sizes = []
     read = linear.DenseWindows._read
-    monkeypatch.setattr(linear.DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows))
+    monkeypatch.setattr(
+        linear.DenseWindows, "_read", lambda self, rows: sizes.append(len(rows)) or read(self, rows)
+    )
     for X in views.values():
         sizes.clear()
         source = linear.DenseWindows(X)
@@ -379,7 +416,12 @@ def test_sparse_index_type_invariant(kind, index):
     data = training_set(noise)
     X = kind(data.X)
     X.indices, X.indptr = X.indices.astype(index), X.indptr.astype(index)
-    train_epoch(model, TrainingSet(X, data.y, data.Z, data.weight, data.positive_log_noise), options(noise), learning_rate=0.2)
+    train_epoch(
+        model,
+        TrainingSet(X, data.y, data.Z, data.weight, data.positive_log_noise),
+        options(noise),
+        learning_rate=0.2,
+    )
     assert_same_bits(model, trained("csr", epochs=1))
 
 
@@ -388,14 +430,17 @@ def test_one_feature_has_one_kind_of_adagrad_identity(optimizer):
     # With a single column both optimisers keep one number per class: the same model.
     noise = make_noise("frequency")
     data = training_set(noise)
-    one_column = TrainingSet(np.ascontiguousarray(data.X[:, :1]), data.y, data.Z, data.weight, data.positive_log_noise)
+    one_column = TrainingSet(
+        np.ascontiguousarray(data.X[:, :1]), data.y, data.Z, data.weight, data.positive_log_noise
+    )
     models = [LinearModel.zeros(N_CLASSES, 1, optimizer=name) for name in ("adagrad", optimizer)]
     for model in models:
         train_epoch(model, one_column, options(noise), learning_rate=0.2)
     assert_same_bits(*models)
 
 
-# -- what must matter ----------------------------------------------------------------------------------------------------------
+# -- what must matter
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_another_seed_is_another_model():
@@ -424,7 +469,8 @@ def test_every_epoch_draws_anew():
 
 @pytest.mark.parametrize("storage", ["dense", "csr"])
 def test_weight_two_doubles_the_gradient_identity(storage):
-    # One minibatch of plain gradient steps: the change is linear in the weights.  A factor of two is exact in floating point.
+    # One minibatch of plain gradient steps: the change is linear in the weights.  A factor of two is exact in
+    # floating point.
     settings = {"optimizer": "sgd", "epochs": 1, "batch_size": 64}
     single = trained(storage, weight=np.ones(50), **settings)
     double = trained(storage, weight=np.full(50, 2.0), **settings)
@@ -434,11 +480,13 @@ def test_weight_two_doubles_the_gradient_identity(storage):
 
 
 def test_rows_add_up_identity():
-    # Plain gradient steps from one minibatch: a model trained on all rows is the sum of those trained on two halves.
+    # Plain gradient steps from one minibatch: a model trained on all rows is the sum of those trained on two
+    # halves.
     settings = {"optimizer": "sgd", "epochs": 1, "batch_size": 64}
     half = (np.arange(50) % 2 == 0).astype(np.float32)
     whole, even, odd = (trained(weight=w, **settings) for w in (np.ones(50), half, 1.0 - half))
-    np.testing.assert_allclose(even.weights + odd.weights, whole.weights, atol=1e-6)  # float32 sums of 50 steps
+    # float32 sums of 50 steps
+    np.testing.assert_allclose(even.weights + odd.weights, whole.weights, atol=1e-6)
     np.testing.assert_allclose(even.biases + odd.biases, whole.biases, atol=1e-6)
     assert np.any(even.weights != odd.weights)
 
@@ -466,7 +514,8 @@ def test_scaled_features_identity(storage, optimizer):
     assert_same_bits(*models)
 
 
-# -- progress and interruption -------------------------------------------------------------------------------------------------
+# -- progress and interruption
+# -------------------------------------------------------------------------------------------------
 
 
 def test_progress_counts_rows_and_averages_losses(several_windows, short_stretches):
@@ -486,7 +535,9 @@ def test_progress_counts_rows_and_averages_losses(several_windows, short_stretch
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_interruption_leaves_the_model_of_the_last_minibatch(storage, several_windows, short_stretches, tmp_path):
+def test_interruption_leaves_the_model_of_the_last_minibatch(
+    storage, several_windows, short_stretches, tmp_path
+):
     noise = make_noise("frequency")
     data = training_set(noise, storage=storage, folder=tmp_path)
     opts, model = options(noise, batch_size=6), new_model("sgd")
@@ -515,7 +566,8 @@ def test_pairs_that_share_rows_match_repeated_rows_identity(storage, tmp_path, m
     X, Z = rng.normal(size=(700, 12)).astype(np.float32), rng.normal(size=(700, 3)).astype(np.float32)
     y, weight = rng.integers(30, size=len(rows)).astype(np.int32), rng.random(len(rows)).astype(np.float32)
     noise = FrequencyNoise(np.bincount(y, minlength=30))
-    monkeypatch.setattr(linear, "_CHUNK_ROWS", 16)  # several windows, so that rows meet their pairs in different ones
+    # several windows, so that rows meet their pairs in different ones
+    monkeypatch.setattr(linear, "_CHUNK_ROWS", 16)
     monkeypatch.setattr(linear, "_WINDOW_BYTES", 16 * 4 * 12 * 20)
 
     def stored(array, name):
@@ -544,5 +596,7 @@ def test_pairs_that_share_rows_match_repeated_rows_identity(storage, tmp_path, m
 def test_feature_scale_of_some_rows_identity(store):
     X = np.random.default_rng(3).normal(size=(5000, 4)).astype(np.float32)
     used = np.arange(5000) % 3 > 0
-    assert linear.feature_scale(store(X), used) == pytest.approx(linear.feature_scale(store(X[used])), rel=1e-12)
+    assert linear.feature_scale(store(X), used) == pytest.approx(
+        linear.feature_scale(store(X[used])), rel=1e-12
+    )
     assert linear.feature_scale(store(X), np.ones(5000, bool)) == linear.feature_scale(store(X))

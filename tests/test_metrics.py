@@ -45,8 +45,12 @@ def test_ranking_figures_by_hand():
     assert metrics.ndcg_at_k(Y, labels, k=3) == pytest.approx(((1 + 0.5) / (1 + 1 / log3) + 1 / log3) / 2)
     propensity = [0.5, 0.25, 0.1]  # a hit counts 2, 4, 10
     assert metrics.propensity_scored_precision_at_k(Y, labels, propensity, k=1) == pytest.approx(2 / (10 + 4))
-    assert metrics.propensity_scored_precision_at_k(Y, labels, propensity, k=1, normalized=False) == pytest.approx(2 / 2)
-    assert metrics.propensity_scored_precision_at_k(Y, labels, propensity, k=3) == pytest.approx((12 + 4) / (12 + 4))
+    assert metrics.propensity_scored_precision_at_k(
+        Y, labels, propensity, k=1, normalized=False
+    ) == pytest.approx(2 / 2)
+    assert metrics.propensity_scored_precision_at_k(Y, labels, propensity, k=3) == pytest.approx(
+        (12 + 4) / (12 + 4)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -54,7 +58,9 @@ def test_ndcg_matches_sklearn(k):
     rng = np.random.default_rng(1)
     Y, scores = rng.integers(0, 2, (50, 20)), rng.random((50, 20))
     labels = np.argsort(-scores, axis=1)[:, :k]
-    assert metrics.ndcg_at_k(sparse.csr_array(Y), labels, k=k) == pytest.approx(sklearn_metrics.ndcg_score(Y, scores, k=k))
+    assert metrics.ndcg_at_k(sparse.csr_array(Y), labels, k=k) == pytest.approx(
+        sklearn_metrics.ndcg_score(Y, scores, k=k)
+    )
 
 
 def test_single_label_figures_match_sklearn():
@@ -69,7 +75,9 @@ def test_single_label_figures_match_sklearn():
         accuracy = metrics.accuracy(y, labels[:, 0], sample_weight=w)
         assert accuracy == pytest.approx(sklearn_metrics.accuracy_score(y, labels[:, 0], sample_weight=w))
         for k in (1, 3):
-            expected = sklearn_metrics.top_k_accuracy_score(y, prob, k=k, sample_weight=w, labels=np.arange(n_classes))
+            expected = sklearn_metrics.top_k_accuracy_score(
+                y, prob, k=k, sample_weight=w, labels=np.arange(n_classes)
+            )
             assert metrics.accuracy_at_k(y, labels, k=k, sample_weight=w) == pytest.approx(expected)
 
 
@@ -78,19 +86,26 @@ def test_precision_of_one_label_equals_accuracy_at_k_identity():
     y, labels = rng.integers(9, size=80), np.argsort(rng.random((80, 9)), axis=1)
     Y = sparse.csr_array((np.ones(80), (np.arange(80), y)), shape=(80, 9))
     for k in (1, 4):
-        assert k * metrics.precision_at_k(Y, labels, k=k) == pytest.approx(metrics.accuracy_at_k(y, labels, k=k))
+        assert k * metrics.precision_at_k(Y, labels, k=k) == pytest.approx(
+            metrics.accuracy_at_k(y, labels, k=k)
+        )
 
 
 def test_indicator_with_stored_zeros_and_unsorted_columns_invariant(ranking):
     Y, labels, propensity = ranking
     plain = sparse.csr_array(Y)
-    messy = sparse.csr_array((plain.data.copy(), plain.indices.copy(), plain.indptr.copy()), shape=plain.shape)
+    messy = sparse.csr_array(
+        (plain.data.copy(), plain.indices.copy(), plain.indptr.copy()), shape=plain.shape
+    )
     for a, b in zip(messy.indptr[:-1], messy.indptr[1:], strict=True):
         messy.indices[a:b] = messy.indices[a:b][::-1]
     messy.has_sorted_indices = messy.has_canonical_format = False
     zeros = sparse.csr_array((np.zeros(60), (np.arange(60), labels[:, 0].clip(0))), shape=Y.shape)
     stacked = sparse.csr_array(
-        (np.r_[plain.data, zeros.data], (np.r_[plain.tocoo().row, np.arange(60)], np.r_[plain.indices, zeros.indices])),
+        (
+            np.r_[plain.data, zeros.data],
+            (np.r_[plain.tocoo().row, np.arange(60)], np.r_[plain.indices, zeros.indices]),
+        ),
         shape=Y.shape,
     )
     for truth in (messy, stacked):
@@ -100,7 +115,8 @@ def test_indicator_with_stored_zeros_and_unsorted_columns_invariant(ranking):
 
 
 def test_propensities_by_hand():
-    # Jain et al. (2016) for N = e^2: c = (2 - 1) * 2.5^0.55, and a class with one row has (1 + 1.5)^-0.55, so p = 1/2.
+    # Jain et al. (2016) for N = e^2: c = (2 - 1) * 2.5^0.55, and a class with one row has (1 + 1.5)^-0.55, so
+    # p = 1/2.
     n = np.exp(2.0)
     np.testing.assert_allclose(metrics.label_propensities([1], n), [0.5])
     rising = metrics.label_propensities([0, 1, 10, 1000], 5000)
@@ -121,10 +137,14 @@ def test_calibration_error_matches_reference(n_bins):
 
 def test_calibration_error_by_hand():
     correct, confidence = [True, False, True], [0.9, 0.9, 0.35]
-    assert metrics.expected_calibration_error(correct, confidence) == pytest.approx((2 * abs(0.5 - 0.9) + abs(1 - 0.35)) / 3)
+    assert metrics.expected_calibration_error(correct, confidence) == pytest.approx(
+        (2 * abs(0.5 - 0.9) + abs(1 - 0.35)) / 3
+    )
     # Weight 2 is the row twice.
     twice = metrics.expected_calibration_error([*correct, True], [*confidence, 0.35])
-    assert metrics.expected_calibration_error(correct, confidence, sample_weight=[1, 1, 2]) == pytest.approx(twice)
+    assert metrics.expected_calibration_error(correct, confidence, sample_weight=[1, 1, 2]) == pytest.approx(
+        twice
+    )
 
 
 def test_calibrated_confidence_has_small_error_recovers():
@@ -146,7 +166,10 @@ def test_calibrated_confidence_has_small_error_recovers():
         (lambda Y: metrics.precision_at_k(Y, [[0], [1]], k=0), "k = 0"),
         (lambda Y: metrics.precision_at_k(Y, [[0], [7]], k=1), "Class 7"),
         (lambda Y: metrics.precision_at_k(Y[:0], np.zeros((0, 1), int), k=1), "no rows"),
-        (lambda Y: metrics.propensity_scored_precision_at_k(Y, [[0], [1]], [0.5], k=1), "one propensity per class"),
+        (
+            lambda Y: metrics.propensity_scored_precision_at_k(Y, [[0], [1]], [0.5], k=1),
+            "one propensity per class",
+        ),
         (lambda Y: metrics.label_propensities([1], 0), "n_samples = 0"),
         (lambda Y: metrics.expected_calibration_error([True], [-0.3]), "Pass probabilities"),
         (lambda Y: metrics.expected_calibration_error([True], [np.nan]), "must lie in"),

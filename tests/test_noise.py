@@ -49,7 +49,8 @@ def make(kind):
 KINDS = ["uniform", "frequency", "frequency_0.75", "tree", "mixture", "nested"]
 
 
-# -- probabilities -------------------------------------------------------------------------------------------------------------
+# -- probabilities
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -70,7 +71,9 @@ def test_log_prob_matches_table(kind):
     table = noise.log_prob_all(Z)
     labels = np.random.default_rng(2).integers(N_CLASSES, size=(6, 4)).astype(np.int32)
     # The tree sums the same terms in two orders; all else is exact.
-    np.testing.assert_allclose(noise.log_prob(Z, labels), np.take_along_axis(table, labels, axis=1), atol=5e-6)
+    np.testing.assert_allclose(
+        noise.log_prob(Z, labels), np.take_along_axis(table, labels, axis=1), atol=5e-6
+    )
     one = noise.log_prob(Z, labels[:, 0])
     assert one.shape == (6,)
     assert one.dtype == np.float32
@@ -107,7 +110,9 @@ def test_frequency_exponent_matches_reference(exponent):
     counts = np.array([1.0, 3.0, 0.0, 12.5])
     expected = np.array([1.0, 3.0, 0.5, 12.5]) ** exponent  # a class without rows counts as half a row
     noise = FrequencyNoise(counts, exponent=exponent)
-    np.testing.assert_allclose(noise.log_prob_all(features(1))[0], np.log(expected / expected.sum()), atol=1e-6)
+    np.testing.assert_allclose(
+        noise.log_prob_all(features(1))[0], np.log(expected / expected.sum()), atol=1e-6
+    )
     np.testing.assert_array_equal(noise.counts, counts)
     assert noise.exponent == exponent
 
@@ -127,7 +132,9 @@ def test_mixture_matches_reference(weight):
     first, second, Z = make("tree"), make("frequency"), features(5)
     expected = weight * np.exp(first.log_prob_all(Z).astype(np.float64))
     expected += (1.0 - weight) * np.exp(second.log_prob_all(Z).astype(np.float64))
-    np.testing.assert_allclose(MixtureNoise(first, second, weight=weight).log_prob_all(Z), np.log(expected), atol=3e-6)
+    np.testing.assert_allclose(
+        MixtureNoise(first, second, weight=weight).log_prob_all(Z), np.log(expected), atol=3e-6
+    )
 
 
 @pytest.mark.small
@@ -143,7 +150,10 @@ def test_mixture_leaves_the_arrays_of_its_components_alone():
     class Fixed(UniformNoise):  # hands out one array of its own at every call
         def __init__(self):
             super().__init__(3)
-            self.table, self.line = np.full((2, 3), -np.log(3.0), np.float32), np.full(2, -np.log(3.0), np.float32)
+            self.table, self.line = (
+                np.full((2, 3), -np.log(3.0), np.float32),
+                np.full(2, -np.log(3.0), np.float32),
+            )
 
         def log_prob(self, Z, labels, *, n_jobs=None):
             return self.line
@@ -165,11 +175,14 @@ def test_satisfies_the_protocol(kind):
     assert noise.n_classes == N_CLASSES
 
 
-# -- draws ---------------------------------------------------------------------------------------------------------------------
+# -- draws
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def assert_counts_match(labels, prob):
-    """Every class within 5 standard errors of its expected count (a fair sampler fails once in some 10^5 runs)."""
+    """Every class within 5 standard errors of its expected count (a fair sampler fails once in some 10^5
+    runs).
+    """
     n = labels.size
     counts = np.bincount(labels.ravel(), minlength=len(prob))
     # One more for classes that are expected less than once: there the normal approximation says nothing.
@@ -277,7 +290,9 @@ def test_draws_thread_count_and_batch_invariant(kind):
         np.testing.assert_array_equal(noise.sample(Z[:n], n_draws=2, seed=9)[0], labels[:n])
     for n_draws in [1, 5]:
         width = min(n_draws, 2)
-        np.testing.assert_array_equal(noise.sample(Z, n_draws=n_draws, seed=9)[0][:, :width], labels[:, :width])
+        np.testing.assert_array_equal(
+            noise.sample(Z, n_draws=n_draws, seed=9)[0][:, :width], labels[:, :width]
+        )
     assert np.any(noise.sample(Z, n_draws=2, seed=10)[0] != labels)
 
 
@@ -301,7 +316,8 @@ def test_no_rows_no_draws(kind):
     assert noise.log_prob_all(features(0)).shape == (0, N_CLASSES)
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------------
+# -- errors
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -314,10 +330,22 @@ def test_no_rows_no_draws(kind):
         (lambda: FrequencyNoise([1.0, np.nan]), r"counts\[1\] is nan; .* at least 0"),
         (lambda: FrequencyNoise([1.0, 2.0, -3.0]), r"counts\[2\] is -3.0; .* at least 0"),
         (lambda: FrequencyNoise([np.inf, 2.0]), r"counts\[0\] is inf; .* finite"),
-        (lambda: MixtureNoise(UniformNoise(2), UniformNoise(3), weight=0.5), "same classes; got 2 and 3 classes"),
-        (lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=0.0), "strictly between 0 and 1; got 0.0"),
-        (lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=1.0), "strictly between 0 and 1; got 1.0"),
-        (lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=float("nan")), "strictly between 0 and 1; got nan"),
+        (
+            lambda: MixtureNoise(UniformNoise(2), UniformNoise(3), weight=0.5),
+            "same classes; got 2 and 3 classes",
+        ),
+        (
+            lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=0.0),
+            "strictly between 0 and 1; got 0.0",
+        ),
+        (
+            lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=1.0),
+            "strictly between 0 and 1; got 1.0",
+        ),
+        (
+            lambda: MixtureNoise(UniformNoise(2), UniformNoise(2), weight=float("nan")),
+            "strictly between 0 and 1; got nan",
+        ),
     ],
 )
 def test_noise_rejects(make_noise, sentence):

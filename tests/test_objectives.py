@@ -1,4 +1,6 @@
-"""Objectives: losses and coefficients against float64 references, and the identities that tie them to the softmax."""
+"""Objectives: losses and coefficients against float64 references, and the identities that tie them to the
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def batch(n=7, n_negatives=3, n_classes=6, seed=0, base="other"):
     rng = np.random.default_rng(seed)
     labels = rng.integers(n_classes, size=(n, 1 + n_negatives)).astype(np.int32)
     log_noise, other = (np.log(rng.dirichlet(np.ones(n_classes), n)) for _ in range(2))
-    log_noise, other = (np.take_along_axis(table, labels, axis=1).astype(np.float32) for table in (log_noise, other))
+    log_noise, other = (
+        np.take_along_axis(table, labels, axis=1).astype(np.float32) for table in (log_noise, other)
+    )
     log_base = {"other": other, "noise": log_noise, "none": np.zeros_like(log_noise)}[base]
     scores = 2.0 * rng.standard_normal((n, n_classes))
     scores = np.take_along_axis(scores, labels, axis=1).astype(np.float32)
@@ -43,14 +47,21 @@ def evaluate(name, data, penalty=0.0, start=0, stop=None, *, eta=None, epoch=0):
     coefficients, losses = np.full_like(data.scores, np.nan), np.full(n, np.nan)
     eta = np.full(n, -1.0, np.float32) if eta is None else eta
     tables = (data.labels, data.log_base, data.log_noise, data.weight, data.scores, coefficients, losses, eta)
-    objective.kernel(objective.settings_of(penalty, epoch), Pairs(np.arange(n), *tables), start, n if stop is None else stop)
+    objective.kernel(
+        objective.settings_of(penalty, epoch),
+        Pairs(np.arange(n), *tables),
+        start,
+        n if stop is None else stop,
+    )
     return coefficients, losses
 
 
 def reference_loss(name, data, penalty, scores=None):
     scores = data.scores if scores is None else scores
     log_base, log_noise = data.log_base.astype(np.float64), data.log_noise.astype(np.float64)
-    return reference.LOSSES[name](np.asarray(scores, np.float64), log_base, log_noise, data.weight, penalty, data.labels)
+    return reference.LOSSES[name](
+        np.asarray(scores, np.float64), log_base, log_noise, data.weight, penalty, data.labels
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +72,8 @@ def test_loss_matches_reference(name, penalty, base, n_negatives):
     data = batch(n_negatives=n_negatives, base=base)
     _, losses = evaluate(name, data, penalty)
     assert losses.dtype == np.float64
-    # Scores and log-probabilities of size 10 in float32: 1e-6 absolute each, and the loss has a slope of about one.
+    # Scores and log-probabilities of size 10 in float32: 1e-6 absolute each, and the loss has a slope of
+    # about one.
     np.testing.assert_allclose(losses, reference_loss(name, data, penalty), rtol=3e-6, atol=3e-6)
 
 
@@ -115,8 +127,11 @@ def test_extreme_scores_stay_finite(name, scale):
     assert np.isfinite(coefficients).all()
     assert np.isfinite(losses).all()
     np.testing.assert_allclose(losses, reference_loss(name, data, 0.0), rtol=1e-6, atol=1e-6)  # float32
-    gradient = reference.central_differences(lambda s: reference_loss(name, data, 0.0, s), data.scores.astype(np.float64), 1e-3)
-    np.testing.assert_allclose(coefficients, gradient, atol=3e-6)  # differences of losses of 1,000 at a step of 1e-3
+    gradient = reference.central_differences(
+        lambda s: reference_loss(name, data, 0.0, s), data.scores.astype(np.float64), 1e-3
+    )
+    # differences of losses of 1,000 at a step of 1e-3
+    np.testing.assert_allclose(coefficients, gradient, atol=3e-6)
     assert np.all(coefficients[:, 0] <= 0.0)
     assert np.all(coefficients[:, 1:] >= 0.0)
 
@@ -126,14 +141,19 @@ def test_small_coefficients_keep_their_precision(name):
     # Far in a tail the coefficient is exp(-|a|), not 1 - 1 = 0: rare classes go on learning.
     log_noise = np.zeros((1, 2), np.float32)
     data = Batch(
-        np.array([[40.0, -40.0]], np.float32), log_noise, log_noise, np.ones(1, np.float32), np.array([[0, 1]], np.int32)
+        np.array([[40.0, -40.0]], np.float32),
+        log_noise,
+        log_noise,
+        np.ones(1, np.float32),
+        np.array([[0, 1]], np.int32),
     )
     coefficients, losses = evaluate(name, data)
     np.testing.assert_allclose(coefficients[0], [-np.exp(-40.0), np.exp(-40.0)], rtol=1e-5)
     np.testing.assert_allclose(losses[0], 2.0 * np.exp(-40.0), rtol=1e-5)
 
 
-# -- identities ----------------------------------------------------------------------------------------------------------------
+# -- identities
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def all_other_classes(n_classes):
@@ -148,7 +168,9 @@ def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes):
     xi = 3.0 * rng.standard_normal(n_classes)
     scores = xi[labels].astype(np.float32)
     zeros, uniform = np.zeros_like(scores), np.full_like(scores, -np.log(n_classes))
-    coefficients, losses = evaluate("sampled_softmax", Batch(scores, zeros, uniform, np.ones(n_classes, np.float32), labels))
+    coefficients, losses = evaluate(
+        "sampled_softmax", Batch(scores, zeros, uniform, np.ones(n_classes, np.float32), labels)
+    )
     log_prob = reference.log_softmax([xi])[0]
     np.testing.assert_allclose(losses, -log_prob, rtol=1e-6, atol=2e-6)  # float32 scores
     gradient = np.tile(np.exp(log_prob), (n_classes, 1)) - np.eye(n_classes)
@@ -158,7 +180,11 @@ def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes):
 def test_sampled_softmax_with_only_hits_learns_nothing_identity():
     data = batch(n=4, n_negatives=3)
     same = data._replace(
-        **{name: np.repeat(getattr(data, name)[:, :1], 4, axis=1) for name in data._fields if name != "weight"}
+        **{
+            name: np.repeat(getattr(data, name)[:, :1], 4, axis=1)
+            for name in data._fields
+            if name != "weight"
+        }
     )
     coefficients, losses = evaluate("sampled_softmax", same)
     np.testing.assert_allclose(coefficients.sum(axis=1), 0.0, atol=1e-6)  # all on one class: it is not moved
@@ -166,7 +192,8 @@ def test_sampled_softmax_with_only_hits_learns_nothing_identity():
 
 
 def test_two_classes_equal_logistic_regression_identity():
-    # Sampled softmax over two classes, the negative always the other: the logistic loss of the difference of scores.
+    # Sampled softmax over two classes, the negative always the other: the logistic loss of the difference of
+    # scores.
     rng = np.random.default_rng(5)
     labels = np.array([[0, 1], [1, 0]] * 10, np.int32)
     scores = 3.0 * rng.standard_normal((20, 2)).astype(np.float32)
@@ -174,7 +201,8 @@ def test_two_classes_equal_logistic_regression_identity():
     data = Batch(scores, np.zeros_like(scores), log_noise, np.ones(20, np.float32), labels)
     coefficients, losses = evaluate("sampled_softmax", data)
     margin = scores[:, 0].astype(np.float64) - scores[:, 1]
-    np.testing.assert_allclose(losses, reference.negative_log_sigmoid(margin), rtol=1e-6, atol=1e-6)  # float32
+    # float32
+    np.testing.assert_allclose(losses, reference.negative_log_sigmoid(margin), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(coefficients[:, 0], -1.0 / (1.0 + np.exp(margin)), atol=1e-6)
     np.testing.assert_allclose(coefficients[:, 1], -coefficients[:, 0], atol=1e-6)
 
@@ -184,14 +212,19 @@ def test_negative_sampling_from_base_is_logistic_in_the_score_itself_identity():
     data = batch(base="noise", n_negatives=4)
     _, losses = evaluate("negative_sampling", data)
     xi = data.scores.astype(np.float64)
-    expected = reference.negative_log_sigmoid(xi[:, 0]) + reference.negative_log_sigmoid(-xi[:, 1:]).mean(axis=1)
-    np.testing.assert_allclose(losses, data.weight * expected, rtol=2e-6, atol=1e-6)  # s - log p_n rounds twice
+    expected = reference.negative_log_sigmoid(xi[:, 0]) + reference.negative_log_sigmoid(-xi[:, 1:]).mean(
+        axis=1
+    )
+    # s - log p_n rounds twice
+    np.testing.assert_allclose(losses, data.weight * expected, rtol=2e-6, atol=1e-6)
 
 
 def test_nce_and_negative_sampling_agree_with_one_negative_identity():
     # With m = 1 and no base, NCE's logit xi - log p_n is negative sampling's.
     data = batch(base="none", n_negatives=1)
-    for ours, theirs in zip(evaluate("nce", data, 0.03), evaluate("negative_sampling", data, 0.03), strict=True):
+    for ours, theirs in zip(
+        evaluate("nce", data, 0.03), evaluate("negative_sampling", data, 0.03), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)  # the same sums in another order
 
 
@@ -209,7 +242,8 @@ def test_repeated_negatives_share_one_coefficient_identity():
 def test_nce_scores_are_unbiased_as_they_are():
     # They are log-probabilities already: adding the noise to them at prediction would be wrong.
     assert not OBJECTIVES["nce"].removes_bias
-    assert OBJECTIVES["nce"].starts_at_noise  # from xi = 0 every logit would start at +log C, and training stall
+    # from xi = 0 every logit would start at +log C, and training stall
+    assert OBJECTIVES["nce"].starts_at_noise
     assert OBJECTIVES["negative_sampling"].removes_bias
 
 
@@ -243,23 +277,30 @@ def all_draws(n_classes, n_negatives, base, seed):
     scores = (xi - log_noise if base == "noise" else xi)[labels].astype(np.float32)
     log_noise = log_noise[labels].astype(np.float32)
     weight = np.exp(log_noise[:, 1:].sum(axis=1))
-    return xi, Batch(scores, log_noise if base == "noise" else np.zeros_like(log_noise), log_noise, weight, labels)
+    return xi, Batch(
+        scores, log_noise if base == "noise" else np.zeros_like(log_noise), log_noise, weight, labels
+    )
 
 
 @pytest.mark.parametrize("base", ["noise", "none"])
 @pytest.mark.parametrize("n_negatives", [1, 2, 3])
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_draws_stand_for_all_other_classes_identity(n_classes, n_negatives, base):
-    """In expectation over the draws, whatever the noise: the full sum of One-vs-Each, and the sum that eta follows."""
+    """In expectation over the draws, whatever the noise: the full sum of One-vs-Each, and the sum that eta
+    follows.
+    """
     xi, data = all_draws(n_classes, n_negatives, base, seed=n_classes)
     _, losses = evaluate("one_vs_each", data)
     eta = np.full(len(data.labels), -1.0, np.float32)
     evaluate("augment_reduce", data, eta=eta)
     for y in range(n_classes):
         others, rows = np.arange(n_classes) != y, data.labels[:, 0] == y
-        expected = reference.negative_log_sigmoid(xi[y] - xi[others]).sum()  # two classes: logistic regression
+        # two classes: logistic regression
+        expected = reference.negative_log_sigmoid(xi[y] - xi[others]).sum()
         np.testing.assert_allclose(losses[rows].sum(), expected, rtol=3e-6)  # float32
-        np.testing.assert_allclose((data.weight * eta)[rows].sum(), np.exp(xi[others] - xi[y]).sum(), rtol=3e-6)
+        np.testing.assert_allclose(
+            (data.weight * eta)[rows].sum(), np.exp(xi[others] - xi[y]).sum(), rtol=3e-6
+        )
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
@@ -280,11 +321,14 @@ def test_augment_reduce_gradient(n_negatives, base, penalty):
         return reference.augment_reduce_loss(scores, *wide[1:], penalty, data.labels, mixed)
 
     np.testing.assert_allclose(losses, loss(wide[0]), rtol=5e-6, atol=3e-6)
-    np.testing.assert_allclose(coefficients, reference.central_differences(loss, wide[0]), rtol=5e-6, atol=3e-6)
+    np.testing.assert_allclose(
+        coefficients, reference.central_differences(loss, wide[0]), rtol=5e-6, atol=3e-6
+    )
 
 
 def test_augment_reduce_is_the_softmax_where_eta_is_the_sum_identity():
-    # All other classes once, among 20: the chance that no draw is another class is zero, and the weights are one.
+    # All other classes once, among 20: the chance that no draw is another class is zero, and the weights are
+    # one.
     rng = np.random.default_rng(0)
     labels, xi = all_other_classes(20), 3.0 * rng.standard_normal(20)
     scores = xi[labels].astype(np.float32)
@@ -295,7 +339,9 @@ def test_augment_reduce_is_the_softmax_where_eta_is_the_sum_identity():
     np.testing.assert_allclose(losses, -log_prob, rtol=1e-5, atol=3e-6)  # float32 sums of exp
     gradient = np.tile(np.exp(log_prob), (20, 1)) - np.eye(20)
     np.testing.assert_allclose(coefficients, np.take_along_axis(gradient, labels, axis=1), atol=3e-6)
-    _, elsewhere = evaluate("augment_reduce", data, eta=rng.uniform(0.0, 9.0, 20).astype(np.float32), epoch=50)
+    _, elsewhere = evaluate(
+        "augment_reduce", data, eta=rng.uniform(0.0, 9.0, 20).astype(np.float32), epoch=50
+    )
     assert np.all(elsewhere > losses)  # a bound: worse at any other eta
 
 
@@ -312,13 +358,18 @@ def test_augment_reduce_stays_finite(scale, epoch):
         assert np.isfinite(values).all()
     assert np.all(coefficients[:, 0] <= 0.0)
     assert np.all(coefficients[:, 1:] >= 0.0)
-    assert np.all(-coefficients[:, 0] <= (1.0 + epoch) ** 0.9 + 1e-3)  # no step is longer than the newest estimate allows
+    # no step is longer than the newest estimate allows
+    assert np.all(-coefficients[:, 0] <= (1.0 + epoch) ** 0.9 + 1e-3)
 
 
 def test_a_row_of_hits_alone_moves_nothing_identity():
     data = batch(n=4, n_negatives=3)
     same = data._replace(
-        **{name: np.repeat(getattr(data, name)[:, :1], 4, axis=1) for name in data._fields if name != "weight"}
+        **{
+            name: np.repeat(getattr(data, name)[:, :1], 4, axis=1)
+            for name in data._fields
+            if name != "weight"
+        }
     )
     for name in ("one_vs_each", "augment_reduce", "sampled_softmax_masked"):
         coefficients, losses = evaluate(name, same)

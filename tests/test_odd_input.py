@@ -1,4 +1,6 @@
-"""Fits that nobody plans: finite probabilities that sum to one come out, or one sentence that says why not."""
+"""Fits that nobody plans: finite probabilities that sum to one come out, or one sentence that says why
+not.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_probabilities_identity(name: str, tmp_path: Path) -> None:
     for objective in OBJECTIVES:
         X, y, *more = ODD_FITS[name](*make_rows())
         arguments, settings = (*more, {}, {})[:2]
-        clf = ExtremeClassifier(objective, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(X, y, **arguments)
+        clf = ExtremeClassifier(objective, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(
+            X, y, **arguments
+        )
         prob = clf.predict_proba(X)
         assert np.isfinite(prob).all(), objective
         np.testing.assert_allclose(prob.sum(axis=1), 1.0, atol=1e-4)  # float32 log-probabilities
@@ -81,7 +85,9 @@ def test_probabilities_identity(name: str, tmp_path: Path) -> None:
     assert np.array_equal(load_model(tmp_path / "model").predict(X), clf.predict(X))
 
 
-@pytest.mark.parametrize("method", ["predict_proba", "predict_log_proba", "decision_function", "predict", "predict_topk"])
+@pytest.mark.parametrize(
+    "method", ["predict_proba", "predict_log_proba", "decision_function", "predict", "predict_topk"]
+)
 def test_row_beyond_the_weights_rejects(method: str) -> None:
     X, y = make_rows()
     clf = ExtremeClassifier("softmax", noise="uniform", n_epochs=2, random_state=0).fit(X, y)

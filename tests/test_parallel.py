@@ -1,4 +1,6 @@
-"""The thread pool: every task once, errors after the last task, any number of callers, nested calls, forked children."""
+"""The thread pool: every task once, errors after the last task, any number of callers, nested calls,
+forked children.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ def test_exception_stops_further_tasks(n_threads: int) -> None:
 
     with pytest.raises(ValueError, match="stop"):
         run(task, 10_000, n_threads)
-    assert len(started) < 5_000  # about 3 + n_threads; another thread may get ahead while the exception is under way
+    # about 3 + n_threads; another thread may get ahead while the exception is under way
+    assert len(started) < 5_000
 
 
 def test_exceptions_on_all_threads_give_one() -> None:
@@ -203,7 +206,8 @@ def test_forked_child_makes_its_own_pool() -> None:
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_sum_in_child, args=(queue,))
-    with warnings.catch_warnings():  # newer Python versions warn of a fork beside threads, which is what is tested here
+    # newer Python versions warn of a fork beside threads, which is what is tested here
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
     assert queue.get(timeout=30) == 190
@@ -235,12 +239,15 @@ def last():
     print(sorted(done) == list(range(8)))
 atexit.register(last)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "True"
     assert done.stderr == ""
 
 
-# -- numbers of threads, blocks of work ----------------------------------------------------------------------------------------
+# -- numbers of threads, blocks of work
+# ----------------------------------------------------------------------------------------
 
 
 def test_resolve_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,16 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 
 
 def save(path: Path, **changes: Any) -> Path:
-    save_folder(path, **{"kind": "demo", "header": {"depth": 3}, "arrays": ARRAYS, "labels": np.array(["a", "b"]), **changes})
+    save_folder(
+        path,
+        **{
+            "kind": "demo",
+            "header": {"depth": 3},
+            "arrays": ARRAYS,
+            "labels": np.array(["a", "b"]),
+            **changes,
+        },
+    )
     return path
 
 
@@ -48,7 +57,8 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-# -- what goes in comes out ----------------------------------------------------------------------------------------------------
+# -- what goes in comes out
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_arrays_and_header_identity(tmp_path: Path) -> None:
@@ -69,7 +79,10 @@ def test_arrays_and_header_identity(tmp_path: Path) -> None:
 def test_every_dtype_identity_and_readable_by_safetensors(tmp_path: Path, dtype: str) -> None:
     array = np.arange(-3, 4).astype(dtype)
     path = save(tmp_path / "model", arrays={"x.y_1": array})
-    for got in (load_folder(path, kind="demo").arrays["x.y_1"], load_file(path / "x.y_1.safetensors")["x.y_1"]):
+    for got in (
+        load_folder(path, kind="demo").arrays["x.y_1"],
+        load_file(path / "x.y_1.safetensors")["x.y_1"],
+    ):
         assert got.dtype == array.dtype
         np.testing.assert_array_equal(got, array)
 
@@ -114,10 +127,12 @@ def test_large_model_opens_at_once(tmp_path: Path) -> None:
     save(path, arrays={"weights": np.ones((1 << 15, 1 << 10), dtype=np.float32)})  # 128 MiB
     start = time.perf_counter()
     load_folder(path, kind="demo")
-    assert time.perf_counter() - start < 0.5  # 10 ms on an idle machine; reading and checking everything takes as many tenths
+    # 10 ms on an idle machine; reading and checking everything takes as many tenths
+    assert time.perf_counter() - start < 0.5
 
 
-# -- labels --------------------------------------------------------------------------------------------------------------------
+# -- labels
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,7 +192,13 @@ def test_object_strings_identity(tmp_path: Path) -> None:
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.decimals(allow_nan=False)
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.decimals(allow_nan=False),
 )
 LABELS = st.recursive(
     SCALARS, lambda parts: st.one_of(st.lists(parts, max_size=3).map(tuple), st.frozensets(parts, max_size=3))
@@ -211,20 +232,25 @@ def test_labels_that_cannot_come_back_rejects(tmp_path: Path) -> None:
     class Odd:
         pass
 
-    with pytest.raises(TypeError, match="Label 1 is of type Odd, which cannot be saved: use numbers, strings"):
+    with pytest.raises(
+        TypeError, match="Label 1 is of type Odd, which cannot be saved: use numbers, strings"
+    ):
         save(tmp_path / "model", labels=as_objects(["a", Odd()]))
     with pytest.raises(ValueError, match=r"labels have shape \(2, 2\)"):
         save(tmp_path / "model", labels=np.eye(2))
     assert list(tmp_path.iterdir()) == []
 
 
-# -- nothing damaged gets in ---------------------------------------------------------------------------------------------------
+# -- nothing damaged gets in
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_truncated_array_rejects(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     os.truncate(path / "weights.safetensors", 100)
-    with pytest.raises(ModelFileError, match=r"weights\.safetensors has 100 bytes instead of 176: it was cut off or replaced"):
+    with pytest.raises(
+        ModelFileError, match=r"weights\.safetensors has 100 bytes instead of 176: it was cut off or replaced"
+    ):
         load_folder(path, kind="demo")
 
 
@@ -240,7 +266,9 @@ def test_longer_array_rejects(tmp_path: Path) -> None:
 def test_missing_array_rejects(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / "model")
     (path / f"{name}.safetensors").unlink()
-    with pytest.raises(ModelFileError, match=rf"{name}\.safetensors cannot be read \(No such file or directory\)\. Copy or"):
+    with pytest.raises(
+        ModelFileError, match=rf"{name}\.safetensors cannot be read \(No such file or directory\)\. Copy or"
+    ):
         load_folder(path, kind="demo")
 
 
@@ -286,7 +314,9 @@ def change_header(path: Path, **changes: Any) -> None:
 def test_newer_format_rejects(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     change_header(path, format_version=2, package_version="9.9")
-    with pytest.raises(ModelFileError, match=r"is in format 2, written by extremax 9\.9; .* Upgrade extremax to open it\."):
+    with pytest.raises(
+        ModelFileError, match=r"is in format 2, written by extremax 9\.9; .* Upgrade extremax to open it\."
+    ):
         load_folder(path, kind="demo")
 
 
@@ -297,7 +327,9 @@ def test_edited_header_rejects(tmp_path: Path) -> None:
         load_folder(path, kind="demo")
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b'{"a": 1}', b"\xff\xfe", b'{"format": "other"}', b"null"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"3", b'{"a": 1}', b"\xff\xfe", b'{"format": "other"}', b"null"]
+)
 def test_foreign_header_rejects(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "header.json").write_bytes(text)
     with pytest.raises(ModelFileError, match="is not an extremax model: "):
@@ -319,7 +351,8 @@ def test_other_kind_rejects(tmp_path: Path) -> None:
         load_folder(save(tmp_path / "model"), kind="tree")
 
 
-# -- nothing half-written is seen ----------------------------------------------------------------------------------------------
+# -- nothing half-written is seen
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])
@@ -334,18 +367,23 @@ def test_model_is_replaced_and_nothing_is_left_behind(
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     assert not (path / "mask.safetensors").exists()
     np.testing.assert_array_equal(load_folder(path, kind="demo").arrays["weights"], np.full(3, 8.0))
-    np.testing.assert_array_equal(old.arrays["weights"], ARRAYS["weights"])  # an open model outlives its files
+    # an open model outlives its files
+    np.testing.assert_array_equal(old.arrays["weights"], ARRAYS["weights"])
 
 
 def test_loaded_model_can_be_saved_onto_itself(tmp_path: Path) -> None:
     path = large(tmp_path / "model")
     model = load_folder(path, kind="demo")
     save(path, arrays=model.arrays)
-    np.testing.assert_array_equal(load_folder(path, kind="demo", verify=True).arrays["weights"], model.arrays["weights"])
+    np.testing.assert_array_equal(
+        load_folder(path, kind="demo", verify=True).arrays["weights"], model.arrays["weights"]
+    )
 
 
 @pytest.mark.parametrize("stops_at", range(6))
-def test_failed_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops_at: int) -> None:
+def test_failed_write_leaves_the_old_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops_at: int
+) -> None:
     path = save(tmp_path / "model")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     calls = iter(range(100))
@@ -383,7 +421,9 @@ def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     (tmp_path / "file").write_text("text")
     for name in ("thesis", "file"):
-        with pytest.raises(FileExistsError, match=f"{name} exists and is not an extremax model, so it is left alone"):
+        with pytest.raises(
+            FileExistsError, match=f"{name} exists and is not an extremax model, so it is left alone"
+        ):
             save(tmp_path / name)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "thesis"]
@@ -407,11 +447,17 @@ def test_empty_missing_and_linked_folders_are_filled(tmp_path: Path) -> None:
         ({"arrays": {"labels": np.zeros(1)}}, ValueError, "it is where the labels are stored"),
         ({"arrays": {"x": np.zeros(1, dtype=complex)}}, TypeError, "Array 'x' has dtype complex128"),
         ({"arrays": {"x": np.array([None])}}, TypeError, "Array 'x' has dtype object"),
-        ({"header": {"a": object()}}, TypeError, "A model header holds numbers, strings, lists and dicts; got a object"),
+        (
+            {"header": {"a": object()}},
+            TypeError,
+            "A model header holds numbers, strings, lists and dicts; got a object",
+        ),
         ({"header": {"a": float("nan")}}, ValueError, "not JSON compliant"),
     ],
 )
-def test_unsavable_content_rejects(tmp_path: Path, changes: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_unsavable_content_rejects(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         save(tmp_path / "model", **changes)
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,9 @@ class Problem:
     tree: LabelTree
 
     def table(self, noise):
-        scores = self.model.feature_scale * self.X.astype(np.float64) @ self.model.weights.T + self.model.biases
+        scores = (
+            self.model.feature_scale * self.X.astype(np.float64) @ self.model.weights.T + self.model.biases
+        )
         return scores if noise is None else scores + noise.log_prob_all(self.Z)
 
 
@@ -43,7 +45,9 @@ def make_problem(n=60, n_classes=300, n_features=24, n_components=4, seed=0) -> 
     model.biases[...] = rng.standard_normal(n_classes)
     centres = rng.standard_normal((n_classes, n_components))
     y = rng.integers(n_classes, size=4 * n_classes)
-    tree = LabelTree.fit(centres[y] + 0.3 * rng.standard_normal((len(y), n_components)), y, n_classes=n_classes, n_jobs=1)
+    tree = LabelTree.fit(
+        centres[y] + 0.3 * rng.standard_normal((len(y), n_components)), y, n_classes=n_classes, n_jobs=1
+    )
     return Problem(X, Z, rng.integers(n_classes, size=n).astype(np.int32), model, tree)
 
 
@@ -54,7 +58,12 @@ def problem() -> Problem:
 
 def noises(p: Problem):
     uniform, tree = UniformNoise(p.tree.n_classes), TreeNoise(p.tree)
-    return [None, FrequencyNoise(np.arange(p.tree.n_classes) % 7), tree, MixtureNoise(tree, uniform, weight=0.7)]
+    return [
+        None,
+        FrequencyNoise(np.arange(p.tree.n_classes) % 7),
+        tree,
+        MixtureNoise(tree, uniform, weight=0.7),
+    ]
 
 
 def assert_same_ranking(labels, log_prob, expected):
@@ -67,7 +76,8 @@ def assert_same_ranking(labels, log_prob, expected):
     np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=2e-5)
 
 
-# -- exact search ------------------------------------------------------------------------------------------------------------
+# -- exact search
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -113,7 +123,9 @@ def test_exact_topk_of_a_tree_that_cannot_be_cut_matches_reference(monkeypatch):
     p = make_problem(n=80)
     monkeypatch.setattr(leaf_tiles, "cut_tree", lambda leaf_class, tile_depth: None)
     noise = TreeNoise(p.tree)
-    assert_same_ranking(*predict.exact_topk(p.X, p.model, noise, p.Z, 5), reference.log_softmax(p.table(noise)))
+    assert_same_ranking(
+        *predict.exact_topk(p.X, p.model, noise, p.Z, 5), reference.log_softmax(p.table(noise))
+    )
 
 
 def test_exact_topk_beyond_the_number_of_classes(problem):
@@ -126,7 +138,8 @@ def test_exact_topk_beyond_the_number_of_classes(problem):
 def test_exact_topk_probabilities_sum_to_one_identity(problem):
     for noise in noises(problem):
         _, log_prob = predict.exact_topk(problem.X, problem.model, noise, problem.Z, 300, temperature=0.7)
-        np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)  # float32 log-probabilities
+        # float32 log-probabilities
+        np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_two_classes_are_logistic_regression_identity():
@@ -153,7 +166,8 @@ def test_zero_weights_predict_as_the_noise_identity(problem):
     model = LinearModel.zeros(300, 24)
     noise = TreeNoise(problem.tree)
     labels, log_prob = predict.exact_topk(problem.X, model, noise, problem.Z, 300)
-    np.testing.assert_allclose(log_prob, problem.tree.log_prob(problem.Z, labels), atol=1e-5)  # both are float32 sums
+    # both are float32 sums
+    np.testing.assert_allclose(log_prob, problem.tree.log_prob(problem.Z, labels), atol=1e-5)
 
 
 def test_no_rows(problem):
@@ -184,7 +198,9 @@ def test_row_order_and_batch_size_invariant(problem):
     labels, log_prob = predict.exact_topk(problem.X, problem.model, noise, problem.Z, 5)
     order = np.random.default_rng(0).permutation(len(problem.X))
     shuffled = predict.exact_topk(problem.X[order], problem.model, noise, problem.Z[order], 5)
-    single = [predict.exact_topk(problem.X[i : i + 1], problem.model, noise, problem.Z[i : i + 1], 5) for i in order]
+    single = [
+        predict.exact_topk(problem.X[i : i + 1], problem.model, noise, problem.Z[i : i + 1], 5) for i in order
+    ]
     for got in (shuffled, tuple(np.concatenate(part) for part in zip(*single, strict=True))):
         assert (got[0] == labels[order]).mean() > 0.99  # a matrix-vector product sums in another order
         np.testing.assert_allclose(got[1], log_prob[order], atol=1e-5)
@@ -237,7 +253,8 @@ def test_exact_topk_never_builds_the_full_table():
     finally:
         tracemalloc.stop()
     results = 2000 * 5 * 8 + 2000 * 8
-    assert peak < scratch + results + (1 << 19)  # half a megabyte for copies of the block's rows; the table would take 24 MB
+    # half a megabyte for copies of the block's rows; the table would take 24 MB
+    assert peak < scratch + results + (1 << 19)
 
 
 @pytest.mark.parametrize("n_features", [40, 3000])
@@ -251,10 +268,13 @@ def test_wide_sparse_features_match_dense_invariant(n_features):
     sparse_form, dense_form = (predict.exact_topk(form, model, None, None, 4) for form in (X, X.toarray()))
     assert (sparse_form[0] == dense_form[0]).mean() > 0.99  # sums in another order
     np.testing.assert_allclose(sparse_form[1], dense_form[1], atol=1e-5)
-    np.testing.assert_allclose(predict.debiased_scores(X, model, None, None), 2.0 * X @ model.weights.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        predict.debiased_scores(X, model, None, None), 2.0 * X @ model.weights.T, rtol=1e-4, atol=1e-5
+    )
 
 
-# -- beam search -------------------------------------------------------------------------------------------------------------
+# -- beam search
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -263,7 +283,9 @@ def test_wide_sparse_features_match_dense_invariant(n_features):
 def test_beam_as_wide_as_the_tree_is_exact_search_identity(problem, which, form, k):
     noise = noises(problem)[which]
     X = problem.X if form == "dense" else sparse.csr_matrix(problem.X)
-    labels, log_prob = predict.beam_topk(X, problem.model, problem.tree, noise, problem.Z, k, beam_width=512, temperature=1.3)
+    labels, log_prob = predict.beam_topk(
+        X, problem.model, problem.tree, noise, problem.Z, k, beam_width=512, temperature=1.3
+    )
     assert_same_ranking(labels, log_prob, reference.log_softmax(problem.table(noise), 1.3))
 
 
@@ -273,18 +295,23 @@ def test_narrow_beam_rescores_its_candidates_matches_reference(problem, which):
     candidates, _ = problem.tree.candidates(problem.Z, 16)
     kept = np.full((60, 300), -np.inf)
     np.put_along_axis(kept, candidates, np.take_along_axis(problem.table(noise), candidates, axis=1), axis=1)
-    labels, log_prob = predict.beam_topk(problem.X, problem.model, problem.tree, noise, problem.Z, 5, beam_width=16)
+    labels, log_prob = predict.beam_topk(
+        problem.X, problem.model, problem.tree, noise, problem.Z, 5, beam_width=16
+    )
     assert_same_ranking(labels, log_prob, reference.log_softmax(kept))
 
 
 def test_beam_is_at_least_k_wide(problem):
     narrow, wide = (
-        predict.beam_topk(problem.X, problem.model, problem.tree, problem.tree, problem.Z, 6, beam_width=width)
+        predict.beam_topk(
+            problem.X, problem.model, problem.tree, problem.tree, problem.Z, 6, beam_width=width
+        )
         for width in (2, 6)
     )
     np.testing.assert_array_equal(narrow[0], wide[0])
     assert (narrow[0] >= 0).all()
-    np.testing.assert_allclose(np.exp(narrow[1]).sum(axis=1), 1.0, atol=1e-5)  # normalised over six candidates
+    # normalised over six candidates
+    np.testing.assert_allclose(np.exp(narrow[1]).sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_beam_in_blocks_of_rows_invariant(problem, monkeypatch):
@@ -299,12 +326,15 @@ def test_beam_in_blocks_of_rows_invariant(problem, monkeypatch):
 
 def test_tree_and_tree_noise_debias_alike_identity(problem):
     by_tree = predict.beam_topk(problem.X, problem.model, problem.tree, problem.tree, problem.Z, 5)
-    by_noise = predict.beam_topk(problem.X, problem.model, problem.tree, TreeNoise(problem.tree), problem.Z, 5)
+    by_noise = predict.beam_topk(
+        problem.X, problem.model, problem.tree, TreeNoise(problem.tree), problem.Z, 5
+    )
     np.testing.assert_array_equal(by_tree[0], by_noise[0])
     np.testing.assert_array_equal(by_tree[1], by_noise[1])
 
 
-# -- all classes at once, likelihood -----------------------------------------------------------------------------------------
+# -- all classes at once, likelihood
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -315,7 +345,9 @@ def test_debiased_scores_and_log_proba_match_reference(problem, which, form):
     table = problem.table(noise)
     scores = predict.debiased_scores(X, problem.model, noise, problem.Z, scratch_bytes=20_000)
     np.testing.assert_allclose(scores, table, atol=2e-5)  # float32 scores of size 20
-    log_prob = predict.predict_log_proba(X, problem.model, noise, problem.Z, temperature=2.0, scratch_bytes=20_000)
+    log_prob = predict.predict_log_proba(
+        X, problem.model, noise, problem.Z, temperature=2.0, scratch_bytes=20_000
+    )
     np.testing.assert_allclose(log_prob, reference.log_softmax(table, 2.0), atol=2e-5)
     np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
 
@@ -323,25 +355,32 @@ def test_debiased_scores_and_log_proba_match_reference(problem, which, form):
 @pytest.mark.parametrize("which", range(4))
 def test_evaluate_equals_metrics_of_the_full_table_identity(problem, which):
     noise = noises(problem)[which]
-    y = reference.ranked(problem.table(noise), 8)[np.arange(60), np.arange(60) % 8].astype(np.int32)  # right at rank 1 to 8
+    # right at rank 1 to 8
+    y = reference.ranked(problem.table(noise), 8)[np.arange(60), np.arange(60) % 8].astype(np.int32)
     weight = np.random.default_rng(0).random(60)
     expected = reference.log_softmax(problem.table(noise), 0.8)
     ranked = reference.ranked(expected, 5)
     for w in (None, weight):
-        got = predict.evaluate(problem.X, y, problem.model, noise, problem.Z, sample_weight=w, temperature=0.8, k=5)
+        got = predict.evaluate(
+            problem.X, y, problem.model, noise, problem.Z, sample_weight=w, temperature=0.8, k=5
+        )
         assert got.log_likelihood == pytest.approx(
             metrics.log_likelihood(y, expected, sample_weight=w), abs=1e-5
         )  # float32 scores
         assert got.accuracy == pytest.approx(metrics.accuracy(y, ranked[:, 0], sample_weight=w))
         assert got.top_k_accuracy == pytest.approx(metrics.accuracy_at_k(y, ranked, k=5, sample_weight=w))
-        alone = predict.log_likelihood(problem.X, y, problem.model, noise, problem.Z, sample_weight=w, temperature=0.8)
+        alone = predict.log_likelihood(
+            problem.X, y, problem.model, noise, problem.Z, sample_weight=w, temperature=0.8
+        )
         assert alone == got.log_likelihood
     assert 0.0 < got.accuracy < got.top_k_accuracy < 1.0
 
 
 def test_temperature_changes_probabilities_but_no_order_invariant(problem):
     noise = TreeNoise(problem.tree)
-    cold, hot = (predict.exact_topk(problem.X, problem.model, noise, problem.Z, 10, temperature=t) for t in (0.5, 4.0))
+    cold, hot = (
+        predict.exact_topk(problem.X, problem.model, noise, problem.Z, 10, temperature=t) for t in (0.5, 4.0)
+    )
     np.testing.assert_array_equal(cold[0], hot[0])
     assert (cold[1][:, 0] > hot[1][:, 0]).all()
 
@@ -364,7 +403,8 @@ def test_log_softmax_of_large_scores_matches_reference(monkeypatch):
     )  # size 400
 
 
-# -- threads of the caller ---------------------------------------------------------------------------------------------------
+# -- threads of the caller
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("small_weights", [0, 1 << 22])
@@ -385,15 +425,19 @@ def test_eight_python_threads_at_once_give_the_serial_answer(monkeypatch, small_
         together = list(pool.map(lambda call: call[0](*call[1:]), calls))
     for (labels, log_prob), (labels_serial, log_prob_serial) in zip(together, serial, strict=True):
         np.testing.assert_array_equal(labels, labels_serial)
-        np.testing.assert_allclose(log_prob, log_prob_serial, rtol=0, atol=1e-5)  # BLAS may share the work differently
+        # BLAS may share the work differently
+        np.testing.assert_allclose(log_prob, log_prob_serial, rtol=0, atol=1e-5)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------------
+# -- refusals
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_full_tables_beyond_the_memory_limit_rejects(problem):
     arguments = (problem.X, problem.model, None, None)
-    with pytest.raises(ValueError, match=r"predict_log_proba would return 60 rows x 300 classes.*predict_topk"):
+    with pytest.raises(
+        ValueError, match=r"predict_log_proba would return 60 rows x 300 classes.*predict_topk"
+    ):
         predict.predict_log_proba(*arguments, memory_limit=60 * 300 * 4 - 1)
     with pytest.raises(ValueError, match=r"decision_function would return.*predict_topk"):
         predict.debiased_scores(*arguments, memory_limit=1000)
@@ -417,10 +461,18 @@ def test_wrong_arguments_rejects(problem, change, sentence):
     given = {"X": problem.X, "Z": problem.Z, "k": 1, "temperature": 1.0} | change
     noise = TreeNoise(problem.tree)
     with pytest.raises(ValueError, match=sentence):
-        predict.exact_topk(given["X"], problem.model, noise, given["Z"], given["k"], temperature=given["temperature"])
+        predict.exact_topk(
+            given["X"], problem.model, noise, given["Z"], given["k"], temperature=given["temperature"]
+        )
     with pytest.raises(ValueError, match=sentence):
         predict.beam_topk(
-            given["X"], problem.model, problem.tree, noise, given["Z"], given["k"], temperature=given["temperature"]
+            given["X"],
+            problem.model,
+            problem.tree,
+            noise,
+            given["Z"],
+            given["k"],
+            temperature=given["temperature"],
         )
 
 
@@ -449,7 +501,9 @@ def test_floor_of_a_beam_down_the_tree_identity(problem):
     options = {"beam_width": 8, "n_jobs": 1}
     noise = TreeNoise(problem.tree)
     plain = predict.beam_topk(problem.X, problem.model, problem.tree, noise, problem.Z, 3, **options)
-    lifted = predict.beam_topk(problem.X, problem.model, problem.tree, noise, problem.Z, 3, floor=0.1, **options)
+    lifted = predict.beam_topk(
+        problem.X, problem.model, problem.tree, noise, problem.Z, 3, floor=0.1, **options
+    )
     np.testing.assert_array_equal(lifted[0], plain[0])
     np.testing.assert_array_equal(lifted[1], predict.lift(plain[1], 0.1, len(problem.model.weights)))
     assert (lifted[1] != plain[1]).all()

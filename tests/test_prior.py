@@ -1,4 +1,6 @@
-"""The Gaussian prior: its steps against their formula, and training with it against the mode of the posterior."""
+"""The Gaussian prior: its steps against their formula, and training with it against the mode of the
+posterior.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from extremax import linear
 from extremax.kernels.row_updates import ModelArrays
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
-from extremax.training.objectives import OBJECTIVES
 from extremax.prior import shrink
+from extremax.training.objectives import OBJECTIVES
 
 N_CLASSES, N_FEATURES, N_ROWS = 4, 3, 24
 
@@ -63,7 +65,8 @@ def listed_data():
 
 @pytest.mark.parametrize("variance", [0.1, 2.0])
 @pytest.mark.parametrize(
-    ("objective", "optimizer"), [("one_vs_each", "sgd"), ("negative_sampling", "sgd"), ("negative_sampling", "adagrad")]
+    ("objective", "optimizer"),
+    [("one_vs_each", "sgd"), ("negative_sampling", "sgd"), ("negative_sampling", "adagrad")],
 )  # One-vs-Each leaves what all classes share to the prior alone, where Adagrad is slow
 def test_training_finds_the_mode_of_the_posterior_recovers(objective, optimizer, variance):
     data = listed_data()
@@ -72,7 +75,9 @@ def test_training_finds_the_mode_of_the_posterior_recovers(objective, optimizer,
 
     def posterior(flat):
         parameters = flat.reshape(N_CLASSES, N_FEATURES + 1)
-        scores = reference.score_pairs(data.X, range(N_ROWS), labels, parameters[:, :-1], parameters[:, -1], 1.0)
+        scores = reference.score_pairs(
+            data.X, range(N_ROWS), labels, parameters[:, :-1], parameters[:, -1], 1.0
+        )
         losses = reference.LOSSES[objective](scores, log_noise, log_noise, data.weight, 0.0, labels)
         return losses.sum() + flat @ flat / (2.0 * variance)
 
@@ -83,7 +88,8 @@ def test_training_finds_the_mode_of_the_posterior_recovers(objective, optimizer,
     )
     for _ in range(1000):
         train_epoch(model, data, options, learning_rate=0.01 if optimizer == "sgd" else 0.1)
-    # Steps on single rows within an epoch leave a little of their noise where the accumulators differ from weight to weight.
+    # Steps on single rows within an epoch leave a little of their noise where the accumulators differ from
+    # weight to weight.
     np.testing.assert_allclose(np.column_stack([model.weights, model.biases]), mode, atol=2e-3)
     assert np.abs(mode).max() > 0.05
 
@@ -93,10 +99,14 @@ def test_shares_of_an_epoch_add_up_to_one_identity(monkeypatch):
     monkeypatch.setattr(linear, "shrink", lambda arrays, strength, *more: strengths.append(strength))
     monkeypatch.setattr(linear, "_STRETCH_PAIRS", 8)
     data, model = listed_data(), LinearModel.zeros(N_CLASSES, N_FEATURES)
-    options = EpochOptions(OBJECTIVES["one_vs_each"], UniformNoise(N_CLASSES), prior_variance=0.25, batch_size=4)
+    options = EpochOptions(
+        OBJECTIVES["one_vs_each"], UniformNoise(N_CLASSES), prior_variance=0.25, batch_size=4
+    )
     train_epoch(model, data, options, learning_rate=0.1)
     assert len(strengths) > 1
     assert sum(strengths) == pytest.approx(1.0 / 0.25, rel=1e-6)  # float32 weights
     strengths.clear()
-    train_epoch(model, data, EpochOptions(OBJECTIVES["one_vs_each"], UniformNoise(N_CLASSES)), learning_rate=0.1)
+    train_epoch(
+        model, data, EpochOptions(OBJECTIVES["one_vs_each"], UniformNoise(N_CLASSES)), learning_rate=0.1
+    )
     assert not strengths

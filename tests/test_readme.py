@@ -1,4 +1,6 @@
-"""The README keeps its word: targets, links and extras exist, and every file names one version; test_docs.py runs it."""
+"""The README keeps its word: targets, links and extras exist, and every file names one version;
+test_docs.py runs it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Softmax with classes shared in a minibatch: against the softmax written out, on all classes and in expectation."""
+"""Softmax with classes shared in a minibatch: against the softmax written out, on all classes and in
+expectation.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, LabelTree, load_model, shared, whitening
-from extremax.kernels.compile import JIT_DISABLED
+from extremax.features.whitening import Whitening
 from extremax.kernels.batch_softmax import draw_shared
+from extremax.kernels.compile import JIT_DISABLED
 from extremax.labelled_rows import LabelledRows
 from extremax.linear import LinearModel
 from extremax.shared import ClassSets, SharedSet, inclusion, route, train_shared_epoch
-from extremax.features.whitening import Whitening
 
 pytestmark = pytest.mark.small
 compiled = pytest.mark.skipif(JIT_DISABLED, reason="takes minutes without compilation")
@@ -33,7 +35,9 @@ def data():
     return X, y
 
 
-def shared_set(X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None, rows=None, limit=np.inf):
+def shared_set(
+    X, y, sets, *, batch_size, cells=None, threads=1, weight=None, white=None, rows=None, limit=np.inf
+):
     weight = np.ones(len(y), np.float32) if weight is None else weight
     white = Whitening.none(X.shape[1]) if white is None else white
     return SharedSet(X, y, weight, rows, sets, cells, white, 1.0, batch_size, 7, threads, limit)
@@ -61,7 +65,13 @@ def test_step_on_all_classes_matches_reference(data, optimizer):
     loss = -(weight * np.log(p[np.arange(len(y)), y])).sum() / weight.sum()
     got = train_shared_epoch(
         model,
-        shared_set(X, y, ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.5), batch_size=len(y), weight=weight),
+        shared_set(
+            X,
+            y,
+            ClassSets.make(np.bincount(y).astype(float), 12, exponent=0.5),
+            batch_size=len(y),
+            weight=weight,
+        ),
         learning_rate=(0.1, 0.1),
     )
     if optimizer == "sgd":
@@ -83,11 +93,14 @@ def test_steps_up_to_a_limit_match_reference(data):
         model = start(12, 5, "adagrad_row", np.random.default_rng(1))
         model.squares[...] = 400.0  # steps of many lengths
         before = model.weights.copy()
-        train_shared_epoch(model, shared_set(X, y, sets, batch_size=len(y), limit=limit), learning_rate=(1.0, 1.0))
+        train_shared_epoch(
+            model, shared_set(X, y, sets, batch_size=len(y), limit=limit), learning_rate=(1.0, 1.0)
+        )
         moved[limit] = model.weights - before
     length = np.linalg.norm(moved[np.inf], axis=1, keepdims=True)
     assert length.min() < 1.5 < length.max()
-    np.testing.assert_allclose(moved[1.5], moved[np.inf] * np.minimum(1.0, 1.5 / length), atol=1e-5)  # float32
+    # float32
+    np.testing.assert_allclose(moved[1.5], moved[np.inf] * np.minimum(1.0, 1.5 / length), atol=1e-5)
 
 
 @compiled
@@ -104,7 +117,9 @@ def test_only_minibatches_of_a_cell_have_a_limit():
         "no cells": {"n_shared": 8, "noise": "frequency"},
         "all classes": {"objective": "softmax"},
     }.items():
-        clf = ExtremeClassifier(n_epochs=0, random_state=0, **{"objective": "shared_softmax", **settings}).fit(X, y)
+        clf = ExtremeClassifier(
+            n_epochs=0, random_state=0, **{"objective": "shared_softmax", **settings}
+        ).fit(X, y)
         rows = LabelledRows(X, y.astype(np.int32))
         data, _ = fitting.training_set(clf.model_, X, rows.ids, None, clf._options(rows), 0)
         limits[name] = data.limit
@@ -149,7 +164,8 @@ def test_gradient_matches_finite_difference(data):
         step = np.zeros_like(W)
         step[c, k] = 1e-5
         slope = (loss(W + step) - loss(W - step)) / 2e-5
-        assert (W[c, k] - model.weights[c, k]) / 1e-3 == pytest.approx(slope, abs=0.02)  # float32 weights, step 1e-3
+        # float32 weights, step 1e-3
+        assert (W[c, k] - model.weights[c, k]) / 1e-3 == pytest.approx(slope, abs=0.02)
 
 
 def test_inclusion_probabilities_identity():
@@ -185,8 +201,8 @@ def test_drawn_sets_have_their_inclusion_probabilities():
 
 @compiled
 def test_sampled_gradient_is_the_softmax_for_many_classes(data):
-    # The sum over classes is unbiased, its inverse nearly so where no class outweighs the rest: with 40 of 60 classes the mean
-    # gradient is the softmax's.
+    # The sum over classes is unbiased, its inverse nearly so where no class outweighs the rest: with 40 of 60
+    # classes the mean gradient is the softmax's.
     rng = np.random.default_rng(3)
     n_classes = 60
     X, y = data[0][:64], rng.integers(n_classes, size=64).astype(np.int32)
@@ -202,20 +218,24 @@ def test_sampled_gradient_is_the_softmax_for_many_classes(data):
         total += W - model.weights
     error = np.abs(total / 300 - exact).max()
     negatives = softmax(X @ W.T.astype(np.float64)).T @ X
-    assert error < 0.1 * np.abs(negatives).max()  # what is compared is of this size; 300 draws leave some noise
+    # what is compared is of this size; 300 draws leave some noise
+    assert error < 0.1 * np.abs(negatives).max()
 
 
 @compiled
 @pytest.mark.parametrize("n_shared", [24, 4096])
 def test_shared_softmax_converges_to_the_softmax_recovers(n_shared):
-    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near it.
+    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near
+    # it.
     rng = np.random.default_rng(4)
     W = 1.5 * rng.normal(size=(80, 4))
     X = rng.normal(size=(12000, 4)).astype(np.float32)
     p = softmax(X @ W.T)
     y = (p.cumsum(axis=1) > rng.random((12000, 1))).argmax(axis=1)
     best = np.log(p[np.arange(10000, 12000), y[10000:]]).mean()
-    clf = ExtremeClassifier("shared_softmax", n_shared=n_shared, n_epochs=15, random_state=0).fit(X[:10000], y[:10000])
+    clf = ExtremeClassifier("shared_softmax", n_shared=n_shared, n_epochs=15, random_state=0).fit(
+        X[:10000], y[:10000]
+    )
     assert clf.log_likelihood(X[10000:], y[10000:]) > best - 0.06
     learned = clf.decision_function(X[10000:])
     true = np.log(p[10000:])
@@ -255,7 +275,9 @@ def test_cells_are_the_subtrees_of_greedy_decisions_matches_reference(data):
 @pytest.mark.parametrize("precondition", [True, False])
 def test_every_setting_learns_recovers(data, objective, noise, precondition):
     X, y = data
-    clf = ExtremeClassifier(objective, noise, n_shared=8, precondition=precondition, n_epochs=40, random_state=0)
+    clf = ExtremeClassifier(
+        objective, noise, n_shared=8, precondition=precondition, n_epochs=40, random_state=0
+    )
     if not precondition:
         clf.set_params(learning_rate=0.5)
     clf.fit(X[:240], y[:240])
@@ -267,7 +289,9 @@ def test_plain_softmax_steps_at_a_constant_rate(data):
     X, y = data
     rates = {}
     for precondition in (True, False):
-        clf = ExtremeClassifier("softmax", "uniform", precondition=precondition, learning_rate=0.5, n_epochs=4, random_state=0)
+        clf = ExtremeClassifier(
+            "softmax", "uniform", precondition=precondition, learning_rate=0.5, n_epochs=4, random_state=0
+        )
         rates[precondition] = [record["learning_rate"] for record in clf.fit(X, y).history_[1:]]
     assert rates == {True: [0.5, 0.375, 0.25, 0.125], False: [0.5] * 4}
 
@@ -298,7 +322,9 @@ def test_noise_of_ones_own_and_prior_rejects(data):
     from extremax.noise import UniformNoise
 
     X, y = data
-    with pytest.raises(ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"):
+    with pytest.raises(
+        ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"
+    ):
         ExtremeClassifier("softmax", UniformNoise(12)).fit(X, y)
     with pytest.raises(ValueError, match=r"prior_variance is 1, but objective='softmax' has no prior"):
         ExtremeClassifier("softmax", prior_variance=1.0).fit(X, y)
@@ -339,7 +365,8 @@ def test_labels_of_a_row_are_no_negatives_of_each_other_matches_reference(data, 
     for epoch in range(40):  # other classes each time
         model.weights[...], model.biases[...], model.n_epochs = W, b, epoch
         losses.append(train_shared_epoch(model, pairs, learning_rate=(0.0, 0.0)))
-    assert np.mean(losses) == pytest.approx(expected, rel=0.1)  # the logarithm of an unbiased estimate is a little low
+    # the logarithm of an unbiased estimate is a little low
+    assert np.mean(losses) == pytest.approx(expected, rel=0.1)
 
 
 def test_rows_of_one_label_do_not_change_by_being_pairs_invariant(data):
@@ -354,7 +381,9 @@ def test_rows_of_one_label_do_not_change_by_being_pairs_invariant(data):
 
 
 def test_certain_labels_of_a_row_are_found_recovers():
-    """Three groups of labels that always come together: each row's first three are its group, whatever their frequencies."""
+    """Three groups of labels that always come together: each row's first three are its group, whatever
+    their frequencies.
+    """
     rng = np.random.default_rng(0)
     groups = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     kind = rng.integers(3, size=600)
@@ -406,9 +435,15 @@ def test_rows_set_aside_calibrate_the_probabilities(monkeypatch, tmp_path):
     assert clf.model_.class_counts.min() == 1
     assert clf.model_.class_counts.sum() == 2300
     _, judges = LabelledRows(X[:2500], y[:2500].astype(np.int32)).set_aside(200, clf.seed_)
-    assert clf.model_.calibrate(judges.X, judges.ids, rows=judges.rows)._asdict().items() <= clf.choices_.items()
+    assert (
+        clf.model_.calibrate(judges.X, judges.ids, rows=judges.rows)._asdict().items() <= clf.choices_.items()
+    )
     half = ExtremeClassifier(random_state=0, n_epochs=6)
-    half.fit(X[:2500], y[:2500], callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None])
+    half.fit(
+        X[:2500],
+        y[:2500],
+        callbacks=[lambda record: record["epoch"] == 2 and half.save(tmp_path / "half") is None],
+    )
     again = load_model(tmp_path / "half").resume_fit(X[:2500], y[:2500])
     assert np.array_equal(again.predict_proba(X[2500:]), clf.predict_proba(X[2500:]))
     again.resume_fit(X[:2500], y[:2500])  # nothing left to train: the same judges find the same
@@ -419,9 +454,12 @@ def test_rows_set_aside_calibrate_the_probabilities(monkeypatch, tmp_path):
 
 
 def test_rounding_adds_no_class_to_a_set_rejects():
-    whole = np.array([0.5, 1.0, 1.5, np.nextafter(2.0, 3.0)])  # probabilities that sum to a hair more than two
+    # probabilities that sum to a hair more than two
+    whole = np.array([0.5, 1.0, 1.5, np.nextafter(2.0, 3.0)])
     classes, minus_log_pi, scratch = np.empty(8, np.int32), np.empty(8, np.float32), np.empty(8, np.int64)
-    assert draw_shared(whole, np.empty(0, np.int32), np.empty(0), 0.0, 0.0, classes, minus_log_pi, scratch) == 2
+    assert (
+        draw_shared(whole, np.empty(0, np.int32), np.empty(0), 0.0, 0.0, classes, minus_log_pi, scratch) == 2
+    )
 
 
 @pytest.mark.parametrize("moment", ["unfold", "epoch", "prediction"])
@@ -466,6 +504,8 @@ def test_common_factor_of_all_weights_invariant(data):
     X, y = data
     settings = {"noise": "frequency", "n_shared": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
     plain = ExtremeClassifier("shared_softmax", **settings).fit(X, y)
-    scaled = ExtremeClassifier("shared_softmax", **settings).fit(X, y, sample_weight=np.full(len(y), 2.0**-10))
+    scaled = ExtremeClassifier("shared_softmax", **settings).fit(
+        X, y, sample_weight=np.full(len(y), 2.0**-10)
+    )
     # A power of two, so that only the last bits of sums in float64 differ.
     np.testing.assert_allclose(scaled.predict_log_proba(X), plain.predict_log_proba(X), atol=1e-3)

@@ -1,7 +1,7 @@
 """Whole runs on tiny data, through every kernel: the suite repeats them interpreted and with bounds checks.
 
-What is checked is the plumbing: shapes, normalisation, agreement between doors.  Quality is the business of other files.
-"""
+What is checked is the plumbing: shapes, normalisation, agreement between doors. Quality is the business of
+other files."""
 
 from __future__ import annotations
 
@@ -82,6 +82,10 @@ def test_tree_of_any_size(n_classes: int) -> None:
     assert labels.min() >= 0
     assert labels.max() < n_classes
     # The same sum along a path, once level by level and once by halves of the tree.
-    np.testing.assert_allclose(drawn, np.take_along_axis(log_prob, labels.astype(np.int64), axis=1), atol=1e-4)
+    np.testing.assert_allclose(
+        drawn, np.take_along_axis(log_prob, labels.astype(np.int64), axis=1), atol=1e-4
+    )
     best, _ = tree.top_k(X, 1, beam_width=16)
-    np.testing.assert_array_equal(np.take_along_axis(log_prob, best.astype(np.int64), axis=1)[:, 0], log_prob.max(axis=1))
+    np.testing.assert_array_equal(
+        np.take_along_axis(log_prob, best.astype(np.int64), axis=1)[:, 0], log_prob.max(axis=1)
+    )

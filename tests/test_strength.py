@@ -1,14 +1,16 @@
-"""Regularization of the tree by held-out rows: it must not lose to the class frequencies, nor to any fixed strength."""
+"""Regularization of the tree by held-out rows: it must not lose to the class frequencies, nor to any fixed
+strength.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from extremax.tree import tuning as strength
 from extremax.data.synthetic import planted_hierarchy
-from extremax.tree.tuning import fit_tuned
 from extremax.tree import LabelTree
+from extremax.tree import tuning as strength
+from extremax.tree.tuning import fit_tuned
 
 
 def frequency_log_likelihood(y, y_test, n_classes):
@@ -17,7 +19,9 @@ def frequency_log_likelihood(y, y_test, n_classes):
 
 
 def test_noise_features_do_not_hurt_recovers():
-    """300 classes of 3 to 30 rows and features that say nothing: the paper's strength overfits, the chosen one hardly."""
+    """300 classes of 3 to 30 rows and features that say nothing: the paper's strength overfits, the chosen
+    one hardly.
+    """
     rng = np.random.default_rng(0)
     prior = rng.dirichlet(np.full(300, 2.0))
     y, y_test = (rng.choice(300, size=n, p=prior).astype(np.int32) for n in (3000, 3000))
@@ -36,7 +40,8 @@ def test_not_worse_than_any_fixed_strength_recovers():
     tuned = fit_tuned(data.X, data.y, n_classes=200)
     chosen = tuned.tree.log_prob(data.X_test, data.y_test).mean()
     for fixed in strength.GRID:
-        # The same structure: another fit would find another one, which may be better or worse by more than the strength.
+        # The same structure: another fit would find another one, which may be better or worse by more than
+        # the strength.
         tree = tuned.tree.refit(data.X, data.y, regularization=fixed)
         # chosen on nine tenths of the rows: that may cost a little
         assert chosen > tree.log_prob(data.X_test, data.y_test).mean() - 0.02
@@ -75,13 +80,19 @@ def test_few_rows(n_rows, n_classes):
 
 
 def test_labels_of_a_row_are_held_out_together_recovers():
-    """Features say nothing but which row it is, and a row's labels are alike: a tree that knows one guesses the others."""
+    """Features say nothing but which row it is, and a row's labels are alike: a tree that knows one
+    guesses the others.
+    """
     rng = np.random.default_rng(4)
     Z, group = rng.normal(size=(800, 24)).astype(np.float32), rng.integers(20, size=800)
     rows = np.repeat(np.arange(800), 4)
-    y = (group[rows] * 4 + np.tile(np.arange(4), 800)).astype(np.int32)  # 20 groups of 4 classes, one group a row
+    # 20 groups of 4 classes, one group a row
+    y = (group[rows] * 4 + np.tile(np.arange(4), 800)).astype(np.int32)
     apart, together = (fit_tuned(Z[rows], y, n_classes=80, rows=r) for r in (None, rows))
-    Z_test, y_test = rng.normal(size=(2000, 24)).astype(np.float32), rng.integers(80, size=2000).astype(np.int32)
+    Z_test, y_test = (
+        rng.normal(size=(2000, 24)).astype(np.float32),
+        rng.integers(80, size=2000).astype(np.int32),
+    )
     found, honest = (t.tree.log_prob(Z_test, y_test).mean() for t in (apart, together))
     assert honest > found + 0.1
     assert honest > -np.log(80) - 0.15

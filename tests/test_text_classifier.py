@@ -15,13 +15,20 @@ from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.data import TextFeatures
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train", "window", "bridge"]
-TEXTS = [f"{verb} {place} a {thing}" for thing in THINGS for verb in ("fell", "falling", "jumped") for place in ("off", "from")]
+TEXTS = [
+    f"{verb} {place} a {thing}"
+    for thing in THINGS
+    for verb in ("fell", "falling", "jumped")
+    for place in ("off", "from")
+]
 LABELS = np.repeat(THINGS, 6)
 
 
 def make(**options: Any) -> TextClassifier:
     return TextClassifier(
-        ExtremeClassifier(random_state=0, n_epochs=10), features=TextFeatures(n_components=32, n_random=16), **options
+        ExtremeClassifier(random_state=0, n_epochs=10),
+        features=TextFeatures(n_components=32, n_random=16),
+        **options,
     )
 
 
@@ -49,7 +56,9 @@ def test_is_features_then_classifier_identity(fitted: TextClassifier) -> None:
     features = TextFeatures(n_components=32, n_random=16).fit(TEXTS)
     apart = ExtremeClassifier(random_state=0, n_epochs=10).fit(features.transform(TEXTS), LABELS)
     some = ["jumped from a boat", "a tree"]
-    np.testing.assert_array_equal(fitted.predict_log_proba(some), apart.predict_log_proba(features.transform(some)))
+    np.testing.assert_array_equal(
+        fitted.predict_log_proba(some), apart.predict_log_proba(features.transform(some))
+    )
     assert fitted.log_likelihood(TEXTS, LABELS) == apart.log_likelihood(features.transform(TEXTS), LABELS)
 
 
@@ -71,7 +80,9 @@ def test_reloaded_model_same_everywhere(fitted: TextClassifier, tmp_path: Path) 
     np.testing.assert_array_equal(again.predict_log_proba(some), fitted.predict_log_proba(some))
     assert again.get_params(deep=False)["features"].to_options() == fitted.features.to_options()
     assert again.classifier_.get_params() == fitted.classifier_.get_params()
-    assert [record["loss"] for record in again.history_[1:]] == [record["loss"] for record in fitted.history_[1:]]
+    assert [record["loss"] for record in again.history_[1:]] == [
+        record["loss"] for record in fitted.history_[1:]
+    ]
     again.partial_fit(TEXTS, LABELS)  # a loaded model trains on
     assert len(again.history_) == len(fitted.history_) + 1
 
@@ -141,7 +152,9 @@ def test_encoder_by_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.Monkey
             return LengthEncoder()
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", Module)  # type: ignore[arg-type]
-    clf = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=1), encoder="all-letters").fit(TEXTS, LABELS)
+    clf = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=1), encoder="all-letters").fit(
+        TEXTS, LABELS
+    )
     clf.predict(TEXTS)
     assert asked == ["all-letters"]
     clf.save(tmp_path / "model")

@@ -1,4 +1,6 @@
-"""The signal-to-noise ratio of section 4: three ways to it agree, it is best at p_n = p_D, and Theorem 1 by optimisation."""
+"""The signal-to-noise ratio of section 4: three ways to it agree, it is best at p_n = p_D, and Theorem 1
+by optimisation.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from extremax.paper import theory
 from extremax.data import planted_hierarchy
 from extremax.noise import FrequencyNoise, TreeNoise, UniformNoise
+from extremax.paper import theory
 from extremax.tree.tuning import fit_tuned
 
 
@@ -22,7 +24,8 @@ def random_tables(n, n_classes, seed, concentration=1.0):
 CASES = [(1, 2), (3, 5), (4, 9)]
 
 
-# -- three ways ----------------------------------------------------------------------------------------------------------------
+# -- three ways
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_negatives", [1, 2, 5])
@@ -72,7 +75,8 @@ def test_hessian_and_gradient_match_differences():
         shift[i] = step
         shift = shift.reshape(xi.shape)
         above, below = (theory.expected_loss(xi + 0.3 + sign * shift, p_data, p_noise)[0] for sign in (1, -1))
-        assert gradient.ravel()[i] == pytest.approx((above - below) / (2 * step), abs=1e-9)  # rounding 1e-16 / 1e-5 and step^2
+        # rounding 1e-16 / 1e-5 and step^2
+        assert gradient.ravel()[i] == pytest.approx((above - below) / (2 * step), abs=1e-9)
         up, down = (theory.expected_loss(xi + sign * shift, p_data, p_noise)[1] for sign in (1, -1))
         np.testing.assert_allclose(matrix[i], (up - down).ravel() / (2 * step), atol=1e-9)
     np.testing.assert_allclose(np.diag(matrix), theory.alpha(p_data, p_noise).ravel(), rtol=1e-12)
@@ -80,7 +84,9 @@ def test_hessian_and_gradient_match_differences():
 
 @pytest.mark.parametrize("n_negatives", [1, 2])
 def test_covariance_matches_enumeration(n_negatives):
-    """Every x, positive and tuple of negatives, one by one, with the gradient estimate as the appendix writes it."""
+    """Every x, positive and tuple of negatives, one by one, with the gradient estimate as the appendix
+    writes it.
+    """
     p_data, p_noise = random_tables(2, 3, seed=5)
     n, n_classes = p_data.shape
     xi = theory.optimal_scores(p_data, p_noise)
@@ -97,10 +103,14 @@ def test_covariance_matches_enumeration(n_negatives):
                 mean += prob * g.ravel()
                 second += prob * np.outer(g, g)
     np.testing.assert_allclose(mean, 0.0, atol=1e-14)  # the minimum
-    np.testing.assert_allclose(theory.gradient_covariance(p_data, p_noise, n_negatives=n_negatives), second, atol=1e-13)
+    np.testing.assert_allclose(
+        theory.gradient_covariance(p_data, p_noise, n_negatives=n_negatives), second, atol=1e-13
+    )
     if n_negatives == 1:  # Eq. 14
         a = theory.alpha(p_data, p_noise)[0]
-        np.testing.assert_allclose(second[:n_classes, :n_classes], n * (np.diag(a) - 2 * np.outer(a, a)), atol=1e-13)
+        np.testing.assert_allclose(
+            second[:n_classes, :n_classes], n * (np.diag(a) - 2 * np.outer(a, a)), atol=1e-13
+        )
 
 
 def test_reparameterization_invariant():
@@ -109,7 +119,9 @@ def test_reparameterization_invariant():
     H = jacobian.T @ theory.hessian(p_data, p_noise) @ jacobian
     covariance = jacobian.T @ theory.gradient_covariance(p_data, p_noise) @ jacobian
     # The condition of a random 8 x 8 matrix, squared, times float64 rounding.
-    assert 1.0 / np.trace(np.linalg.solve(H, covariance)) == pytest.approx(theory.snr(p_data, p_noise), rel=1e-8)
+    assert 1.0 / np.trace(np.linalg.solve(H, covariance)) == pytest.approx(
+        theory.snr(p_data, p_noise), rel=1e-8
+    )
 
 
 def test_class_and_row_order_invariant():
@@ -119,12 +131,14 @@ def test_class_and_row_order_invariant():
     assert theory.snr(*moved) == pytest.approx(theory.snr(p_data, p_noise), rel=1e-14)
 
 
-# -- Theorem 2 -----------------------------------------------------------------------------------------------------------------
+# -- Theorem 2
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_best_value_identity():
     p_data, _ = random_tables(3, 5, seed=8)
-    assert theory.snr(p_data, p_data) == pytest.approx(1 / (3 * 3 * (5 - 1)), rel=1e-14)  # overlap 1 in every row
+    # overlap 1 in every row
+    assert theory.snr(p_data, p_data) == pytest.approx(1 / (3 * 3 * (5 - 1)), rel=1e-14)
     disjoint = np.array([[0.5, 0.5, 0.0, 0.0]])
     assert theory.snr(disjoint, disjoint[:, ::-1]) == pytest.approx(1 / 4)
     np.testing.assert_array_equal(theory.overlap(disjoint, disjoint[:, ::-1]), 0.0)
@@ -143,7 +157,9 @@ def test_any_change_of_the_best_noise_lowers_the_ratio(size):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_optimiser_recovers_the_data_distribution(seed):
-    """Maximise over all noise distributions from a random start, by a generic optimiser in the logits of p_n."""
+    """Maximise over all noise distributions from a random start, by a generic optimiser in the logits of
+    p_n.
+    """
     p_data, start = random_tables(2, 5, seed=10 + seed)
 
     def inverse_snr(logits):
@@ -151,7 +167,9 @@ def test_optimiser_recovers_the_data_distribution(seed):
         p = np.exp(table - table.max(axis=1, keepdims=True))
         return 1.0 / theory.snr(p_data, p / p.sum(axis=1, keepdims=True))
 
-    found = minimize(inverse_snr, np.log(start).ravel(), method="BFGS", options={"gtol": 1e-7}).x.reshape(p_data.shape)
+    found = minimize(inverse_snr, np.log(start).ravel(), method="BFGS", options={"gtol": 1e-7}).x.reshape(
+        p_data.shape
+    )
     p_noise = np.exp(found) / np.exp(found).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(p_noise, p_data, atol=2e-3)  # a flat maximum, with gradients by differences
     assert np.abs(start - p_data).max() > 0.1
@@ -177,7 +195,8 @@ def test_mixing_curve_rises_to_one():
     np.testing.assert_allclose(curve.relative_snr, 6 / (7 - curve.overlap), rtol=1e-12)
 
 
-# -- noise distributions on data with a hierarchy ------------------------------------------------------------------------------
+# -- noise distributions on data with a hierarchy
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -188,7 +207,9 @@ def test_tree_is_between_frequencies_and_truth(seed):
     counts = np.bincount(data.y, minlength=500)
     tree = fit_tuned(data.X, data.y, n_classes=500).tree
     noises = {"uniform": UniformNoise(500), "frequency": FrequencyNoise(counts), "tree": TreeNoise(tree)}
-    tables = {name: np.exp(noise.log_prob_all(data.X_test).astype(np.float64)) for name, noise in noises.items()}
+    tables = {
+        name: np.exp(noise.log_prob_all(data.X_test).astype(np.float64)) for name, noise in noises.items()
+    }
     rows = theory.compare_noises(p_data, tables | {"p_D": p_data})
     for key in ("snr", "relative_snr", "overlap"):
         values = [getattr(row, key) for row in rows]
@@ -201,12 +222,15 @@ def test_tree_is_between_frequencies_and_truth(seed):
     assert rows[-1].divergence == pytest.approx(0.0, abs=1e-12)
 
 
-# -- Theorem 1 -----------------------------------------------------------------------------------------------------------------
+# -- Theorem 1
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_minimising_the_loss_recovers_the_softmax_scores(seed):
-    """From a random start, scores plus log p_n are log p_D up to a constant of each x (here zero), whatever the noise."""
+    """From a random start, scores plus log p_n are log p_D up to a constant of each x (here zero),
+    whatever the noise.
+    """
     p_data, p_noise = random_tables(3, 6, seed=30 + seed)
     start = np.random.default_rng(seed).normal(size=p_data.size)
 
@@ -222,7 +246,8 @@ def test_minimising_the_loss_recovers_the_softmax_scores(seed):
     assert np.abs(found - np.log(p_data)).max() > 0.5  # without bias removal they are not
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------------
+# -- errors
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_zero_probabilities_are_limits():

@@ -24,7 +24,18 @@ def new_states(groups, n, k, target=None):
 
 
 def scan(
-    products, biases, log_noise, k, *, order=None, widths=(1000,), scale=1.0, temperature=1.0, target=None, row_step=1, groups=1
+    products,
+    biases,
+    log_noise,
+    k,
+    *,
+    order=None,
+    widths=(1000,),
+    scale=1.0,
+    temperature=1.0,
+    target=None,
+    row_step=1,
+    groups=1,
 ):
     """Run the kernels over tiles of the given widths, the columns in the given order of classes."""
     n, n_classes = products.shape
@@ -37,7 +48,9 @@ def scan(
         stop = min(start + widths[turn % len(widths)], n_classes)
         columns = topk.Columns(order[start:stop], biases[start:stop], start)
         group = turn % groups
-        state = states._replace(**{f: getattr(states, f)[group] for f in ("heap_scores", "heap_labels", "peak", "mass")})
+        state = states._replace(
+            **{f: getattr(states, f)[group] for f in ("heap_scores", "heap_labels", "peak", "mass")}
+        )
         for first in range(0, n, 2):
             noise = topk.LogNoise(log_noise[row_step * first :], first, row_step, start)
             tile = np.ascontiguousarray(products[:, start:stop])
@@ -54,23 +67,39 @@ def table(n, n_classes, seed=0, rounding=None):
     products, biases = 3 * rng.standard_normal((n, n_classes)), rng.standard_normal(n_classes)
     log_noise = np.log(rng.dirichlet(np.ones(n_classes), n))
     if rounding is not None:  # few distinct values: many ties
-        products, biases, log_noise = (np.round(a * rounding) / rounding for a in (products, biases, log_noise))
+        products, biases, log_noise = (
+            np.round(a * rounding) / rounding for a in (products, biases, log_noise)
+        )
     return products.astype(np.float32), biases.astype(np.float32), log_noise.astype(np.float32)
 
 
 @pytest.mark.parametrize("k", [1, 5, 64, 700, 703])
-@pytest.mark.parametrize(("widths", "groups"), [((1000,), 1), ((256,), 2), ((1, 300, 77), 1), ((1, 300, 77), 3), ((300,), 9)])
+@pytest.mark.parametrize(
+    ("widths", "groups"), [((1000,), 1), ((256,), 2), ((1, 300, 77), 1), ((1, 300, 77), 3), ((300,), 9)]
+)
 def test_scan_matches_reference(k, widths, groups):
     products, biases, log_noise = table(5, 700)
     labels, log_prob, target_log_prob = scan(
-        products, biases, log_noise, k, groups=groups, widths=widths, scale=0.5, temperature=1.5, target=[0, 699, 300, 1, 256]
+        products,
+        biases,
+        log_noise,
+        k,
+        groups=groups,
+        widths=widths,
+        scale=0.5,
+        temperature=1.5,
+        target=[0, 699, 300, 1, 256],
     )
     scores = np.float32(0.5) * products + biases + log_noise
     expected = reference.log_softmax(scores, 1.5)
     best = reference.ranked(scores, k)
-    assert (labels == best).mean() > 0.999  # a fused multiply-add may swap two scores that differ in the last bit
-    np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=1e-5)  # float32 scores of size 30
-    np.testing.assert_allclose(target_log_prob, expected[np.arange(5), [0, 699, 300, 1, 256]], rtol=0, atol=1e-5)
+    # a fused multiply-add may swap two scores that differ in the last bit
+    assert (labels == best).mean() > 0.999
+    # float32 scores of size 30
+    np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        target_log_prob, expected[np.arange(5), [0, 699, 300, 1, 256]], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("k", [1, 4, 33])
@@ -118,7 +147,8 @@ def test_strips_skipped_for_the_normaliser_are_negligible_identity():
     scores[1] = -60.0  # more than 32 below the best: strips without it are skipped
     scores[:, 400] = 0.0
     _, log_prob, _ = scan(scores, np.zeros(1_000, np.float32), np.zeros((2, 1_000), np.float32), 1)
-    assert log_prob[0, 0] == pytest.approx(-np.log1p(999 * np.exp(-10.0)), rel=1e-3)  # strips are summed in float32
+    # strips are summed in float32
+    assert log_prob[0, 0] == pytest.approx(-np.log1p(999 * np.exp(-10.0)), rel=1e-3)
     assert log_prob[1, 0] == 0.0
 
 

@@ -14,10 +14,10 @@ import pytest
 from extremax import linear, progress, training
 from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
-from extremax.training.objectives import OBJECTIVES
-from extremax.runtime.threads import run_together
 from extremax.runtime.progress import ProgressLine, format_seconds
+from extremax.runtime.threads import run_together
 from extremax.training.loop import Plan, train
+from extremax.training.objectives import OBJECTIVES
 
 N_ROWS = 60
 
@@ -34,12 +34,16 @@ def problem(n_threads=1):
     X = (rng.standard_normal((4, 3))[y] + 0.5 * rng.standard_normal((N_ROWS, 3))).astype(np.float32)
     noise, Z = UniformNoise(4), np.empty((N_ROWS, 0), np.float32)
     data = TrainingSet(X, y, Z, np.ones(N_ROWS, np.float32), noise.log_prob(Z, y))
-    options = EpochOptions(objective=OBJECTIVES["negative_sampling"], noise=noise, batch_size=16, n_threads=n_threads)
+    options = EpochOptions(
+        objective=OBJECTIVES["negative_sampling"], noise=noise, batch_size=16, n_threads=n_threads
+    )
     return LinearModel.zeros(4, 3), data, options
 
 
 class Script:
-    """An `evaluate` that reads its log-likelihoods from a list and keeps the parameters it was asked about."""
+    """An `evaluate` that reads its log-likelihoods from a list and keeps the parameters it was asked
+    about.
+    """
 
     def __init__(self, model, values):
         self.model, self.values, self.seen = model, iter(values), []
@@ -54,7 +58,8 @@ def assert_parameters(model, parameters):
     np.testing.assert_array_equal(model.biases, parameters[1])
 
 
-# -- records -------------------------------------------------------------------------------------------------------------------
+# -- records
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -106,7 +111,10 @@ def test_validation_figures_are_in_the_record():
 def test_no_epochs_change_nothing():
     model, data, options = problem()
     history = []
-    assert train(model, data, options, Plan(0, 0.2, patience=1), history=history, evaluate=Script(model, [])) is True
+    assert (
+        train(model, data, options, Plan(0, 0.2, patience=1), history=history, evaluate=Script(model, []))
+        is True
+    )
     assert history == []
     assert not model.weights.any()
 
@@ -137,7 +145,9 @@ def test_seconds_leave_out_evaluation_and_callbacks(monkeypatch):
 
 
 def test_watcher_sees_the_start_and_the_middle_outside_the_clock(monkeypatch):
-    """Minibatches of 1 s, looks of 1,000 s: the seconds told and recorded are those of the minibatches alone."""
+    """Minibatches of 1 s, looks of 1,000 s: the seconds told and recorded are those of the minibatches
+    alone.
+    """
     now, seen = [0.0], []
     monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
 
@@ -166,7 +176,8 @@ def test_watcher_sees_the_start_and_the_middle_outside_the_clock(monkeypatch):
     assert seen == [(0, "start", 5.0), *middles]
 
 
-# -- early stopping ------------------------------------------------------------------------------------------------------------
+# -- early stopping
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,11 +199,14 @@ def test_patience_restores_the_best_epoch(values, patience, n_epochs, best, epoc
     model, data, options = problem()
     train(model, data, options, Plan(epochs_before, 0.2), history=[])
     history, script = [], Script(model, values)
-    finished = train(model, data, options, Plan(len(values), 0.2, patience=patience), history=history, evaluate=script)
+    finished = train(
+        model, data, options, Plan(len(values), 0.2, patience=patience), history=history, evaluate=script
+    )
     assert finished is True
     assert len(history) == n_epochs
     assert_parameters(model, script.seen[n_epochs - 1 if best is None else best - 1])
-    assert len({parameters[0].tobytes() for parameters in script.seen}) == n_epochs  # every epoch was another model
+    # every epoch was another model
+    assert len({parameters[0].tobytes() for parameters in script.seen}) == n_epochs
     assert model.n_epochs == epochs_before + n_epochs
 
 
@@ -220,7 +234,8 @@ def test_run_without_validation_after_one_with_it_keeps_what_it_learns():
     assert np.any(model.weights != before)
 
 
-# -- callbacks -----------------------------------------------------------------------------------------------------------------
+# -- callbacks
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_callbacks_get_the_record_and_can_stop():
@@ -231,7 +246,9 @@ def test_callbacks_get_the_record_and_can_stop():
         first.append(record)
         return record["epoch"] == 2
 
-    finished = train(model, data, options, Plan(5, 0.2), history=history, callbacks=[stop_at_two, second.append])
+    finished = train(
+        model, data, options, Plan(5, 0.2), history=history, callbacks=[stop_at_two, second.append]
+    )
     assert finished is True  # a wish, not an accident
     assert len(history) == 2
     assert first == second == history  # the later callback also hears of the last epoch
@@ -243,7 +260,15 @@ def test_stopping_by_callback_still_restores_the_best_epoch():
     model, data, options = problem()
     script = Script(model, [-1.0, -2.0, -3.0])
     plan = Plan(3, 0.2, patience=3)
-    train(model, data, options, plan, history=[], evaluate=script, callbacks=[lambda record: record["epoch"] == 2])
+    train(
+        model,
+        data,
+        options,
+        plan,
+        history=[],
+        evaluate=script,
+        callbacks=[lambda record: record["epoch"] == 2],
+    )
     assert_parameters(model, script.seen[0])
 
 
@@ -259,7 +284,8 @@ def test_errors_of_callbacks_come_through():
     assert len(history) == 1
 
 
-# -- Ctrl-C --------------------------------------------------------------------------------------------------------------------
+# -- Ctrl-C
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class Interrupting(ProgressLine):
@@ -294,7 +320,8 @@ def test_ctrl_c_keeps_the_model_usable(n_threads):
 
 
 def test_ctrl_c_waits_for_threads_that_wait_for_each_other():
-    # The first call compiles, for seconds; whoever is interrupted there must not leave the others at the barrier for ever.
+    # The first call compiles, for seconds; whoever is interrupted there must not leave the others at the
+    # barrier for ever.
     barrier, passed = threading.Barrier(3), []
 
     def task(part):
@@ -345,18 +372,33 @@ def test_ctrl_c_with_patience_goes_back_to_the_best_epoch():
     model, data, options = problem()
     script = Script(model, [-1.0, -2.0])
     report = Interrupting(after=10)  # in the third epoch
-    assert train(model, data, options, Plan(5, 0.2, patience=3), history=[], evaluate=script, report=report) is False
+    assert (
+        train(model, data, options, Plan(5, 0.2, patience=3), history=[], evaluate=script, report=report)
+        is False
+    )
     assert_parameters(model, script.seen[0])
 
 
 def test_ctrl_c_before_anything_was_validated_keeps_what_there_is():
     model, data, options = problem()
     report = Interrupting(after=2)
-    assert train(model, data, options, Plan(5, 0.2, patience=3), history=[], evaluate=Script(model, []), report=report) is False
+    assert (
+        train(
+            model,
+            data,
+            options,
+            Plan(5, 0.2, patience=3),
+            history=[],
+            evaluate=Script(model, []),
+            report=report,
+        )
+        is False
+    )
     assert model.weights.any()
 
 
-# -- the line in the terminal --------------------------------------------------------------------------------------------------
+# -- the line in the terminal
+# --------------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -369,7 +411,9 @@ def test_report_has_a_line_per_epoch():
     stream = io.StringIO()
     values = [-1.5, -2.5, -2.5]
     plan = Plan(9, 0.2, patience=2)
-    train(model, data, options, plan, history=[], evaluate=Script(model, values), report=ProgressLine(1, stream))
+    train(
+        model, data, options, plan, history=[], evaluate=Script(model, values), report=ProgressLine(1, stream)
+    )
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4  # no bar: this is no terminal
     assert lines[0].startswith("epoch 1  ")
@@ -382,7 +426,10 @@ def test_bar_is_drawn_and_wiped_in_a_terminal():
     stream = Terminal()
     train(model, data, options, Plan(1, 0.2), history=[], report=ProgressLine(1, stream))
     pieces = stream.getvalue().split("\r")
-    assert any("epoch 1/1 [####################" in piece and "] 100%" in piece and "loss" in piece for piece in pieces)
+    assert any(
+        "epoch 1/1 [####################" in piece and "] 100%" in piece and "loss" in piece
+        for piece in pieces
+    )
     assert pieces[-1].startswith("epoch 1  ")  # wiped, then the finished line
     assert pieces[-2].strip() == ""
 
@@ -409,7 +456,9 @@ def test_bar_counts_the_whole_fit(monkeypatch):
     model, data, options = problem()
     seen = []
     report = ProgressLine(1, Terminal())
-    monkeypatch.setattr(report, "update", lambda label, done, total, *_, **__: seen.append((label, done, total)))
+    monkeypatch.setattr(
+        report, "update", lambda label, done, total, *_, **__: seen.append((label, done, total))
+    )
     train(model, data, options, Plan(3, 0.2), history=[], report=report)
     n_rows = len(data.y)
     assert [entry for entry in seen if entry[1] % n_rows == 0] == [

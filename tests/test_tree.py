@@ -1,4 +1,6 @@
-"""The label tree: against a walking reference, as a distribution, as the optimum it claims to be, at every small size."""
+"""The label tree: against a walking reference, as a distribution, as the optimum it claims to be, at every
+small size.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def same_arrays(a, b):
     return all(np.array_equal(x, b.to_arrays()[name]) for name, x in a.to_arrays().items())
 
 
-# -- the distribution --------------------------------------------------------------------------------------------------------
+# -- the distribution
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -64,7 +67,9 @@ def test_log_prob_of_large_trees_matches_reference(n_classes, k):
     expected = reference.tree_log_prob_all(tree, Z)
     np.testing.assert_allclose(tree.log_prob_all(Z), expected, **ROUNDING)
     labels = np.random.default_rng(2).integers(n_classes, size=(11, 7))
-    np.testing.assert_allclose(tree.log_prob(Z, labels), np.take_along_axis(expected, labels, axis=1), **ROUNDING)
+    np.testing.assert_allclose(
+        tree.log_prob(Z, labels), np.take_along_axis(expected, labels, axis=1), **ROUNDING
+    )
 
 
 @pytest.mark.parametrize("n_classes", [*SIZES, 300, 3000])
@@ -83,7 +88,8 @@ def test_two_classes_are_logistic_regression_identity():
     tree = LabelTree(np.array([[2.0, -1.0]]), np.array([0.5]), np.array([1, 0]))
     Z = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
     prob = 1 / (1 + np.exp(-(Z @ np.array([2.0, -1.0]) + 0.5)))
-    np.testing.assert_allclose(np.exp(tree.log_prob_all(Z)), np.stack([prob, 1 - prob], axis=1), rtol=1e-5)  # float32
+    # float32
+    np.testing.assert_allclose(np.exp(tree.log_prob_all(Z)), np.stack([prob, 1 - prob], axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 5, 8, 17, 33])
@@ -98,16 +104,20 @@ def test_sampling_frequencies_match_log_prob(n_classes):
         prob = np.exp(table[row].astype(np.float64))
         counts = np.bincount(labels[row], minlength=n_classes)
         error = np.sqrt(n_draws * prob * (1 - prob))
-        assert (np.abs(counts - n_draws * prob) <= 5 * error + 1).all()  # + 1: classes that are expected less than once
+        # + 1: classes that are expected less than once
+        assert (np.abs(counts - n_draws * prob) <= 5 * error + 1).all()
 
 
 def test_pairs_of_decisions_are_independent_match_log_prob():
-    """Levels share a hash and draws share a key: the joint distribution of two draws must still be a product."""
+    """Levels share a hash and draws share a key: the joint distribution of two draws must still be a
+    product.
+    """
     tree = random_tree(4, scale=0.3)
     Z = np.zeros((50_000, 3), np.float32)
     labels, _ = tree.sample(Z, 2, seed=5)
     prob = np.exp(tree.log_prob_all(Z[:1])[0].astype(np.float64))
-    for pairs in (labels[:, 0] * 4 + labels[:, 1], labels[:-1, 0] * 4 + labels[1:, 0]):  # draws of a row, rows of a draw
+    # draws of a row, rows of a draw
+    for pairs in (labels[:, 0] * 4 + labels[:, 1], labels[:-1, 0] * 4 + labels[1:, 0]):
         expected = len(pairs) * np.outer(prob, prob).reshape(-1)
         assert (np.abs(np.bincount(pairs, minlength=16) - expected) < 5 * np.sqrt(expected)).all()
 
@@ -117,7 +127,9 @@ def test_padding_is_never_sampled(n_classes):
     rng = np.random.default_rng(0)
     tree = random_tree(n_classes)
     for scale in (0.0, 1.0, 1e6):
-        labels, log_prob = tree.sample((scale * rng.standard_normal((2000, 3))).astype(np.float32), 20, seed=1)
+        labels, log_prob = tree.sample(
+            (scale * rng.standard_normal((2000, 3))).astype(np.float32), 20, seed=1
+        )
         assert labels.min() >= 0
         assert labels.max() < n_classes
         assert log_prob.min() > -200  # a decision that is drawn has a probability of at least 2**-24
@@ -136,7 +148,8 @@ def test_a_draw_depends_on_seed_row_and_number_alone_invariant():
     other, _ = tree.sample(np.repeat(Z[:1], 70, axis=0), 5, seed=3)
     alone, _ = tree.sample(np.repeat(Z[:1], 70, axis=0), 5, seed=2)
     assert (other != alone).any()
-    assert (other != alone[np.arange(70) ^ 1]).mean() > 0.3  # seed and row do not make up for each other: 3 ^ r = 2 ^ (r ^ 1)
+    # seed and row do not make up for each other: 3 ^ r = 2 ^ (r ^ 1)
+    assert (other != alone[np.arange(70) ^ 1]).mean() > 0.3
     assert tree.sample(Z, 0)[0].shape == (70, 0)
     assert tree.sample(Z[:0], 3)[0].shape == (0, 3)
 
@@ -148,11 +161,15 @@ def test_beam_as_wide_as_the_tree_is_exact_identity(n_classes):
     labels, log_prob = tree.top_k(Z, 7, beam_width=n_classes)
     found = min(7, n_classes)
     np.testing.assert_array_equal(labels[:, :found], reference.ranked(table, found))
-    np.testing.assert_allclose(log_prob[:, :found], np.take_along_axis(table, labels[:, :found], axis=1), **ROUNDING)
+    np.testing.assert_allclose(
+        log_prob[:, :found], np.take_along_axis(table, labels[:, :found], axis=1), **ROUNDING
+    )
     assert (labels[:, found:] == -1).all()
     assert (log_prob[:, found:] == -np.inf).all()
     every, _ = tree.candidates(Z, 10 * n_classes)
-    np.testing.assert_array_equal(np.sort(every, axis=1), np.broadcast_to(np.arange(n_classes), (30, n_classes)))
+    np.testing.assert_array_equal(
+        np.sort(every, axis=1), np.broadcast_to(np.arange(n_classes), (30, n_classes))
+    )
 
 
 @pytest.mark.small
@@ -166,7 +183,10 @@ def test_beam_keeps_the_best_nodes_of_each_level_matches_reference():
             children = []
             for total, node in beam:
                 a = tree.weights[node].astype(np.float64) @ x + tree.biases[node]
-                children += [(total - np.logaddexp(0, a), 2 * node + 1), (total - np.logaddexp(0, -a), 2 * node + 2)]
+                children += [
+                    (total - np.logaddexp(0, a), 2 * node + 1),
+                    (total - np.logaddexp(0, -a), 2 * node + 2),
+                ]
             beam = sorted(children, reverse=True)[:width]
         expected = {tree.leaf_class[node - len(tree.biases)]: total for total, node in beam}
         assert set(labels[row]) == set(expected)
@@ -186,7 +206,8 @@ def test_expected_features_match_reference():
     tree, Z = random_tree(21), np.random.default_rng(0).standard_normal((13, 3)).astype(np.float32)
     values = np.random.default_rng(1).standard_normal((21, 4))
     expected = np.exp(reference.tree_log_prob_all(tree, Z)) @ values
-    np.testing.assert_allclose(tree.expected_features(Z, values), expected, atol=1e-5)  # float32 sum over 21 classes
+    # float32 sum over 21 classes
+    np.testing.assert_allclose(tree.expected_features(Z, values), expected, atol=1e-5)
 
 
 @pytest.mark.small
@@ -195,22 +216,29 @@ def test_level_log_prob_adds_up_identity():
     tree = LabelTree.fit(Z, y)
     levels = tree.level_log_prob(Z, y)
     assert levels.shape == (tree.depth,)
-    assert levels.sum() == pytest.approx(tree.log_prob(Z, y).mean(dtype=np.float64), abs=1e-5)  # float32 terms
+    # float32 terms
+    assert levels.sum() == pytest.approx(tree.log_prob(Z, y).mean(dtype=np.float64), abs=1e-5)
 
 
 def test_many_callers_at_once_get_the_same_answers():
     tree, Z = random_tree(500), np.random.default_rng(0).standard_normal((300, 3)).astype(np.float32)
-    expected = (tree.log_prob_all(Z, n_jobs=1), tree.sample(Z, 3, seed=1, n_jobs=1)[0], tree.top_k(Z, 5, n_jobs=1)[0])
+    expected = (
+        tree.log_prob_all(Z, n_jobs=1),
+        tree.sample(Z, 3, seed=1, n_jobs=1)[0],
+        tree.top_k(Z, 5, n_jobs=1)[0],
+    )
     with ThreadPoolExecutor(8) as pool:
         jobs = [
-            pool.submit(lambda: (tree.log_prob_all(Z), tree.sample(Z, 3, seed=1)[0], tree.top_k(Z, 5)[0])) for _ in range(24)
+            pool.submit(lambda: (tree.log_prob_all(Z), tree.sample(Z, 3, seed=1)[0], tree.top_k(Z, 5)[0]))
+            for _ in range(24)
         ]
         for job in jobs:
             for got, wanted in zip(job.result(), expected, strict=True):
                 np.testing.assert_array_equal(got, wanted)
 
 
-# -- the fit -----------------------------------------------------------------------------------------------------------------
+# -- the fit
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -237,10 +265,17 @@ def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted)
     Z, y = clouds(n_classes, rows_per_class * n_classes, k)
     weight = np.random.default_rng(1).integers(0, 4, len(y)).astype(float) if weighted else np.ones(len(y))
     penalty, bias_penalty = np.array([0.3, 0.1, 0.02, 0.5]), np.array([0.1, 0.4, 0.2, 0.03])
-    options = {"regularization": penalty, "bias_regularization": bias_penalty, "sample_weight": weight, "tolerance": 0}
+    options = {
+        "regularization": penalty,
+        "bias_regularization": bias_penalty,
+        "sample_weight": weight,
+        "tolerance": 0,
+    }
     tree = LabelTree.fit(Z, y, **options)
     again = tree.refit(Z, y, **options)
-    from_zero = LabelTree(0 * tree.weights, np.minimum(0, tree.biases), tree.leaf_class).refit(Z, y, **options)
+    from_zero = LabelTree(0 * tree.weights, np.minimum(0, tree.biases), tree.leaf_class).refit(
+        Z, y, **options
+    )
     for node in range(len(tree.biases)):
         left, right = reference.tree_node_classes(tree, node)
         inside = np.isin(y, np.concatenate([left, right]))
@@ -258,10 +293,13 @@ def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted)
         ).x
         for fitted in (tree, again, from_zero):
             # The points are float32 and so are sums over a block of them.
-            np.testing.assert_allclose(np.append(fitted.weights[node], fitted.biases[node]), best, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                np.append(fitted.weights[node], fitted.biases[node]), best, rtol=1e-4, atol=1e-4
+            )
 
 
-@pytest.mark.parametrize("n_samples", [40, 500, 1000])  # nodes with fewer points than features: within one block, and beyond
+# nodes with fewer points than features: within one block, and beyond
+@pytest.mark.parametrize("n_samples", [40, 500, 1000])
 def test_many_features_end_where_the_gradient_is_zero(n_samples):
     Z, y = clouds(4, n_samples, 300)
     tree = LabelTree.fit(Z, y, tolerance=0)
@@ -270,15 +308,19 @@ def test_many_features_end_where_the_gradient_is_zero(n_samples):
         inside = np.isin(y, [*left, *right])
         zeta = np.where(np.isin(y[inside], right), 1.0, -1.0)
         theta = np.append(tree.weights[node], tree.biases[node]).astype(np.float64)
-        _, gradient = reference.node_objective(theta, Z[inside].astype(np.float64), zeta, np.ones(len(zeta)), 0.1, 0.1)
-        assert np.abs(gradient).max() < 1e-3  # float32 sums over hundreds of points and features; 100 at the start
+        _, gradient = reference.node_objective(
+            theta, Z[inside].astype(np.float64), zeta, np.ones(len(zeta)), 0.1, 0.1
+        )
+        # float32 sums over hundreds of points and features; 100 at the start
+        assert np.abs(gradient).max() < 1e-3
 
 
 @pytest.mark.parametrize("n_classes", [9, 40])
 def test_split_is_the_best_for_its_parameters_identity(n_classes):
     """At convergence no exchange of classes helps: all Delta on the right are at least those on the left."""
     Z, y = clouds(n_classes, 20 * n_classes, 4)
-    kept = np.random.default_rng(1).random(len(y)) < np.linspace(0.1, 1, n_classes)[y]  # classes of different sizes
+    # classes of different sizes
+    kept = np.random.default_rng(1).random(len(y)) < np.linspace(0.1, 1, n_classes)[y]
     Z, y = Z[kept], y[kept]
     tree = LabelTree.fit(Z, y, n_classes=n_classes, tolerance=0, max_alternations=500)
     sums = np.zeros((n_classes, 5))
@@ -297,8 +339,8 @@ def test_alternation_raises_likelihood_over_first_split(seed):
     one_start = LabelTree.fit(data.X, data.y, n_starts=1)
     several = LabelTree.fit(data.X, data.y)
     likelihood = [tree.log_prob(data.X, data.y).mean() for tree in (first, one_start, several)]
-    # Measured: 0.35 nats and more.  The first split is along the principal direction of class sums; it stays that way if the
-    # re-split ignores the fitted parameters.
+    # Measured: 0.35 nats and more.  The first split is along the principal direction of class sums; it stays
+    # that way if the re-split ignores the fitted parameters.
     assert likelihood[1] > likelihood[0] + 0.1
     assert likelihood[2] > likelihood[0] + 0.1
     root = [set(reference.tree_node_classes(tree, 0)[1]) for tree in (first, one_start)]
@@ -306,10 +348,15 @@ def test_alternation_raises_likelihood_over_first_split(seed):
 
 
 def test_bias_takes_part_in_the_split():
-    """Delta_y holds n_y b: where features say nothing, frequent classes go to one side and rare ones to the other."""
+    """Delta_y holds n_y b: where features say nothing, frequent classes go to one side and rare ones to
+    the other.
+    """
     y = np.repeat([0, 1, 2, 3], [400, 4, 300, 4])
     tree = LabelTree.fit(np.zeros((len(y), 2)), y)
-    assert {frozenset(side.tolist()) for side in reference.tree_node_classes(tree, 0)} == {frozenset({0, 2}), frozenset({1, 3})}
+    assert {frozenset(side.tolist()) for side in reference.tree_node_classes(tree, 0)} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
 
 
 @pytest.mark.parametrize("n_classes", [5, 24, 25, 60, 600])
@@ -329,11 +376,13 @@ def test_planted_halves_are_found_recovers():
     tree = LabelTree.fit(Z, names[y])
     for node in range(15):
         halves = [
-            {format(np.flatnonzero(names == c)[0], "04b") for c in side} for side in reference.tree_node_classes(tree, node)
+            {format(np.flatnonzero(names == c)[0], "04b") for c in side}
+            for side in reference.tree_node_classes(tree, node)
         ]
         level = (node + 1).bit_length() - 1
         for half in halves:
-            assert len({c[: level + 1] for c in half}) == 1  # one value of every coarser digit, and of this one
+            # one value of every coarser digit, and of this one
+            assert len({c[: level + 1] for c in half}) == 1
     assert tree.log_prob(Z, names[y]).mean() > -0.02  # clouds that hardly touch
 
 
@@ -343,7 +392,8 @@ def test_one_hot_truth_beats_frequencies_recovers():
     prior = np.bincount(data.y, minlength=500) / len(data.y)
     held_out = tree.log_prob(data.X_test, data.y_test).mean()
     assert held_out > np.log(prior[data.y_test]).mean() + 1.5  # measured: 2.2 nats
-    assert held_out < data.truth.log_prob_all(data.X_test)[np.arange(2000), data.y_test].mean()  # nobody beats the truth
+    # nobody beats the truth
+    assert held_out < data.truth.log_prob_all(data.X_test)[np.arange(2000), data.y_test].mean()
 
 
 def test_thread_count_changes_nothing_invariant():
@@ -365,7 +415,8 @@ def test_class_names_and_row_order_do_not_matter_invariant():
     plain = LabelTree.fit(Z, y, tolerance=0).log_prob_all(Z)
     renamed = LabelTree.fit(Z, names[y], tolerance=0).log_prob_all(Z)
     shuffled = LabelTree.fit(Z[rows], y[rows], tolerance=0).log_prob_all(Z)
-    # Other orders of summation, float32; without ties the structure is the same, and Newton ends at the same place.
+    # Other orders of summation, float32; without ties the structure is the same, and Newton ends at the same
+    # place.
     np.testing.assert_allclose(renamed[:, names], plain, atol=2e-3)
     np.testing.assert_allclose(shuffled, plain, atol=2e-3)
 
@@ -400,7 +451,8 @@ def test_regularization_shrinks_weights():
     tree = LabelTree.fit(Z, y)
     only_biases = tree.refit(Z, y, regularization=1e9, bias_regularization=1e-4)
     frequencies = np.log(np.bincount(y) / len(y))
-    np.testing.assert_allclose(only_biases.log_prob_all(Z[:1])[0], frequencies, atol=1e-2)  # penalised ever so slightly
+    # penalised ever so slightly
+    np.testing.assert_allclose(only_biases.log_prob_all(Z[:1])[0], frequencies, atol=1e-2)
     top = tree.refit(Z, y, regularization=[1e9, 0.1, 0.1, 0.1, 0.1])
     assert np.abs(top.weights[0]).max() < 1e-6
     np.testing.assert_array_equal(top.weights[1:3] != 0, True)
@@ -421,12 +473,17 @@ def test_refit_recovers_from_parameters_that_do_not_suit():
     tree = LabelTree.fit(Z, y)
     expected = tree.refit(Z, y, tolerance=0)
     for scale in (1e4, 1e30):  # far from the optimum, and beyond float32
-        wild = LabelTree(scale * tree.weights, np.where(tree.biases > -1e5, scale * tree.biases, tree.biases), tree.leaf_class)
+        wild = LabelTree(
+            scale * tree.weights,
+            np.where(tree.biases > -1e5, scale * tree.biases, tree.biases),
+            tree.leaf_class,
+        )
         # Where the likelihood is flat to rounding, Newton ends early.
         np.testing.assert_allclose(wild.refit(Z, y, tolerance=0).weights, expected.weights, atol=1e-2)
 
 
-# -- unusual data ------------------------------------------------------------------------------------------------------------
+# -- unusual data
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -467,7 +524,8 @@ def test_any_data_give_a_distribution(Z, y, n_classes):
     assert np.isfinite(log_prob).all()
     np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1, atol=1e-5)  # the promise
     labels, drawn = tree.sample(rows, 3)
-    np.testing.assert_allclose(drawn, np.take_along_axis(log_prob, labels, axis=1), rtol=1e-5, atol=2e-5)  # logits up to 1e3
+    # logits up to 1e3
+    np.testing.assert_allclose(drawn, np.take_along_axis(log_prob, labels, axis=1), rtol=1e-5, atol=2e-5)
 
 
 def test_huge_scales_still_separate():
@@ -477,7 +535,8 @@ def test_huge_scales_still_separate():
     for scale, shift in ((1e3, 0.0), (1.0, 300.0)):
         moved = (scale * Z + shift).astype(np.float32)
         strength = {"regularization": 1e-3 * scale**-2, "bias_regularization": 1e-7}
-        assert LabelTree.fit(moved, y, **strength).log_prob(moved, y).mean() > base - 0.05  # features rounded to 7 digits
+        # features rounded to 7 digits
+        assert LabelTree.fit(moved, y, **strength).log_prob(moved, y).mean() > base - 0.05
 
 
 @pytest.mark.small
@@ -486,7 +545,13 @@ def test_other_types_and_layouts_give_the_same_tree_invariant():
     tree = LabelTree.fit(Z, y)
     frozen = Z.copy()
     frozen.flags.writeable = False
-    for other in (Z.astype(np.float64), np.asfortranarray(Z), Z.tolist(), frozen, np.repeat(Z, 2, axis=0)[::2]):
+    for other in (
+        Z.astype(np.float64),
+        np.asfortranarray(Z),
+        Z.tolist(),
+        frozen,
+        np.repeat(Z, 2, axis=0)[::2],
+    ):
         assert same_arrays(tree, LabelTree.fit(other, y.astype(np.uint8)))
         np.testing.assert_array_equal(tree.log_prob_all(other), tree.log_prob_all(Z))
     assert frozen.flags.writeable is False
@@ -507,7 +572,8 @@ def test_arrays_and_back_same_everywhere():
 
 
 def test_padding_may_be_elsewhere_in_a_tree_made_elsewhere_matches_reference():
-    leaf_class = np.array([1, -1, 0, 2, -1, -1, 4, 3])  # node 3 goes left; node 2 goes right, so node 5 is never reached
+    # node 3 goes left; node 2 goes right, so node 5 is never reached
+    leaf_class = np.array([1, -1, 0, 2, -1, -1, 4, 3])
     weights, biases = np.ones((7, 1)), np.zeros(7)
     weights[[2, 3]], biases[2], biases[3] = 0, 1e6, -1e6
     tree, Z = LabelTree(weights, biases, leaf_class), np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
@@ -525,7 +591,8 @@ def test_a_million_classes_fit_in_a_fifth_of_a_gigabyte():
     assert np.exp(tree.log_prob_all(np.ones((1, 16))).astype(np.float64)).sum() == pytest.approx(1, abs=1e-5)
     held = [tree._table, tree.biases, tree.leaf_class, tree.class_leaf, *tree._chunks[:2]]
     assert sum(a.nbytes for a in held) < 0.2e9
-    assert len(vars(tree)) == len(held) + 2  # and nothing else but three numbers: two of the arrays share an entry
+    # and nothing else but three numbers: two of the arrays share an entry
+    assert len(vars(tree)) == len(held) + 2
 
 
 @pytest.mark.small
@@ -536,7 +603,8 @@ def test_out_is_filled_and_returned():
     np.testing.assert_array_equal(out, tree.log_prob_all(Z))
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------------------------------
 
 Z4, Y4 = np.zeros((4, 2)), [0, 1, 2, 2]
 

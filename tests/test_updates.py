@@ -28,7 +28,9 @@ SCALE, RATE = np.float32(0.7), np.float32(0.3)
 
 
 class Problem:
-    """Rows of X in some order, classes that repeat within and across them, and a model that is no longer at its start."""
+    """Rows of X in some order, classes that repeat within and across them, and a model that is no longer
+    at its start.
+    """
 
     def __init__(self, n_features=5, *, n=12, n_rows=9, width=3, n_classes=6, optimizer="adagrad", seed=0):
         rng = np.random.default_rng(seed)
@@ -58,7 +60,17 @@ class Problem:
         model = ModelArrays(*(a.copy() for a in self.start))
         kernel = UPDATE[self.optimizer, storage]
         for part in range(n_parts) if order is None else order:
-            kernel(self.stored(storage), self.rows, self.labels, self.coefficients, model, SCALE, RATE, part, n_parts)
+            kernel(
+                self.stored(storage),
+                self.rows,
+                self.labels,
+                self.coefficients,
+                model,
+                SCALE,
+                RATE,
+                part,
+                n_parts,
+            )
         return model
 
     def expected(self):
@@ -90,7 +102,9 @@ def test_scores_match_reference(storage, n_features, width):
     scores = np.full((12, width), np.nan, np.float32)
     weights, biases = problem.start.weights, problem.start.biases
     for start, stop in [(0, 5), (5, 6), (6, 12)]:
-        SCORE[storage](problem.stored(storage), problem.rows, problem.labels, weights, biases, SCALE, scores, start, stop)
+        SCORE[storage](
+            problem.stored(storage), problem.rows, problem.labels, weights, biases, SCALE, scores, start, stop
+        )
     expected = reference.score_pairs(problem.X, problem.rows, problem.labels, weights, biases, float(SCALE))
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)  # float32 sums of up to 37 terms
 
@@ -99,7 +113,14 @@ def test_scores_match_reference(storage, n_features, width):
 def test_scores_write_only_their_rows_invariant(storage):
     problem = Problem(37)
     whole, part = np.full((12, 3), np.nan, np.float32), np.full((12, 3), np.nan, np.float32)
-    arguments = problem.stored(storage), problem.rows, problem.labels, problem.start.weights, problem.start.biases, SCALE
+    arguments = (
+        problem.stored(storage),
+        problem.rows,
+        problem.labels,
+        problem.start.weights,
+        problem.start.biases,
+        SCALE,
+    )
     SCORE[storage](*arguments, whole, 0, 12)
     SCORE[storage](*arguments, part, 4, 7)
     np.testing.assert_array_equal(part[4:7], whole[4:7])  # bit by bit, wherever a thread's rows begin
@@ -193,5 +214,6 @@ def test_first_adagrad_step_has_the_length_of_the_rate_identity(optimizer, stora
         array[...] = 1e-30
     problem.coefficients[...] = 25.0
     model = problem.update(storage)
-    np.testing.assert_allclose(model.weights[0], -RATE * np.array([1.0, -1.0, 1.0, 1.0]), rtol=1e-5)  # reciprocal root
+    # reciprocal root
+    np.testing.assert_allclose(model.weights[0], -RATE * np.array([1.0, -1.0, 1.0, 1.0]), rtol=1e-5)
     np.testing.assert_allclose(model.biases[0], -RATE, rtol=1e-5)

@@ -44,7 +44,8 @@ def sentence(text: str) -> str:
     return re.escape(text)
 
 
-# -- features ------------------------------------------------------------------------------------------------------------------
+# -- features
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_float32_array_is_returned_itself() -> None:
@@ -144,7 +145,9 @@ def test_first_bad_value_rejects_with_its_place(value: float) -> None:
     X = np.zeros((5, 4))
     X[2, 3] = X[4, 0] = value
     for given_X in (X, X.astype(np.float32), pd.DataFrame(X), X.astype(object)):
-        with pytest.raises(ValueError, match=rf"X\[2, 3\] is (NaN|{value} \(infinity\)); ExtremeClassifier needs finite"):
+        with pytest.raises(
+            ValueError, match=rf"X\[2, 3\] is (NaN|{value} \(infinity\)); ExtremeClassifier needs finite"
+        ):
             check_features(given_X)
     with pytest.raises(ValueError, match=r"rows\[2, 3\] is"):
         check_features(sparse.csc_matrix(X), name="rows")
@@ -154,27 +157,53 @@ def test_float32_overflow_rejects_with_the_value() -> None:
     X = np.zeros((3, 2))
     X[1, 1] = 1e300
     for given_X in (X, sparse.csr_matrix(X)):
-        with pytest.raises(ValueError, match=sentence("X[1, 1] is 1e+300, which becomes infinity in float32; scale")):
+        with pytest.raises(
+            ValueError, match=sentence("X[1, 1] is 1e+300, which becomes infinity in float32; scale")
+        ):
             check_features(given_X)
 
 
 @pytest.mark.parametrize(
     ("X", "error", "text"),
     [
-        (np.zeros(3), ValueError, "Expected 2D array, got 1D array instead: X has shape (3,). Reshape your data with"),
+        (
+            np.zeros(3),
+            ValueError,
+            "Expected 2D array, got 1D array instead: X has shape (3,). Reshape your data with",
+        ),
         (3.0, ValueError, "Expected 2D array, got 0D array"),
         (None, ValueError, "Expected 2D array, got 0D array"),
-        (np.zeros((2, 3, 4)), ValueError, "X has shape (2, 3, 4); ExtremeClassifier needs one row per sample, a 2D array."),
-        (np.zeros((0, 3)), ValueError, "0 sample(s) (shape=(0, 3)) while a minimum of 1 is required by ExtremeClassifier"),
+        (
+            np.zeros((2, 3, 4)),
+            ValueError,
+            "X has shape (2, 3, 4); ExtremeClassifier needs one row per sample, a 2D array.",
+        ),
+        (
+            np.zeros((0, 3)),
+            ValueError,
+            "0 sample(s) (shape=(0, 3)) while a minimum of 1 is required by ExtremeClassifier",
+        ),
         (np.zeros((12, 0)), ValueError, "0 feature(s) (shape=(12, 0)) while a minimum of 1 is required"),
         (sparse.csr_matrix((0, 3)), ValueError, "0 sample(s) (shape=(0, 3))"),
         (np.zeros((2, 2)) + 1j, ValueError, "Complex data not supported: X has dtype complex128."),
         (sparse.csr_matrix(np.eye(2) * 1j), ValueError, "Complex data not supported"),
-        ([["a", "b"]], ValueError, "X has dtype <U1; ExtremeClassifier needs numbers. Turn text and dates into"),
+        (
+            [["a", "b"]],
+            ValueError,
+            "X has dtype <U1; ExtremeClassifier needs numbers. Turn text and dates into",
+        ),
         (np.array([[b"a"]]), ValueError, "X has dtype |S1"),
         (np.array([["2020-01-01"]], dtype="M8[D]"), ValueError, "X has dtype datetime64[D]"),
-        (np.array([["a", 1]], dtype=object), ValueError, "X holds something that is not a number (could not convert string"),
-        (np.array([[{}, 1]], dtype=object), TypeError, "float() argument must be a string or a real number, not 'dict'"),
+        (
+            np.array([["a", 1]], dtype=object),
+            ValueError,
+            "X holds something that is not a number (could not convert string",
+        ),
+        (
+            np.array([[{}, 1]], dtype=object),
+            TypeError,
+            "float() argument must be a string or a real number, not 'dict'",
+        ),
         ([[1, 2], [3]], ValueError, "X is not a table: its rows have different lengths"),
     ],
 )
@@ -201,7 +230,8 @@ def test_empty_features_pass_when_allowed() -> None:
     assert check_features(sparse.csr_matrix((0, 3)), allow_empty=True).shape == (0, 3)
 
 
-# -- labels --------------------------------------------------------------------------------------------------------------------
+# -- labels
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +244,11 @@ def test_empty_features_pass_when_allowed() -> None:
         (np.array([True, False]), [False, True], np.bool_),
         (np.array(["pear", "fig", "pear"]), ["fig", "pear"], "<U4"),
         (np.array([b"pear", b"fig"]), [b"fig", b"pear"], "|S4"),
-        (np.array(["2021-03-01", "2020-01-01"], dtype="M8[D]"), np.array(["2020-01-01", "2021-03-01"], dtype="M8[D]"), "M8[D]"),
+        (
+            np.array(["2021-03-01", "2020-01-01"], dtype="M8[D]"),
+            np.array(["2020-01-01", "2021-03-01"], dtype="M8[D]"),
+            "M8[D]",
+        ),
         ([3, 1, 3], [1, 3], np.int64),
         ([True, False, True], [False, True], np.bool_),
         (("b", "a"), ["a", "b"], "<U1"),
@@ -240,7 +274,9 @@ def test_encode_labels_gives_classes_and_ids(y: Any, classes: Any, dtype: Any) -
     assert list(check_classes(list(y))) == list(classes)
 
 
-SCALARS = st.one_of(st.integers(), st.text(max_size=4), st.booleans(), st.binary(max_size=3), st.integers(-5, 5))
+SCALARS = st.one_of(
+    st.integers(), st.text(max_size=4), st.booleans(), st.binary(max_size=3), st.integers(-5, 5)
+)
 LABELS = st.one_of(SCALARS, st.tuples(SCALARS, SCALARS))
 
 
@@ -261,7 +297,9 @@ def test_one_long_string_does_not_widen_every_label() -> None:
 
 def test_column_of_labels_warns_and_passes() -> None:
     for y in (np.array([[1], [2], [1]]), [[1], [2], [1]], pd.DataFrame({"y": [1, 2, 1]})):
-        with pytest.warns(DataConversionWarning, match="A column-vector y was passed when a 1d array was expected"):
+        with pytest.warns(
+            DataConversionWarning, match="A column-vector y was passed when a 1d array was expected"
+        ):
             classes, ids = encode_labels(y)
         assert classes.dtype == np.int64
         assert ids.tolist() == [0, 1, 0]
@@ -287,7 +325,10 @@ MANY = " where one per row is needed. Reduce them with extremax.data.first_label
         ("labels", "y should be a 1d array of labels, one per row; got 'labels'."),
         (7, "y should be a 1d array of labels"),
         ([], "y is empty"),
-        (np.array([1.0, np.nan]), "y[1] is nan: a missing or infinite value is not a label. Drop such rows first."),
+        (
+            np.array([1.0, np.nan]),
+            "y[1] is nan: a missing or infinite value is not a label. Drop such rows first.",
+        ),
         (np.array([np.inf, 1.0]), "y[0] is inf: a missing"),
         (["a", None], "y[1] is None: a missing"),
         (["a", float("nan")], "y[1] is nan: a missing"),
@@ -295,7 +336,10 @@ MANY = " where one per row is needed. Reduce them with extremax.data.first_label
         ([1, pd.NA], "y[1] is <NA>: a missing"),
         (np.array(["2020-01-01", "NaT"], dtype="M8[D]"), "y[1] is NaT: a missing"),
         (np.array([1j, 2]), "Complex data not supported: y has dtype complex128"),
-        (np.linspace(0, 1, 50), "Unknown label type: continuous. y has 50 distinct fractional numbers in 50 rows"),
+        (
+            np.linspace(0, 1, 50),
+            "Unknown label type: continuous. y has 50 distinct fractional numbers in 50 rows",
+        ),
         ([0.1, 0.2, 0.3], "Unknown label type: continuous"),
     ],
 )
@@ -305,7 +349,9 @@ def test_malformed_labels_rejects(y: Any, text: str) -> None:
 
 
 def test_unhashable_label_rejects() -> None:
-    with pytest.raises(TypeError, match=sentence("y[1] is of type dict, which is not hashable, so it cannot be a label.")):
+    with pytest.raises(
+        TypeError, match=sentence("y[1] is of type dict, which is not hashable, so it cannot be a label.")
+    ):
         encode_labels(["a", {"b": 1}])
 
 
@@ -319,7 +365,11 @@ def test_label_count_rejects() -> None:
 @pytest.mark.parametrize(
     ("y", "classes", "text"),
     [
-        (np.array([1, 5, 4]), np.array([1, 5, 9]), "y[2] is 4, which is not one of the 3 known classes. Declare every class"),
+        (
+            np.array([1, 5, 4]),
+            np.array([1, 5, 9]),
+            "y[2] is 4, which is not one of the 3 known classes. Declare every class",
+        ),
         ([1, 2], np.array([1]), "y[1] is 2, which"),
         (np.array(["a", "zebra"]), np.array(["a", "b"]), "y[1] is 'zebra', which"),
         (["a", 3], np.array(["a", "b"]), "y[1] is 3, which"),
@@ -363,7 +413,8 @@ def test_a_million_labels_are_encoded_and_found_in_seconds(kind: str) -> None:
     assert time.perf_counter() - start < 30
 
 
-# -- sample weights and seeds --------------------------------------------------------------------------------------------------
+# -- sample weights and seeds
+# --------------------------------------------------------------------------------------------------
 
 
 def test_sample_weight_kinds() -> None:
@@ -409,24 +460,34 @@ def test_random_state_kinds() -> None:
 
 
 def test_random_state_uses_all_64_bits() -> None:
-    seeds = [check_random_state(state) for state in [None] * 20 + [np.random.RandomState(i) for i in range(20)]]
+    seeds = [
+        check_random_state(state) for state in [None] * 20 + [np.random.RandomState(i) for i in range(20)]
+    ]
     assert sum(seed >= 2**63 for seed in seeds) > 5  # 20 are expected; 5 or fewer has probability 1e-6
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-@pytest.mark.parametrize(("state", "error"), [(-1, ValueError), (2**64, ValueError), ("a", TypeError), (1.0, TypeError)])
+@pytest.mark.parametrize(
+    ("state", "error"), [(-1, ValueError), (2**64, ValueError), ("a", TypeError), (1.0, TypeError)]
+)
 def test_random_state_rejects(state: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"random_state is .*; give None, an integer in \[0, 2\*\*64\), a numpy Generator"):
+    with pytest.raises(
+        error, match=r"random_state is .*; give None, an integer in \[0, 2\*\*64\), a numpy Generator"
+    ):
         check_random_state(state)
 
 
-# -- parameters ----------------------------------------------------------------------------------------------------------------
+# -- parameters
+# ----------------------------------------------------------------------------------------------------------------
 
 TABLE = {
     "n_negatives": [Interval(int, 1)],
     "rate": [Interval(float, 0, closed="neither")],
     "fraction": [Interval(float, 0, 1, closed="left"), None],
-    "noise": [Choice(("uniform", "frequency", "adversarial")), Instance("a Noise", methods=("sample", "log_prob"))],
+    "noise": [
+        Choice(("uniform", "frequency", "adversarial")),
+        Instance("a Noise", methods=("sample", "log_prob")),
+    ],
     "warm_start": [BOOLEAN],
     "callback": [CALLABLE, None],
 }
@@ -457,7 +518,11 @@ def test_parameters_pass(params: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("params", "error", "text"),
     [
-        ({"n_negatives": 0}, ValueError, "The 'n_negatives' parameter of Model must be an integer >= 1. Got 0 instead."),
+        (
+            {"n_negatives": 0},
+            ValueError,
+            "The 'n_negatives' parameter of Model must be an integer >= 1. Got 0 instead.",
+        ),
         ({"n_negatives": 2.0}, TypeError, "must be an integer >= 1. Got 2.0 instead."),
         ({"n_negatives": True}, TypeError, "Got True instead."),
         ({"n_negatives": None}, TypeError, "Got None instead."),
@@ -486,7 +551,8 @@ def test_parameter_without_a_constraint_rejects() -> None:
         check_parameters("Model", {"unknown": 1}, TABLE)
 
 
-# -- memory --------------------------------------------------------------------------------------------------------------------
+# -- memory
+# --------------------------------------------------------------------------------------------------------------------
 
 GIB = 1024**3
 

@@ -1,4 +1,6 @@
-"""Labels of rows, one or several each: every form gives the same pairs, and every sentence says what is wrong where."""
+"""Labels of rows, one or several each: every form gives the same pairs, and every sentence says what is
+wrong where.
+"""
 
 from __future__ import annotations
 
@@ -134,16 +136,36 @@ def test_unseen_labels_become_minus_one_when_allowed() -> None:
         (sparse.csr_array(INDICATOR), {"n_samples": 5}, "y has 4 rows of labels, but there are 5 rows"),
         ([[], []], {}, "y has no label in any of its 2 rows; at least one row needs one."),
         (sparse.csr_array((3, 4)), {}, "y has no label in any of its 3 rows"),
-        (np.array([[3, 4], [5, 6]]), {}, "y[0, 0] is 3; an indicator matrix holds 1 where a row has the label"),
+        (
+            np.array([[3, 4], [5, 6]]),
+            {},
+            "y[0, 0] is 3; an indicator matrix holds 1 where a row has the label",
+        ),
         (np.array([[0, 1], [0, -1]]), {}, "y[1, 1] is -1; an indicator matrix"),
         (np.array([[0.0, np.nan]]), {}, "y[0, 1] is nan; an indicator matrix"),
         (sparse.csr_array([[0.0, 0.5]]), {}, "y[0, 1] is 0.5; an indicator matrix"),
-        (np.array([["a", "b"]]), {}, "y has shape (1, 2) and dtype <U1; pass an indicator matrix of 0 and 1, or a list"),
-        (INDICATOR, {"classes": ["a", "b"]}, "classes has 2 names, but y has 4 columns; give one name per column."),
-        (INDICATOR, {"classes": list("aabc")}, "classes names two columns 'a'; each column needs a name of its own."),
+        (
+            np.array([["a", "b"]]),
+            {},
+            "y has shape (1, 2) and dtype <U1; pass an indicator matrix of 0 and 1, or a list",
+        ),
+        (
+            INDICATOR,
+            {"classes": ["a", "b"]},
+            "classes has 2 names, but y has 4 columns; give one name per column.",
+        ),
+        (
+            INDICATOR,
+            {"classes": list("aabc")},
+            "classes names two columns 'a'; each column needs a name of its own.",
+        ),
         ([["a"], ["b", None]], {}, "a label of y[1] is None: a missing or infinite value is not a label."),
         ([["a"], ["b", float("nan")]], {}, "a label of y[1] is nan: a missing"),
-        ([["a"], ["b", "c"]], {"classes": ["a", "b"]}, "a label of y[1] is 'c', which is not one of the 2 known classes. Dec"),
+        (
+            [["a"], ["b", "c"]],
+            {"classes": ["a", "b"]},
+            "a label of y[1] is 'c', which is not one of the 2 known classes. Dec",
+        ),
         (np.zeros((2, 3, 4)), {}, "y has shape (2, 3, 4)"),
         (None, {}, "requires y to be passed"),
     ],
@@ -157,11 +179,15 @@ def test_malformed_labels_rejects(y: Any, options: dict[str, Any], text: str) ->
 def test_unhashable_label_rejects() -> None:
     for classes in (None, ["a", "b"]):
         with pytest.raises(
-            TypeError, match=r"a label of y\[1\] is of type dict, which is not hashable, so it cannot be a label"
+            TypeError,
+            match=r"a label of y\[1\] is of type dict, which is not hashable, so it cannot be a label",
         ):
             encode_targets([["a"], ["a", {}]], classes=classes)
 
 
 def test_number_of_columns_rejects() -> None:
-    with pytest.raises(ValueError, match=r"y has 4 columns, but there are 3 classes; pass an indicator matrix with one column"):
+    with pytest.raises(
+        ValueError,
+        match=r"y has 4 columns, but there are 3 classes; pass an indicator matrix with one column",
+    ):
         lookup_targets(INDICATOR, LabelIndex(np.arange(3)))

@@ -1,4 +1,6 @@
-"""Whitened features: their covariance, the way there and back, and the discriminant that training starts from."""
+"""Whitened features: their covariance, the way there and back, and the discriminant that training starts
+from.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import numpy as np
 import pytest
 
 from extremax.features.pca import PCA
-from extremax.linear import LinearModel
 from extremax.features.whitening import Whitening, discriminants, fold, unfold, whiten_and_start
+from extremax.linear import LinearModel
 
 pytestmark = pytest.mark.small
 
@@ -45,7 +47,8 @@ def test_fold_keeps_scores_and_unfold_undoes_it_identity(data):
     scores = white.rows(X, 0.5) @ model.weights.T + model.biases
     kept = model.weights.copy(), model.biases.copy()
     fold(model, white, 1)
-    np.testing.assert_allclose(0.5 * X @ model.weights.T + model.biases, scores, rtol=1e-3, atol=2e-2)  # float32, scores to 100
+    # float32, scores to 100
+    np.testing.assert_allclose(0.5 * X @ model.weights.T + model.biases, scores, rtol=1e-3, atol=2e-2)
     unfold(model, white, 1)
     np.testing.assert_allclose(model.weights, kept[0], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(model.biases, kept[1], rtol=1e-3, atol=1e-2)

@@ -1,4 +1,6 @@
-"""Extreme classification: softmax over very many classes, trained and queried at a cost that grows with log C."""
+"""Extreme classification: softmax over very many classes, trained and queried at a cost that grows with
+log C.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Where each public name lives.  A module is imported when one of its names is first used: `extremax --help` needs none of them.
+# Where each public name lives.  A module is imported when one of its names is first used: `extremax --help`
+# needs none of them.
 _HOMES = {
     "ExtremeClassifier": "estimator",
     "FrequencyNoise": "noise",
@@ -32,7 +35,8 @@ _HOMES = {
     "evaluate": "evaluation",
     "load_model": "loading",
 }
-_ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")  # `extremax.data` works without an import of its own
+# `extremax.data` works without an import of its own
+_ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")
 
 __all__ = [
     "ExtremeClassifier",

@@ -2,12 +2,12 @@
 
     p(y|x) = (1 - floor) softmax(s(x) / temperature)_y + floor / C,     s the debiased scores of the C classes.
 
-The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the first guess is right
-is most probable under it.  The floor is for certainty that is never quite justified, and for labels that the model has not
-thought of: in a softmax over 100,000 classes these have no probability to speak of, and the few rows with such a label would
-ask for a high temperature, at the expense of all others; an equal share for every class costs the others next to nothing.
-Neither changes an order (float32 logarithms of classes far below the floor may come out equal).
-"""
+The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the
+first guess is right is most probable under it. The floor is for certainty that is never quite justified, and
+for labels that the model has not thought of: in a softmax over 100,000 classes these have no probability to
+speak of, and the few rows with such a label would ask for a high temperature, at the expense of all others;
+an equal share for every class costs the others next to nothing. Neither changes an order (float32 logarithms
+of classes far below the floor may come out equal)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ from scipy.optimize import minimize_scalar
 
 from extremax.runtime.threads import run, split
 
-_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)  # where sums are taken; between them, cubic pieces that rise as the sums do
-_SPREAD = 0.5  # of log temperatures, before the rows have spoken: few rows that are all right must not ask for certainty
-# Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can give back.
+# where sums are taken; between them, cubic pieces that rise as the sums do
+_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)
+# of log temperatures, before the rows have spoken: few rows that are all right must not ask for certainty
+_SPREAD = 0.5
+# Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can
+# give back.
 _FLOORS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
-_WORTH = 2.0  # nats that the first guesses of all rows together must gain by a floor, or the labels ten times that
-# In the choice of the floor the first guess weighs more than the label, but the labels may lose only so many nats a row for it.
-# On eurlex57k that takes the calibration error from 0.036 to 0.030; ICD-10-CM would give 0.06 nats for a third less of it.
+# nats that the first guesses of all rows together must gain by a floor, or the labels ten times that
+_WORTH = 2.0
+# In the choice of the floor the first guess weighs more than the label, but the labels may lose only so many
+# nats a row for it. On eurlex57k that takes the calibration error from 0.036 to 0.030; ICD-10-CM would give
+# 0.06 nats for a third less of it.
 _WEIGHT, _PRICE = 10.0, 0.01
 _BLOCK_SCORES = 1 << 22
 _TILE = 1 << 13  # classes whose exponentials are taken at a time: they stay in the cache for all temperatures
@@ -44,7 +49,8 @@ class Calibration(NamedTuple):
 def lift(
     log_prob: NDArray[np.float32], floor: float, n_classes: int, *, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Log-probabilities of the mixture with equal shares: log((1 - floor) p + floor / n_classes); of nothing (-inf), nothing.
+    """Log-probabilities of the mixture with equal shares: log((1 - floor) p + floor / n_classes); of nothing
+    (-inf), nothing.
 
     Examples
     --------
@@ -71,8 +77,8 @@ def fit_calibration(
     *,
     n_threads: int,
 ) -> Calibration:
-    """From rows that were not trained on: the temperature by which of their first guesses are right, the floor by that and by
-    the likelihood of their labels.
+    """From rows that were not trained on: the temperature by which of their first guesses are right, the
+    floor by that and by the likelihood of their labels.
 
     Parameters
     ----------
@@ -84,7 +90,8 @@ def fit_calibration(
     pairs = np.arange(n_rows, dtype=np.int64) if rows is None else rows
     ends = np.searchsorted(pairs, np.arange(n_rows + 1))
     top, log_sum = np.empty(n_rows), np.empty((len(_LOG_TEMPERATURES), n_rows))
-    below, right = np.empty(len(y)), np.empty(len(y), bool)  # each pair's score minus the best, and whether it is the best
+    # each pair's score minus the best, and whether it is the best
+    below, right = np.empty(len(y)), np.empty(len(y), bool)
     blocks = split(n_rows, max(4, _BLOCK_SCORES // n_classes))
 
     def work(number: int) -> None:
@@ -110,7 +117,9 @@ def fit_calibration(
 
     def first_guess(log_temperature: float, floor: float) -> float:
         """Minus the log-likelihood of which first guesses are right."""
-        sure = np.minimum((1.0 - floor) * np.exp(-log_sums(log_temperature)) + floor / n_classes, _ALMOST)[pairs]
+        sure = np.minimum((1.0 - floor) * np.exp(-log_sums(log_temperature)) + floor / n_classes, _ALMOST)[
+            pairs
+        ]
         prior = 0.5 * (log_temperature / _SPREAD) ** 2
         return prior - float(np.where(right, np.log(sure), np.log1p(-sure)).sum())
 
@@ -121,11 +130,16 @@ def fit_calibration(
 
     found = []
     for floor in _FLOORS:
-        near = int(np.argmin([first_guess(knot, floor) for knot in _LOG_TEMPERATURES]))  # there may be several minima
+        # there may be several minima
+        near = int(np.argmin([first_guess(knot, floor) for knot in _LOG_TEMPERATURES]))
         bounds = _LOG_TEMPERATURES[[max(near - 1, 0), min(near + 1, len(_LOG_TEMPERATURES) - 1)]]
-        best = minimize_scalar(first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3})
+        best = minimize_scalar(
+            first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3}
+        )
         found.append((float(best.fun), likelihood(float(best.x), floor), floor, float(best.x)))
     enough = max(found, key=lambda choice: choice[1])[1] - _PRICE * len(y)
     honest = [choice for choice in found if choice[1] >= enough]
-    chosen = min(honest, key=lambda choice: _WEIGHT * (choice[0] + (_WORTH if choice[2] else 0.0)) - choice[1])
+    chosen = min(
+        honest, key=lambda choice: _WEIGHT * (choice[0] + (_WORTH if choice[2] else 0.0)) - choice[1]
+    )
     return Calibration(float(np.exp(chosen[3])), chosen[2])

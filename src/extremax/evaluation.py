@@ -1,9 +1,8 @@
-"""``evaluate``: every figure about a fitted model on labelled rows, from one pass over them; ``calibrate`` makes its
-probabilities honest.
+"""``evaluate``: every figure about a fitted model on labelled rows, from one pass over them; ``calibrate``
+makes its probabilities honest.
 
-With one label a row, accuracy@1 and log-likelihood are what to look at.  With several, the ranking figures of the Extreme
-Classification Repository: precision, nDCG and propensity-scored precision at k.
-"""
+With one label a row, accuracy@1 and log-likelihood are what to look at. With several, the ranking figures of
+the Extreme Classification Repository: precision, nDCG and propensity-scored precision at k."""
 
 from __future__ import annotations
 
@@ -44,15 +43,15 @@ class Report:
     log_likelihood : float
         Mean of log p(y|x) over the pairs.
     calibration_error : float
-        Expected calibration error of the best class: the mean distance between its probability and the share of pairs whose
-        label it is.
+        Expected calibration error of the best class: the mean distance between its probability and the share
+        of pairs whose label it is.
     accuracy : dict
         Share of rows with a true label among the first k predictions.
     precision, ndcg : dict
         Of the first k predictions the share that is true; discounted gain over that of a perfect ranking.
     propensity_scored_precision : dict
-        Precision in which a rare label counts more, over the best that is possible; empty where the training counts of the
-        classes are not known.
+        Precision in which a rare label counts more, over the best that is possible; empty where the training
+        counts of the classes are not known.
     """
 
     n_samples: int
@@ -75,7 +74,11 @@ class Report:
         """All figures by name, those at k as ``precision@1`` and so on: for tables and JSON."""
         flat: dict[str, float] = {}
         for name, value in self.__dict__.items():
-            flat |= {f"{name}@{k}": figure for k, figure in value.items()} if isinstance(value, dict) else {name: value}
+            flat |= (
+                {f"{name}@{k}": figure for k, figure in value.items()}
+                if isinstance(value, dict)
+                else {name: value}
+            )
         return flat
 
 
@@ -97,13 +100,14 @@ def evaluate(
         Fitted, or loaded from a folder.
     X : features (n_samples, n_features), or for a `TextClassifier` texts
     y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-        As in `ExtremeClassifier.fit`; for an `ExtremeModel`, which has no label names, class numbers.  Labels of unknown
-        classes are left out, and so are rows without any other; both are counted.
+        As in `ExtremeClassifier.fit`; for an `ExtremeModel`, which has no label names, class numbers. Labels
+        of unknown classes are left out, and so are rows without any other; both are counted.
     ks : sequence of int
         How many predictions the figures at k look at.
     propensity : (n_classes,) array, optional
-        For propensity-scored precision; by default `extremax.metrics.label_propensities` of the training counts that the model
-        has stored, with the parameters that the Extreme Classification Repository uses for most sets.
+        For propensity-scored precision; by default `extremax.metrics.label_propensities` of the training
+        counts that the model has stored, with the parameters that the Extreme Classification Repository uses
+        for most sets.
     n_bins : int
         Bins of the calibration error.
     n_jobs : int, optional
@@ -131,11 +135,15 @@ def evaluate(
     core, data, targets, threads = _prepare(model, X, y)
     n_classes, n_samples = core.linear.n_classes, int(data.X.shape[0])
     rows = np.arange(n_samples) if data.rows is None else data.rows
-    judged = core.judge(data.X, data.ids, rows=data.rows, k=max(ks), n_jobs=threads if n_jobs is None else n_jobs)
+    judged = core.judge(
+        data.X, data.ids, rows=data.rows, k=max(ks), n_jobs=threads if n_jobs is None else n_jobs
+    )
     finite = np.isfinite(judged.log_prob[:, 0])
     if not finite.all():
         row = int(np.argmin(finite))
-        raise ValueError(f"The scores of row {row} overflow float32; scale the rows down to the size of the training rows.")
+        raise ValueError(
+            f"The scores of row {row} overflow float32; scale the rows down to the size of the training rows."
+        )
     offsets = np.searchsorted(rows, np.arange(n_samples + 1))
     truth = sparse.csr_array((np.ones(len(rows), np.int8), data.ids, offsets), shape=(n_samples, n_classes))
     chances = _propensity(core, propensity)
@@ -159,12 +167,19 @@ def evaluate(
 
 
 def calibrate(
-    model: ExtremeClassifier | TextClassifier | ExtremeModel, X: Any, y: Any, *, max_rows: int = 5000, seed: int = 0
+    model: ExtremeClassifier | TextClassifier | ExtremeModel,
+    X: Any,
+    y: Any,
+    *,
+    max_rows: int = 5000,
+    seed: int = 0,
 ) -> Calibration:
-    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right in 30% of them.
+    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right
+    in 30% of them.
 
-    Sets the temperature, which divides scores, and the floor, a share of the probability that all classes have alike; returns
-    both.  Labels predicted stay the same.  Of more than `max_rows` pairs a random sample is used.
+    Sets the temperature, which divides scores, and the floor, a share of the probability that all classes
+    have alike; returns both. Labels predicted stay the same. Of more than `max_rows` pairs a random sample is
+    used.
 
     Examples
     --------
@@ -192,23 +207,31 @@ def calibrate(
 
 
 def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:
-    """The model, the rows that can be judged, all labels that were given, and the threads of the classifier."""
+    """The model, the rows that can be judged, all labels that were given, and the threads of the
+    classifier.
+    """
     if isinstance(model, TextClassifier):
         X = model.transform(X)
         model = model.classifier_
     if isinstance(model, ExtremeClassifier):
         if not hasattr(model, "model_"):
-            raise NotFittedError(f"This {type(model).__name__} is not fitted yet; call fit(X, y) before evaluate.")
+            raise NotFittedError(
+                f"This {type(model).__name__} is not fitted yet; call fit(X, y) before evaluate."
+            )
         features = model._same_features(X)
         core, index, n_jobs = model.model_, model._label_index, model.n_jobs
     elif isinstance(model, ExtremeModel):
         features = check_features(X, n_features=model.linear.n_features)
         core, index, n_jobs = model, LabelIndex(np.arange(model.linear.n_classes)), None
     else:
-        raise TypeError(f"model must be an ExtremeClassifier, a TextClassifier or an ExtremeModel; got {type(model).__name__}.")
+        raise TypeError(
+            f"model must be an ExtremeClassifier, a TextClassifier or an ExtremeModel; got {type(model).__name__}."
+        )
     targets = lookup_targets(y, index, n_samples=features.shape[0], allow_unseen=True)
     if (targets.ids < 0).all():
-        raise ValueError("y has no label of a class of the model, so there is nothing to judge; pass labels as in training.")
+        raise ValueError(
+            "y has no label of a class of the model, so there is nothing to judge; pass labels as in training."
+        )
     return core, LabelledRows.of(features, targets).labelled(), targets, n_jobs
 
 

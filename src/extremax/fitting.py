@@ -1,6 +1,5 @@
-"""From features and class ids to a model ready to train: feature scale, projection, noise, empty weights; and what memory it
-takes.
-"""
+"""From features and class ids to a model ready to train: feature scale, projection, noise, empty weights; and
+what memory it takes."""
 
 from __future__ import annotations
 
@@ -32,23 +31,29 @@ _SHARED_BATCH = 256
 _SHARED_SCORES = 1 << 25  # scores of a minibatch at most
 _SHARED_STEPS = 900  # minibatches of a whole fit, at least, where ...
 _SHARED_EPOCHS = (5, 50)  # ... that takes a number of epochs between these
-# Step sizes.  Where a class is met rarely, it must learn from a few steps: npm-owner-124k ends at 21.7%, with 0.5 at 20.2%.
+# Step sizes.  Where a class is met rarely, it must learn from a few steps: npm-owner-124k ends at 21.7%, with
+# 0.5 at 20.2%.
 _SHARED_RATES = (0.5, 1.0)
 _SHARED_EXPONENT = 0.5  # of the class frequencies, beside the cells of the tree
-_CELL_CLASSES = 64  # classes for each that a minibatch shares, up to which cells of the tree are worth their time
+# classes for each that a minibatch shares, up to which cells of the tree are worth their time
+_CELL_CLASSES = 64
 _JUDGED_PAIRS = 20_000  # pairs from which on some rows are set aside to calibrate the probabilities ...
 _JUDGED_SHARE, _JUDGES = 1 / 40, 1024  # ... a fortieth, at most so many, ...
 _JUDGED_SCORES = 1 << 27  # ... fewer where that makes more scores, ...
 _FEWEST_JUDGES = 128  # ... but so many, or none where rows are too few for them
 _JUDGES_IN_HASTE = 256  # of a fit that was interrupted: whoever did it is waiting
-# The longest step of a class in whitened rows, which have about unit length: the most that it changes a score.  Minibatches of
-# one cell have rows that are alike, and their gradients add up on the same classes.  Without a limit, the first epoch on
-# ICD-10-CM takes the log-likelihood from -2.8 to -5.8, and it ends at -2.07 instead of -2.04.
+# The longest step of a class in whitened rows, which have about unit length: the most that it changes a
+# score.  Minibatches of one cell have rows that are alike, and their gradients add up on the same classes.
+# Without a limit, the first epoch on ICD-10-CM takes the log-likelihood from -2.8 to -5.8, and it ends at
+# -2.07 instead of -2.04.
 _CELL_LIMIT = 1.5
-_FIRST_GRADIENTS = 20.0  # gradients of full length that each class's Adagrad sum starts with: no first step is wild, ...
-_FIRST_SQUARE = 0.08  # ... and with many features no first step changes a score by more than about 3.5 times the rate
+# gradients of full length that each class's Adagrad sum starts with: no first step is wild, ...
+_FIRST_GRADIENTS = 20.0
+# ... and with many features no first step changes a score by more than about 3.5 times the rate
+_FIRST_SQUARE = 0.08
 _FIRST_BIAS_SQUARE = 0.02
-_RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
+# parameters that may be left open
+_RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
 _START_PAIRS = 1 << 24  # log-probabilities of the noise that the start of NCE is averaged from
 
 
@@ -79,7 +84,9 @@ class Options:
 
     @property
     def linear_scores(self) -> bool:
-        """Whether what is predicted is linear in the features: no noise is added to the scores, or one that all rows share."""
+        """Whether what is predicted is linear in the features: no noise is added to the scores, or one
+        that all rows share.
+        """
         return not removes_bias(self.objective) or self.noise in ("uniform", "frequency")
 
     @property
@@ -89,15 +96,17 @@ class Options:
 
     @property
     def decays(self) -> bool:
-        """Whether the learning rate of a `fit` falls to zero; without the precondition, softmax is the textbook's."""
+        """Whether the learning rate of a `fit` falls to zero; without the precondition, softmax is the
+        textbook's.
+        """
         return self.shares and self.precondition
 
     def defers_tree(self, n_classes: int) -> bool:
-        """Whether the tree is fitted after training: it then serves beam search alone, and the epochs need not wait for it.
+        """Whether the tree is fitted after training: it then serves beam search alone, and the epochs need
+        not wait for it.
 
-        With classes in abundance, those of a cell are no harder than others: on npm-owner-124k (124,250 classes) cells changed
-        nothing, on eurlex57k (3,935) they gave half a point.
-        """
+        With classes in abundance, those of a cell are no harder than others: on npm-owner-124k (124,250
+        classes) cells changed nothing, on eurlex57k (3,935) they gave half a point."""
         return self.shares and self.uses_tree and _in_abundance(n_classes, self.n_shared)
 
     def set_size(self, n_classes: int) -> int:
@@ -119,8 +128,8 @@ def resolve(
 ) -> Options:
     """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
 
-    `streaming` is for rows that arrive piece by piece: a start and a scale taken from the first piece would be arbitrary.
-    """
+    `streaming` is for rows that arrive piece by piece: a start and a scale taken from the first piece would
+    be arbitrary."""
     given = {name: value for name, value in parameters.items() if name in Options.__dataclass_fields__}
     if given["objective"] == "auto":
         fits = shape[1] <= _SHARED_WIDTH and isinstance(given["noise"], str) and not streaming
@@ -173,12 +182,17 @@ def fit_memory(
     if options.shares:
         size, batch = options.set_size(n_classes), min(options.batch_size or _SHARED_BATCH, n_pairs)
         need["rows"] = 4 * n_pairs * 10  # order, cells, and both once more while they are sorted
-        need["minibatch"] = 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes + 64 * n_features**2
+        need["minibatch"] = (
+            4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes + 64 * n_features**2
+        )
     else:
         need["rows"] = 4 * n_pairs * (3 + 4 * options.n_negatives)
     if options.uses_tree:
         # Fitting keeps the projected rows, a copy sorted by class, and one sum per class beside the nodes.
-        need |= {"tree": leaves * 4 * (k + 3), "tree features": 4 * (n_rows + n_pairs) * k + 8 * n_classes * (k + 2)}
+        need |= {
+            "tree": leaves * 4 * (k + 3),
+            "tree features": 4 * (n_rows + n_pairs) * k + 8 * n_classes * (k + 2),
+        }
     if keeps_best:
         need["best epoch"] = weights
     if options.linear_scores:
@@ -236,7 +250,8 @@ def prepare(
 
     `ids` and `weight` are those of the pairs; `rows` is the row of X of each, None where pair i is row i.
     """
-    # Rows without a pair are left out.  A row with several labels counts once for each, but not for the scale.
+    # Rows without a pair are left out.  A row with several labels counts once for each, but not for the
+    # scale.
     labelled = None if rows is None else np.bincount(rows, minlength=X.shape[0]) > 0
     scale = feature_scale(X, labelled)
     row_weight = weight if rows is None else np.bincount(rows, weights=weight, minlength=X.shape[0])
@@ -262,8 +277,13 @@ def prepare(
         counts = np.bincount(ids, weights=weight, minlength=n_classes)
         projection = discriminants(linear, white, counts, kept, sharpness, jobs)
     elif options.uses_tree:
-        # The tree sees scaled features too: its regularization then means the same for features of any magnitude.
-        projection = PCA(found.components[:kept] * np.float32(scale), found.mean, found.explained_variance[:kept] * scale**2)
+        # The tree sees scaled features too: its regularization then means the same for features of any
+        # magnitude.
+        projection = PCA(
+            found.components[:kept] * np.float32(scale),
+            found.mean,
+            found.explained_variance[:kept] * scale**2,
+        )
     else:
         empty = np.empty((0, n_features), np.float32)
         projection = PCA(empty, np.zeros(n_features, np.float32), np.empty(0, np.float64))
@@ -279,7 +299,9 @@ def prepare(
     if options.shares:
         model.whitening = white
     elif OBJECTIVES[options.objective].starts_at_noise:
-        some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(np.int64)
+        some = np.linspace(0, len(ids) - 1, min(len(ids), max(16, _START_PAIRS // n_classes))).astype(
+            np.int64
+        )
         some = some if rows is None else np.unique(rows[some])
         linear.biases[:] = mean_log_prob(noise, model.project(X[some], n_jobs=jobs), n_jobs=jobs)
     return Preparation(model, choices)
@@ -289,7 +311,9 @@ def set_judges_aside(
     data: LabelledRows, options: Options, n_classes: int, seed: int
 ) -> tuple[LabelledRows, LabelledRows | None]:
     """Of many rows, a few that only judge how sure the model may be of itself (`finish`)."""
-    wanted = min(_JUDGES, int(_JUDGED_SHARE * data.X.shape[0]), max(_FEWEST_JUDGES, _JUDGED_SCORES // n_classes))
+    wanted = min(
+        _JUDGES, int(_JUDGED_SHARE * data.X.shape[0]), max(_FEWEST_JUDGES, _JUDGED_SCORES // n_classes)
+    )
     if not options.decays or len(data.ids) < _JUDGED_PAIRS or wanted < _FEWEST_JUDGES:
         return data, None
     rest, judges = data.set_aside(wanted, seed)
@@ -329,17 +353,20 @@ def finish(
     *,
     whole: bool = True,
 ) -> None:
-    """What comes after the epochs: temperature and floor, by the judges; the tree, if it was put off (`Options.defers_tree`);
-    in a `whole` fit, the index for beam search.
-    """
+    """What comes after the epochs: temperature and floor, by the judges; the tree, if it was put off
+    (`Options.defers_tree`); in a `whole` fit, the index for beam search."""
     if judges is not None:
         calibrate(model, judges, options, report, choices)
     n_classes = model.linear.n_classes
     if model.tree is None and options.defers_tree(n_classes):
         X = data.X
-        noise = _make_noise(X, data.ids, data.weight, data.rows, n_classes, options, model.projection, seed, report, choices)
+        noise = _make_noise(
+            X, data.ids, data.weight, data.rows, n_classes, options, model.projection, seed, report, choices
+        )
         model.noise = noise
-        model.class_means = _class_means(model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes)
+        model.class_means = _class_means(
+            model.project(X, n_jobs=options.n_threads), data.ids, data.rows, n_classes
+        )
     if whole and model.takes_index:
         report.say("fitting the index of beam search")
         labelled = None if data.rows is None else np.unique(data.rows)
@@ -380,7 +407,8 @@ def _make_noise(
     if rows is not None:
         Z = Z[rows]
     if options.regularization == "auto":
-        # Where the tree only proposes classes, and its probabilities are not part of the scores, a rough fit does.
+        # Where the tree only proposes classes, and its probabilities are not part of the scores, a rough fit
+        # does.
         tuned = fit_tuned(
             Z,
             ids,
@@ -395,7 +423,9 @@ def _make_noise(
         choices["regularization"] = tuned.strengths.tolist()
         choices["tree_held_out_log_likelihood"] = tuned.held_out_log_likelihood
         levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
-        report.say(f"tree: regularization by level {levels}; held-out log-likelihood {tuned.held_out_log_likelihood:.4f}")
+        report.say(
+            f"tree: regularization by level {levels}; held-out log-likelihood {tuned.held_out_log_likelihood:.4f}"
+        )
     else:
         tree = LabelTree.fit(
             Z,
@@ -408,7 +438,9 @@ def _make_noise(
         )
     if options.noise == "adversarial":
         return TreeNoise(tree)
-    return MixtureNoise(TreeNoise(tree), FrequencyNoise(counts, options.noise_exponent), weight=options.tree_share)
+    return MixtureNoise(
+        TreeNoise(tree), FrequencyNoise(counts, options.noise_exponent), weight=options.tree_share
+    )
 
 
 def training_set(
@@ -432,7 +464,8 @@ def training_set(
     data = TrainingSet(X, ids, Z, weights, log_noise, rows)
     batch = options.batch_size or default_batch_size(len(ids), model.linear.n_classes)
     return data, EpochOptions(
-        objective=OBJECTIVES[model.objective],  # prediction undoes the bias of this one, whatever the settings say by now
+        # prediction undoes the bias of this one, whatever the settings say by now
+        objective=OBJECTIVES[model.objective],
         noise=model.noise,
         n_negatives=options.n_negatives,
         score_penalty=options.score_penalty,
@@ -447,7 +480,8 @@ def _class_means(
     Z: NDArray[np.float32], ids: NDArray[np.int32], rows: NDArray[np.int64] | None, n_classes: int
 ) -> NDArray[np.float16]:
     counts = np.maximum(np.bincount(ids, minlength=n_classes), 1)
-    means = np.empty((n_classes, Z.shape[1]), np.float16)  # to be looked at, not calculated with: half the bytes will do
+    # to be looked at, not calculated with: half the bytes will do
+    means = np.empty((n_classes, Z.shape[1]), np.float16)
     for j in range(Z.shape[1]):
         column = Z[:, j] if rows is None else Z[rows, j]
         means[:, j] = np.bincount(ids, weights=column, minlength=n_classes) / counts
@@ -470,7 +504,11 @@ def _shared_set(
         Z = model.project(X, n_jobs=jobs)
         if model.class_means is None:
             model.class_means = _class_means(Z, ids, rows, n_classes)
-        n_cells = default_cells(len(ids), model.tree) if size < n_classes and not options.defers_tree(n_classes) else 1
+        n_cells = (
+            default_cells(len(ids), model.tree)
+            if size < n_classes and not options.defers_tree(n_classes)
+            else 1
+        )
         if n_cells > 1:
             cells = route(model.tree, Z, n_cells, jobs)
             cells = cells if rows is None else cells[rows]
@@ -481,9 +519,24 @@ def _shared_set(
     batch = min(options.batch_size or _SHARED_BATCH, len(ids))
     weights = np.ones(len(ids), np.float32) if weight is None else weight
     limit = _CELL_LIMIT if cells is not None and options.precondition else np.inf
-    return SharedSet(X, ids, weights, rows, sets, cells, model.whitening, model.linear.feature_scale, batch, seed, jobs, limit)
+    return SharedSet(
+        X,
+        ids,
+        weights,
+        rows,
+        sets,
+        cells,
+        model.whitening,
+        model.linear.feature_scale,
+        batch,
+        seed,
+        jobs,
+        limit,
+    )
 
 
 def default_batch_size(n_rows: int, n_classes: int) -> int:
-    """Few enough rows that hardly two share a class (they see each other's update late) and that all stay in the cache."""
+    """Few enough rows that hardly two share a class (they see each other's update late) and that all stay
+    in the cache.
+    """
     return int(np.clip(min(n_classes // 16, n_rows // 32), 16, 512))

@@ -1,7 +1,8 @@
-"""Rows with their labels, as training and validation take them: pairs of a row and a class, each with a weight.
+"""Rows with their labels, as training and validation take them: pairs of a row and a class, each with a
+weight.
 
-Rows of one label each are pairs by themselves.  Rows of several are indexed by their pairs, and X is not copied for it.
-"""
+Rows of one label each are pairs by themselves. Rows of several are indexed by their pairs, and X is not
+copied for it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.data.splits import split_rows
 from extremax.linear import Features
+from extremax.splits import split_rows
 from extremax.validation import Targets, check_sample_weight
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Class and weight of each pair, and the row of X it stands on; `rows` None means one pair a row, in order."""
+    """Class and weight of each pair, and the row of X it stands on; `rows` None means one pair a row, in
+    order.
+    """
 
     X: Features
     ids: NDArray[np.int32]
@@ -32,7 +35,9 @@ class LabelledRows:
         return np.arange(len(self.ids), dtype=np.int64) if self.rows is None else self.rows
 
     @classmethod
-    def all_of(cls, X: Features, targets: Targets, row_weight: NDArray[np.float32] | None = None) -> LabelledRows:
+    def all_of(
+        cls, X: Features, targets: Targets, row_weight: NDArray[np.float32] | None = None
+    ) -> LabelledRows:
         """All pairs; those of a row have the row's weight."""
         weight = row_weight if row_weight is None or targets.rows is None else row_weight[targets.rows]
         return cls(X, targets.ids, targets.rows, weight)
@@ -52,13 +57,17 @@ class LabelledRows:
         return LabelledRows(self.X, self.ids[kept], rows, None if self.weight is None else self.weight[kept])
 
     def labelled(self) -> LabelledRows:
-        """The same pairs without the features of rows that have none: for prediction, which goes through all rows of X."""
+        """The same pairs without the features of rows that have none: for prediction, which goes through
+        all rows of X.
+        """
         if self.rows is None:
             return self
         used, rows = np.unique(self.rows, return_inverse=True)
         if len(used) == self.X.shape[0]:
             return self
-        return LabelledRows(self.X[used], self.ids, None if len(used) == len(rows) else rows.astype(np.int64), self.weight)
+        return LabelledRows(
+            self.X[used], self.ids, None if len(used) == len(rows) else rows.astype(np.int64), self.weight
+        )
 
     def some_rows(self, n_rows: int) -> LabelledRows:
         """The pairs of so many random rows, or of all if there are no more."""
@@ -67,7 +76,9 @@ class LabelledRows:
         return self.take(chosen[self.row_index]).labelled()
 
     def hold_out(self, fraction: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
-        """Rows to train on, and a share of them to validate on: whole rows, never the last row of a class, no copy of X."""
+        """Rows to train on, and a share of them to validate on: whole rows, never the last row of a class,
+        no copy of X.
+        """
         if self.rows is None:
             _, held_out = split_rows(self.ids, fractions=(fraction,), seed=seed)
             kept = np.ones(len(self.ids), bool)
@@ -86,7 +97,9 @@ class LabelledRows:
         return self.take(kept), LabelledRows(valid.X, valid.ids, valid.rows)
 
     def set_aside(self, n_rows: int, seed: int) -> tuple[LabelledRows, LabelledRows]:
-        """The pairs without those of some random rows, and these: no copy of X, and never the last row of a class."""
+        """The pairs without those of some random rows, and these: no copy of X, and never the last row of
+        a class.
+        """
         pair_rows = self.row_index
         if n_rows < 1:
             raise ValueError(f"n_rows is {n_rows}; set at least one row aside.")
@@ -108,16 +121,23 @@ class LabelledRows:
 
 
 def check_row_weight(sample_weight: ArrayLike | None, targets: Targets) -> NDArray[np.float32] | None:
-    """One weight per row, as `check_sample_weight` returns them, of which some row with a label has one above zero."""
+    """One weight per row, as `check_sample_weight` returns them, of which some row with a label has one
+    above zero.
+    """
     weight = check_sample_weight(sample_weight, targets.n_rows)
     if weight is not None and not weight[targets.row_index].any():
-        raise ValueError("sample_weight is zero for every row with a label; at least one of their weights must be above zero.")
+        raise ValueError(
+            "sample_weight is zero for every row with a label; at least one of their weights must be above zero."
+        )
     return weight
 
 
 def warn_unlabelled(targets: Targets, name: str) -> None:
-    """Warn of rows without any label, which are left out, in the name of the method that an estimator's user called."""
+    """Warn of rows without any label, which are left out, in the name of the method that an estimator's
+    user called.
+    """
     if targets.n_unlabelled:
         warnings.warn(
-            f"{targets.n_unlabelled:,} of {targets.n_rows:,} rows of {name} have no label; they are left out.", stacklevel=3
+            f"{targets.n_unlabelled:,} of {targets.n_rows:,} rows of {name} have no label; they are left out.",
+            stacklevel=3,
         )

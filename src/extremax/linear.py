@@ -1,15 +1,15 @@
 """The linear main model, scores xi_y(x) = x . w_y + b_y (paper, section 5), and one epoch of its training.
 
-A training example is a pair: a row of X and one of its labels.  Where rows have several labels, pairs index their rows, and X
-is never copied per pair.
+A training example is a pair: a row of X and one of its labels. Where rows have several labels, pairs index
+their rows, and X is never copied per pair.
 
-Pairs come in shuffled *windows*: chunks of consecutive ones in random order, gathered until a window is full, then shuffled
-one by one.  A data set that fits one window is shuffled completely; a larger one can stay on disk and is still read in long
-runs.  The same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
+Pairs come in shuffled *windows*: chunks of consecutive ones in random order, gathered until a window is full,
+then shuffled one by one. A data set that fits one window is shuffled completely; a larger one can stay on
+disk and is still read in long runs. The same order serves arrays in memory, memory-mapped files and sparse
+matrices, so all of them train the same model.
 
-Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then each thread
-updates the classes it owns.  The thread count changes nothing but the time.
-"""
+Inside a window, minibatches: negatives are drawn, scores and coefficients computed from frozen weights, then
+each thread updates the classes it owns. The thread count changes nothing but the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from extremax.prior import shrink
 from extremax.runtime.threads import run, run_together, split
 from extremax.training.objectives import Objective
 
-Features: TypeAlias = Any  # float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
+# float32: a C-ordered array, a memory-mapped one, or a CSR matrix; scipy has no types
+Features: TypeAlias = Any
 Progress: TypeAlias = Callable[[int, float], None]
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
@@ -40,12 +41,15 @@ _WINDOW_BYTES = 256 << 20
 _STRETCH_PAIRS = 1 << 17  # pairs between two looks at the clock and the keyboard
 _PRIOR_PAIRS = 4  # pairs per class between two steps of the prior
 _LONGEST_ROW = 1e34  # on average: products with weights stay in float32
-_SHORTEST_ROW = 1e-30  # on average; shorter ones are as good as zero, since float32 has few digits left for them
+# on average; shorter ones are as good as zero, since float32 has few digits left for them
+_SHORTEST_ROW = 1e-30
 _FIRST_SQUARE = 1e-8  # start of Adagrad's sums: keeps a vanishing first gradient from a full-length step
 
 
 def aligned(shape: tuple[int, ...], fill: float) -> NDArray[np.float32]:
-    """A filled float32 array that starts on a cache line: a row of 512 weights then touches 32 lines, not 33."""
+    """A filled float32 array that starts on a cache line: a row of 512 weights then touches 32 lines, not
+    33.
+    """
     size = int(np.prod(shape, dtype=np.int64)) * 4
     raw = np.empty(size + 64, np.uint8)
     offset = -raw.ctypes.data % 64
@@ -55,7 +59,8 @@ def aligned(shape: tuple[int, ...], fill: float) -> NDArray[np.float32]:
 
 
 def feature_scale(X: Features, used: NDArray[np.bool_] | None = None) -> float:
-    """One over the root mean square length of the rows: one learning rate then serves features of any magnitude.
+    """One over the root mean square length of the rows: one learning rate then serves features of any
+    magnitude.
 
     `used` marks the rows that count; None counts all.
     """
@@ -85,12 +90,13 @@ class LinearModel:
     weights, biases
         (n_classes, n_features) and (n_classes,), for features multiplied by `feature_scale`.
     squares, bias_squares
-        Adagrad's sums of squared gradients: a table as large as `weights` ("adagrad"), one column ("adagrad_row"), or none
-        ("sgd").
+        Adagrad's sums of squared gradients: a table as large as `weights` ("adagrad"), one column
+        ("adagrad_row"), or none ("sgd").
     n_epochs
         Epochs trained so far; with the seed it determines all random draws of the next one.
     eta, eta_key
-        The parameter of each training pair that Augment and Reduce keeps, and a checksum of the pairs that it belongs to.
+        The parameter of each training pair that Augment and Reduce keeps, and a checksum of the pairs that it
+        belongs to.
     """
 
     weights: NDArray[np.float32]
@@ -104,9 +110,17 @@ class LinearModel:
 
     @classmethod
     def zeros(
-        cls, n_classes: int, n_features: int, *, optimizer: str = "adagrad", feature_scale: float = 1.0, first_bias: float = 0.0
+        cls,
+        n_classes: int,
+        n_features: int,
+        *,
+        optimizer: str = "adagrad",
+        feature_scale: float = 1.0,
+        first_bias: float = 0.0,
     ) -> LinearModel:
-        """Start at w = 0: debiased scores then equal the base distribution, and learning starts from what it knows."""
+        """Start at w = 0: debiased scores then equal the base distribution, and learning starts from what
+        it knows.
+        """
         columns = {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
         return cls(
             weights=aligned((n_classes, n_features), 0.0),
@@ -158,7 +172,8 @@ class TrainingSet:
     positive_log_noise
         log p_n(y_i|x_i) of each pair: fixed, so it is computed once and not in every epoch.
     rows
-        Row of X and Z that each pair stands on, ascending; None where every row has one label, and pair i is row i.
+        Row of X and Z that each pair stands on, ascending; None where every row has one label, and pair i is
+        row i.
     """
 
     X: Features
@@ -209,9 +224,8 @@ class Window(NamedTuple):
 
 
 class DenseWindows:
-    """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while one is trained
-    on).
-    """
+    """Windows of a dense X: as it is when in memory, copied into a buffer when on disk (the next one while
+    one is trained on)."""
 
     train = staticmethod(train_dense)
 
@@ -250,7 +264,9 @@ class _SparseWindows:
     def __init__(self, X: Any) -> None:
         self.X = X
         # One index type, one compiled kernel: scipy keeps indptr in int32 for small matrices.
-        self.arrays = CSRRows(X.data, X.indices.astype(np.int32, copy=False), X.indptr.astype(np.int64, copy=False))
+        self.arrays = CSRRows(
+            X.data, X.indices.astype(np.int32, copy=False), X.indptr.astype(np.int64, copy=False)
+        )
 
     def row_bytes(self) -> int:
         return 4 * int(self.X.shape[1])  # as if dense: sparse and dense rows then come in the same order
@@ -274,7 +290,9 @@ def _gather(table: NDArray[np.float32], rows: NDArray[np.int64], threads: int) -
 
 
 def _eta_of(model: LinearModel, data: TrainingSet) -> NDArray[np.float32]:
-    """The parameter of each pair, kept from the epochs before on the same pairs; below zero for a pair not seen yet."""
+    """The parameter of each pair, kept from the epochs before on the same pairs; below zero for a pair not
+    seen yet.
+    """
     key = zlib.crc32(data.positive_log_noise.tobytes(), zlib.crc32(data.y.tobytes()))
     if model.eta is None or len(model.eta) != len(data.y) or model.eta_key != key:
         model.eta, model.eta_key = np.full(len(data.y), -1.0, np.float32), key
@@ -282,13 +300,18 @@ def _eta_of(model: LinearModel, data: TrainingSet) -> NDArray[np.float32]:
 
 
 def train_epoch(
-    model: LinearModel, data: TrainingSet, options: EpochOptions, *, learning_rate: float, progress: Progress | None = None
+    model: LinearModel,
+    data: TrainingSet,
+    options: EpochOptions,
+    *,
+    learning_rate: float,
+    progress: Progress | None = None,
 ) -> float:
     """One pass over the pairs of `data`, changing `model` in place.
 
-    Returns the mean loss per unit of weight, without the prior's part.  `progress` is called now and then with the pairs done
-    and the mean loss so far; an exception from it (or Ctrl-C) leaves the model as it was after the last minibatch.
-    """
+    Returns the mean loss per unit of weight, without the prior's part. `progress` is called now and then with
+    the pairs done and the mean loss so far; an exception from it (or Ctrl-C) leaves the model as it was after
+    the last minibatch."""
     objective, noise = options.objective, options.noise
     threads = 1 if JIT_DISABLED else options.n_threads
     source: Any = (_SparseWindows if sparse.issparse(data.X) else DenseWindows)(data.X)
@@ -331,7 +354,8 @@ def train_epoch(
             if eta_of_pairs is not None:
                 eta_of_pairs[chosen[cut]] = pairs.eta
             if options.prior_variance is not None:
-                # A pass over all classes is worth it when several times as many pairs were trained on, and at the end.
+                # A pass over all classes is worth it when several times as many pairs were trained on, and at
+                # the end.
                 prior_due += width * len(pairs.rows)
                 if prior_due >= _PRIOR_PAIRS * model.n_classes or pairs_done == len(data.y):
                     share = (weight_done - weight_shrunk) / whole_weight

@@ -19,8 +19,8 @@ def load_model(
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `ExtremeClassifier.save` or `TextClassifier.save` wrote.
 
-    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a sample
-    of the data.  A `random_state` that was no integer comes back as None.
+    Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
+    sizes and a sample of the data. A `random_state` that was no integer comes back as None.
 
     Parameters
     ----------
@@ -29,7 +29,8 @@ def load_model(
     verify : bool
         Read and check all of the data.
     encoder : object with a method ``encode``, optional
-        For a `TextClassifier` that was trained with an encoder object: the model holds only what came after it.
+        For a `TextClassifier` that was trained with an encoder object: the model holds only what came after
+        it.
 
     Returns
     -------
@@ -58,7 +59,11 @@ def load_model(
         texts = TextClassifier(template, encoder=about["name"] if encoder is None else encoder)
         texts.features_ = None
     else:
-        arrays = {name.removeprefix(TEXT_ARRAYS): a for name, a in saved.arrays.items() if name.startswith(TEXT_ARRAYS)}
+        arrays = {
+            name.removeprefix(TEXT_ARRAYS): a
+            for name, a in saved.arrays.items()
+            if name.startswith(TEXT_ARRAYS)
+        }
         features = TextFeatures.from_arrays(about, arrays)
         texts = TextClassifier(template, features=TextFeatures(**features.to_options()))
         texts.features_ = features
@@ -68,7 +73,9 @@ def load_model(
 
 def _restore(path: str | os.PathLike[str], saved: SavedModel) -> ExtremeClassifier:
     if saved.labels is None:
-        raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
+        raise ValueError(
+            f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
+        )
     # A noise object is no plain parameter, but the model has it.
     estimator = ExtremeClassifier(**({"noise": saved.model.noise} | saved.header["parameters"]))
     weights = saved.model.linear.weights
@@ -79,5 +86,7 @@ def _restore(path: str | os.PathLike[str], saved: SavedModel) -> ExtremeClassifi
     estimator.choices_ = saved.header["choices"]
     estimator.seed_ = int(saved.header["seed"])
     history = saved.header["history"]
-    estimator.history_ = [{n: float("nan") if v is None else v for n, v in record.items()} for record in history]
+    estimator.history_ = [
+        {n: float("nan") if v is None else v for n, v in record.items()} for record in history
+    ]
     return estimator

@@ -1,8 +1,10 @@
-"""How good predictions are: log-likelihood, accuracy, and the ranking figures of the Extreme Classification Repository.
+"""How good predictions are: log-likelihood, accuracy, and the ranking figures of the Extreme Classification
+Repository.
 
-Nothing here knows of models: functions take the truth and what was predicted, and return one float.  Truth with one label a row
-is a vector ``y`` (n,); truth with several is a sparse indicator ``Y`` (n, n_classes), nonzero where a label is true.  Ranked
-predictions are ``labels`` (n, at least k), best first and distinct within a row; -1 means that nothing was predicted there.
+Nothing here knows of models: functions take the truth and what was predicted, and return one float. Truth
+with one label a row is a vector ``y`` (n,); truth with several is a sparse indicator ``Y`` (n, n_classes),
+nonzero where a label is true. Ranked predictions are ``labels`` (n, at least k), best first and distinct
+within a row; -1 means that nothing was predicted there.
 
 Figures are fractions of one, where the repository prints per cent.
 """
@@ -51,7 +53,8 @@ def accuracy(y: ArrayLike, predicted: ArrayLike, *, sample_weight: ArrayLike | N
 def accuracy_at_k(
     y: ArrayLike | sparse.csr_array, labels: ArrayLike, *, k: int, sample_weight: ArrayLike | None = None
 ) -> float:
-    """Share of rows whose true label, or with an indicator ``Y`` any of them, is among the first k of ``labels``.
+    """Share of rows whose true label, or with an indicator ``Y`` any of them, is among the first k of
+    ``labels``.
 
     Examples
     --------
@@ -62,7 +65,9 @@ def accuracy_at_k(
     """
     if sparse.issparse(y):
         indicator = _indicator(y)
-        found: NDArray[np.bool_] = np.asarray(_hits(indicator, _first_k(labels, indicator.shape[0], k)).any(axis=1))
+        found: NDArray[np.bool_] = np.asarray(
+            _hits(indicator, _first_k(labels, indicator.shape[0], k)).any(axis=1)
+        )
         return _mean(found, sample_weight)
     truth = np.asarray(y)
     ranked = _first_k(labels, len(truth), k)
@@ -98,7 +103,9 @@ def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
     return float(((hits @ discount) / np.where(best > 0.0, best, 1.0)).mean())
 
 
-def label_propensities(counts: ArrayLike, n_samples: int, *, a: float = 0.55, b: float = 1.5) -> NDArray[np.float64]:
+def label_propensities(
+    counts: ArrayLike, n_samples: int, *, a: float = 0.55, b: float = 1.5
+) -> NDArray[np.float64]:
     """Probability that a true label was recorded, given how often it occurs in training (Jain et al. 2016).
 
     ``p_l = 1 / (1 + c (counts_l + b)^-a)`` with ``c = (log n_samples - 1) (b + 1)^a``.
@@ -110,7 +117,8 @@ def label_propensities(counts: ArrayLike, n_samples: int, *, a: float = 0.55, b:
     n_samples
         Training rows.
     a, b
-        The repository uses 0.5, 0.4 for the Wikipedia-LSHTC family, 0.6, 2.6 for Amazon, and the defaults elsewhere.
+        The repository uses 0.5, 0.4 for the Wikipedia-LSHTC family, 0.6, 2.6 for Amazon, and the defaults
+        elsewhere.
 
     Examples
     --------
@@ -118,7 +126,9 @@ def label_propensities(counts: ArrayLike, n_samples: int, *, a: float = 0.55, b:
     [0.145, 0.565]
     """
     if n_samples < 1:
-        raise ValueError(f"label_propensities needs the number of training rows; got n_samples = {n_samples}.")
+        raise ValueError(
+            f"label_propensities needs the number of training rows; got n_samples = {n_samples}."
+        )
     c = (np.log(n_samples) - 1.0) * (b + 1.0) ** a
     propensity: NDArray[np.float64] = 1.0 / (1.0 + c * (np.asarray(counts, np.float64) + b) ** -a)
     return propensity
@@ -152,11 +162,13 @@ def propensity_scored_precision_at_k(
             " from label_propensities."
         )
     ranked = _first_k(labels, n_rows, k)
-    reached = float((_hits(truth, ranked) * gain[ranked]).sum())  # a -1 reads the last class and is multiplied by no hit
+    # a -1 reads the last class and is multiplied by no hit
+    reached = float((_hits(truth, ranked) * gain[ranked]).sum())
     if not normalized:
         return reached / (k * n_rows)
     rows = np.repeat(np.arange(n_rows), np.diff(truth.indptr))
-    order: NDArray[np.intp] = np.lexsort((-gain[truth.indices], rows))  # each row's true labels, the most valuable first
+    # each row's true labels, the most valuable first
+    order: NDArray[np.intp] = np.lexsort((-gain[truth.indices], rows))
     rank = np.arange(len(rows)) - truth.indptr[rows]
     possible = float(gain[truth.indices[order]][rank < k].sum())
     return reached / possible if possible > 0.0 else 0.0
@@ -183,8 +195,11 @@ def expected_calibration_error(
     """
     right, p = np.asarray(correct, np.float64), np.asarray(confidence, np.float64)
     if right.shape != p.shape or p.ndim != 1:
-        raise ValueError(f"correct and confidence must be vectors of one length; got shapes {right.shape} and {p.shape}.")
-    if p.size and not (p.min() >= 0.0 and p.max() <= 1.0 + 1e-6):  # float32 probabilities may exceed 1 by rounding
+        raise ValueError(
+            f"correct and confidence must be vectors of one length; got shapes {right.shape} and {p.shape}."
+        )
+    # float32 probabilities may exceed 1 by rounding
+    if p.size and not (p.min() >= 0.0 and p.max() <= 1.0 + 1e-6):
         raise ValueError(
             f"confidence must lie in [0, 1]; got values from {p.min():.4g} to {p.max():.4g}."
             " Pass probabilities, the exponential of log_prob."
@@ -210,7 +225,9 @@ def _first_k(labels: ArrayLike, n_rows: int, k: int) -> NDArray[np.integer]:
             " Predict as many labels per row as the largest k."
         )
     if ranked.dtype.kind not in "iu":
-        raise TypeError(f"Ranked labels are class ids; got dtype {ranked.dtype}. Encode labels as integers first.")
+        raise TypeError(
+            f"Ranked labels are class ids; got dtype {ranked.dtype}. Encode labels as integers first."
+        )
     return ranked[:, :k]
 
 
@@ -226,10 +243,14 @@ def _indicator(Y: sparse.csr_array) -> sparse.csr_array:
 
 
 def _hits(truth: sparse.csr_array, ranked: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Whether each ranked label is true for its row: a binary search among the sorted (row, label) pairs of the truth."""
+    """Whether each ranked label is true for its row: a binary search among the sorted (row, label) pairs
+    of the truth.
+    """
     n_rows, n_classes = truth.shape
     if ranked.size and ranked.max() >= n_classes:
-        raise ValueError(f"Class {ranked.max()} was predicted, but the truth has {n_classes} classes. Use the same class ids.")
+        raise ValueError(
+            f"Class {ranked.max()} was predicted, but the truth has {n_classes} classes. Use the same class ids."
+        )
     pairs = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(truth.indptr)) * n_classes + truth.indices
     wanted = np.arange(n_rows, dtype=np.int64)[:, None] * n_classes + ranked
     if len(pairs) == 0:

@@ -1,4 +1,5 @@
-"""A trained classifier without its label names: linear model, base distribution, projection, calibration; and its file form.
+"""A trained classifier without its label names: linear model, base distribution, projection, calibration; and
+its file form.
 
 ``ExtremeModel`` is what an estimator, a command line or a server share: it turns features into class ids and log-probabilities.
 """
@@ -46,7 +47,8 @@ class ExtremeModel:
     objective
         Name of the objective: it decides whether log p_n is added to the scores.
     temperature, floor
-        Divides the debiased scores; share of the probability that all classes have alike (`extremax.calibration`).
+        Divides the debiased scores; share of the probability that all classes have alike
+        (`extremax.calibration`).
     whitening
         The features that training saw, where these were not the model's own; training goes on in them.
     class_counts
@@ -54,7 +56,8 @@ class ExtremeModel:
     n_samples
         Training rows with a label.
     class_means
-        Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the class.
+        Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the
+        class.
     descriptions
         A text on each class, such as the name that a code stands for, where they were given.
     index
@@ -97,7 +100,9 @@ class ExtremeModel:
 
     @property
     def linear_scores(self) -> bool:
-        """Whether what is predicted is linear in the features: no noise is added to the scores, or one that all rows share."""
+        """Whether what is predicted is linear in the features: no noise is added to the scores, or one
+        that all rows share.
+        """
         return self.base is None or self.offsets is not None
 
     @property
@@ -118,10 +123,11 @@ class ExtremeModel:
         seed: int = 0,
         n_jobs: int | None = None,
     ) -> None:
-        """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its `rows`, at random.
+        """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its
+        `rows`, at random.
 
-        `judges`, rows that the model was not trained on, choose the default width; without them, more rows of X.
-        """
+        `judges`, rows that the model was not trained on, choose the default width; without them, more rows of
+        X."""
         if not self.takes_index:
             raise ValueError(
                 f"fit_index is for scores that are linear in at most {predict.MOST_FEATURES:,} features, of at least"
@@ -129,16 +135,25 @@ class ExtremeModel:
             )
         among = np.arange(X.shape[0]) if rows is None else rows
         some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]
-        chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]  # the last of them may judge the others' work
+        # the last of them may judge the others' work
+        chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
         unseen = None if judges is None else _dense(judges[_some(judges.shape[0], predict.MOST_JUDGES, seed)])
         options: dict[str, Any] = {"offsets": self.offsets, "temperature": self.temperature, "n_jobs": n_jobs}
         self.index = predict.CodeIndex.fit(_dense(chosen), self.linear, judges=unseen, **options)
         self.index.n_epochs = self.linear.n_epochs
 
     def top_k(
-        self, X: Features, k: int, *, search: str = "exact", beam_width: int | None = None, n_jobs: int | None = None
+        self,
+        X: Features,
+        k: int,
+        *,
+        search: str = "exact",
+        beam_width: int | None = None,
+        n_jobs: int | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best classes of each row: by scoring all classes, or by a beam; without a width, the model's own."""
+        """The k best classes of each row: by scoring all classes, or by a beam; without a width, the
+        model's own.
+        """
         options: dict[str, Any] = {**self._calibration, "n_jobs": n_jobs}
         index = self.index
         exact = search == "exact"
@@ -157,9 +172,13 @@ class ExtremeModel:
                 )
             width = beam_width if beam_width is not None else index.beam_width
             assert width is not None
-            return predict.codes_topk(X, self.linear, index, k, beam_width=width, offsets=self.offsets, **options)
+            return predict.codes_topk(
+                X, self.linear, index, k, beam_width=width, offsets=self.offsets, **options
+            )
         if self.tree is None:
-            way = "make one with model_.fit_index(X)" if self.takes_index else "train with noise='adversarial'"
+            way = (
+                "make one with model_.fit_index(X)" if self.takes_index else "train with noise='adversarial'"
+            )
             raise ValueError(
                 f"search='beam' needs a label tree or an index, and this model has none. Use search='exact', or {way}."
             )
@@ -169,7 +188,9 @@ class ExtremeModel:
 
     def debiased_scores(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
         """Scores of every class, bias removed: (n, n_classes)."""
-        return predict.debiased_scores(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), n_jobs=n_jobs)
+        return predict.debiased_scores(
+            X, self.linear, self.base, self.project(X, n_jobs=n_jobs), n_jobs=n_jobs
+        )
 
     def log_prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
         """log p(y|x) of every class: (n, n_classes)."""
@@ -190,9 +211,13 @@ class ExtremeModel:
         k: int = 5,
         n_jobs: int | None = None,
     ) -> predict.Judged:
-        """The k best classes of each row with their log-probabilities, and log p(y|x) of each pair of a row and a class."""
+        """The k best classes of each row with their log-probabilities, and log p(y|x) of each pair of a
+        row and a class.
+        """
         Z = self.project(X, n_jobs=n_jobs)
-        return predict.judge_pairs(X, y, rows, self.linear, self.base, Z, k=k, **self._calibration, n_jobs=n_jobs)
+        return predict.judge_pairs(
+            X, y, rows, self.linear, self.base, Z, k=k, **self._calibration, n_jobs=n_jobs
+        )
 
     def evaluate(
         self,
@@ -203,7 +228,9 @@ class ExtremeModel:
         sample_weight: NDArray[np.float32] | None = None,
         n_jobs: int | None = None,
     ) -> predict.Evaluation:
-        """Mean log-likelihood, accuracy and top-5 accuracy; `rows` is the row of each class in `y`, where they have several."""
+        """Mean log-likelihood, accuracy and top-5 accuracy; `rows` is the row of each class in `y`, where
+        they have several.
+        """
         Z = self.project(X, n_jobs=n_jobs)
         options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, **self._calibration}
         return predict.evaluate(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
@@ -225,20 +252,29 @@ class ExtremeModel:
     def confusable(self, label: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k classes that are hardest to tell from a class, hardest first, and how hard.
 
-        By the tree, if there is one: p_n(y'|z) at the mean features z of the class.  Else by the cosine between the weights.
-        """
+        By the tree, if there is one: p_n(y'|z) at the mean features z of the class. Else by the cosine
+        between the weights."""
         if self.tree is not None and self.class_means is not None:
-            hardness = np.exp(self.tree.log_prob_all(self.class_means[label : label + 1].astype(np.float32))[0])
+            hardness = np.exp(
+                self.tree.log_prob_all(self.class_means[label : label + 1].astype(np.float32))[0]
+            )
         else:
             weights = self.linear.weights
             norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
-            hardness = (weights @ weights[label]) / np.maximum(norms * norms[label], np.finfo(np.float32).tiny)
+            hardness = (weights @ weights[label]) / np.maximum(
+                norms * norms[label], np.finfo(np.float32).tiny
+            )
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
 
     def calibrate(
-        self, X: Features, ids: NDArray[np.int32], *, rows: NDArray[np.int64] | None = None, n_jobs: int | None = None
+        self,
+        X: Features,
+        ids: NDArray[np.int32],
+        *,
+        rows: NDArray[np.int64] | None = None,
+        n_jobs: int | None = None,
     ) -> predict.Calibration:
         """Set temperature and floor by pairs that the model was not trained on; returns both."""
         ids = predict.check_targets(ids, X.shape[0] if rows is None else len(rows), self.linear.n_classes)
@@ -249,11 +285,14 @@ class ExtremeModel:
             return predict.debiased_scores(X[first:last], self.linear, self.base, Z[first:last], **options)
 
         with one_blas_thread():
-            found = predict.fit_calibration(scores, X.shape[0], ids, rows, self.linear.n_classes, n_threads=threads)
+            found = predict.fit_calibration(
+                scores, X.shape[0], ids, rows, self.linear.n_classes, n_threads=threads
+            )
         self.temperature, self.floor = found
         return found
 
-    # -- files ---------------------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -266,7 +305,11 @@ class ExtremeModel:
         """Write the model, its label names and what the caller keeps beside them to a folder."""
         noise, noise_arrays = _describe_noise(self.noise)
         own: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
-        linear = {"feature_scale": self.linear.feature_scale, "n_epochs": self.linear.n_epochs, "eta_key": self.linear.eta_key}
+        linear = {
+            "feature_scale": self.linear.feature_scale,
+            "n_epochs": self.linear.n_epochs,
+            "eta_key": self.linear.eta_key,
+        }
         if self.linear.eta is not None:
             own["eta"] = self.linear.eta
         own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
@@ -288,22 +331,30 @@ class ExtremeModel:
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
         """Open a folder that `save` wrote.
 
-        Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
-        """
+        Arrays are mapped from the file; what further training changes stays in memory and never reaches the
+        file."""
         folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
         arrays, header = folder.arrays, dict(folder.header)
         tables: dict[str, Any] = {name: arrays[name] for name in _LINEAR_ARRAYS}
         linear = LinearModel(**tables, **header["linear"], eta=arrays.get("eta"))
-        noise = _restore_noise(header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")})
+        noise = _restore_noise(
+            header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")}
+        )
         names = ("components", "mean", "explained_variance")
         projection = PCA(*(arrays[f"projection.{name}"] for name in names))
-        model = cls(linear, noise, projection, header["objective"], header["temperature"], header.get("floor", 0.0))
+        model = cls(
+            linear, noise, projection, header["objective"], header["temperature"], header.get("floor", 0.0)
+        )
         model.n_samples = header.get("n_samples", 0)
         model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
         if "descriptions.ends" in arrays:
-            model.descriptions = Descriptions(*(arrays[f"descriptions.{name}"] for name in Descriptions._fields))
+            model.descriptions = Descriptions(
+                *(arrays[f"descriptions.{name}"] for name in Descriptions._fields)
+            )
         if "whitening.matrix" in arrays:
-            model.whitening = Whitening(*(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields))
+            model.whitening = Whitening(
+                *(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields)
+            )
         if "index" in header:
             parts = {name[6:]: array for name, array in arrays.items() if name.startswith("index.")}
             model.index = predict.CodeIndex.from_arrays(header["index"], parts)
@@ -316,7 +367,8 @@ class ExtremeModel:
 
 
 class Descriptions(NamedTuple):
-    """A text on each class, as UTF-8 bytes one after the other and where each ends: opened from a file without reading it.
+    """A text on each class, as UTF-8 bytes one after the other and where each ends: opened from a file
+    without reading it.
 
     Examples
     --------
@@ -332,7 +384,9 @@ class Descriptions(NamedTuple):
     def of(cls, texts: Sequence[str]) -> Descriptions:
         """From one text per class, in the order of the classes."""
         coded = [text.encode(errors="replace") for text in texts]
-        return cls(np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64))
+        return cls(
+            np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64)
+        )
 
     def text(self, label: int) -> str:
         """The text on a class."""
@@ -395,8 +449,14 @@ def _restore_noise(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
         case "frequency":
             return FrequencyNoise(arrays["counts"], header["exponent"])
         case "mixture":
-            first = _restore_noise(header["first"], {n[6:]: a for n, a in arrays.items() if n.startswith("first.")})
-            second = _restore_noise(header["second"], {n[7:]: a for n, a in arrays.items() if n.startswith("second.")})
+            first = _restore_noise(
+                header["first"], {n[6:]: a for n, a in arrays.items() if n.startswith("first.")}
+            )
+            second = _restore_noise(
+                header["second"], {n[7:]: a for n, a in arrays.items() if n.startswith("second.")}
+            )
             return MixtureNoise(first, second, weight=header["weight"])
         case other:
-            raise ValueError(f"The model's noise is of the unknown kind {other!r}; a newer extremax may be able to read it.")
+            raise ValueError(
+                f"The model's noise is of the unknown kind {other!r}; a newer extremax may be able to read it."
+            )

@@ -1,9 +1,8 @@
 """Distributions p_n(y|x) from which negatives are drawn, each with its exact, normalised log-probability.
 
-Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a log-probability that
-is only known up to a constant would be wrong twice.  Every class here satisfies ``Noise``; ``Z`` are the features of the tree,
-which unconditional distributions only count.
-"""
+Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a
+log-probability that is only known up to a constant would be wrong twice. Every class here satisfies
+``Noise``; ``Z`` are the features of the tree, which unconditional distributions only count."""
 
 from __future__ import annotations
 
@@ -34,7 +33,9 @@ class Noise(Protocol):
         """Draw `n_draws` classes per row: labels (n, n_draws) and their log-probabilities."""
         ...
 
-    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+    def log_prob(
+        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
         """log p_n(labels | row), for labels (n,) or (n, m)."""
         ...
 
@@ -89,13 +90,17 @@ class _Unconditional:
         log_noise = np.empty((n, n_draws), np.float32)
         blocks, key = split(n, _ROW_BLOCK), np.uint64(check_random_state(seed))
         run(
-            lambda i: draw_alias(self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]),
+            lambda i: draw_alias(
+                self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]
+            ),
             len(blocks),
             resolve_threads(n_jobs),
         )
         return labels, log_noise
 
-    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+    def log_prob(
+        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
         return self.log_prob_[labels]
 
     def log_prob_all(
@@ -129,8 +134,8 @@ class FrequencyNoise(_Unconditional):
     Parameters
     ----------
     counts
-        Rows (or summed weights) of each class.  A class without rows counts as half a row, or as half the smallest summed
-        weight where that is less than one: it keeps a finite log-probability.
+        Rows (or summed weights) of each class. A class without rows counts as half a row, or as half the
+        smallest summed weight where that is less than one: it keeps a finite log-probability.
     exponent
         1 for the frequencies themselves, 0 for uniform noise, 0.75 as in word2vec.
 
@@ -179,7 +184,9 @@ class TreeNoise:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
 
-    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
+    def log_prob(
+        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
         return self.tree.log_prob(Z, labels, n_jobs=n_jobs)
 
     def log_prob_all(
@@ -189,7 +196,8 @@ class TreeNoise:
 
 
 class MixtureNoise:
-    """``weight * first + (1 - weight) * second``: a floor under a distribution that may be badly wrong somewhere.
+    """``weight * first + (1 - weight) * second``: a floor under a distribution that may be badly wrong
+    somewhere.
 
     Parameters
     ----------
@@ -212,14 +220,18 @@ class MixtureNoise:
                 f"MixtureNoise mixes distributions over the same classes; got {first.n_classes} and {second.n_classes} classes."
             )
         if not 0.0 < weight < 1.0:
-            raise ValueError(f"MixtureNoise needs a weight strictly between 0 and 1; got {weight}. Use one distribution alone.")
+            raise ValueError(
+                f"MixtureNoise needs a weight strictly between 0 and 1; got {weight}. Use one distribution alone."
+            )
         self.first, self.second, self.weight = first, second, float(weight)
 
     @property
     def n_classes(self) -> int:
         return self.first.n_classes
 
-    def _mix(self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    def _mix(
+        self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
         # `a` and `b` may be a component's own arrays: only `out` is written to.
         mixed: NDArray[np.float32] = np.add(a, np.float32(np.log(self.weight)), out=out)
         np.logaddexp(mixed, b + np.float32(np.log1p(-self.weight)), out=mixed)
@@ -228,8 +240,9 @@ class MixtureNoise:
     def sample(
         self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).  The three seeds
-        # are independent, so that a mixture inside a mixture does not repeat the choice of the outer one.
+        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
+        # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
+        # the outer one.
         seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
         first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
         second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
@@ -237,19 +250,30 @@ class MixtureNoise:
         choose_component(seeds[2], self.weight, first, second, labels, 0, len(labels))
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
-    def log_prob(self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
-        return self._mix(self.first.log_prob(Z, labels, n_jobs=n_jobs), self.second.log_prob(Z, labels, n_jobs=n_jobs), None)
+    def log_prob(
+        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
+    ) -> NDArray[np.float32]:
+        return self._mix(
+            self.first.log_prob(Z, labels, n_jobs=n_jobs),
+            self.second.log_prob(Z, labels, n_jobs=n_jobs),
+            None,
+        )
 
     def log_prob_all(
         self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
     ) -> NDArray[np.float32]:
         if out is None:
             out = np.empty((len(Z), self.n_classes), np.float32)
-        return self._mix(self.first.log_prob_all(Z, out=out, n_jobs=n_jobs), self.second.log_prob_all(Z, n_jobs=n_jobs), out)
+        return self._mix(
+            self.first.log_prob_all(Z, out=out, n_jobs=n_jobs),
+            self.second.log_prob_all(Z, n_jobs=n_jobs),
+            out,
+        )
 
 
 def mean_log_prob(noise: Noise, Z: NDArray[np.float32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
-    """log p_n(y|x) of every class, averaged over the rows: the best approximation of log p_n that does not depend on x.
+    """log p_n(y|x) of every class, averaged over the rows: the best approximation of log p_n that does not
+    depend on x.
 
     Examples
     --------
@@ -261,5 +285,7 @@ def mean_log_prob(noise: Noise, Z: NDArray[np.float32], *, n_jobs: int | None = 
         return noise.log_prob_
     total = np.zeros(noise.n_classes, np.float64)
     for start in range(0, len(Z), _MEAN_ROWS):
-        total += noise.log_prob_all(Z[start : start + _MEAN_ROWS], n_jobs=n_jobs).sum(axis=0, dtype=np.float64)
+        total += noise.log_prob_all(Z[start : start + _MEAN_ROWS], n_jobs=n_jobs).sum(
+            axis=0, dtype=np.float64
+        )
     return (total / len(Z)).astype(np.float32)

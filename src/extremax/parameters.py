@@ -9,7 +9,15 @@ from extremax.linear import OPTIMIZERS
 from extremax.model import find_tree
 from extremax.noise import Noise
 from extremax.training.objectives import OBJECTIVES, SHARED_OBJECTIVES
-from extremax.validation import BOOLEAN, RANDOM_STATE, Choice, ConstraintTable, Instance, Interval, check_parameters
+from extremax.validation import (
+    BOOLEAN,
+    RANDOM_STATE,
+    Choice,
+    ConstraintTable,
+    Instance,
+    Interval,
+    check_parameters,
+)
 
 CONSTRAINTS: ConstraintTable = {
     "objective": [Choice(("auto", *OBJECTIVES, *SHARED_OBJECTIVES))],

@@ -1,13 +1,13 @@
-"""A Gaussian prior of variance sigma0^2 on weights and biases: |parameters|^2 / (2 sigma0^2) beside the loss of all rows.
+"""A Gaussian prior of variance sigma0^2 on weights and biases: |parameters|^2 / (2 sigma0^2) beside the loss
+of all rows.
 
-Its gradient touches every parameter, while a minibatch touches few.  It is therefore applied to all parameters at once, now and
-then, each time with the share of the data that was trained on since: over an epoch the shares add up to one, for every class
-alike, however often it is drawn.
+Its gradient touches every parameter, while a minibatch touches few. It is therefore applied to all parameters
+at once, now and then, each time with the share of the data that was trained on since: over an epoch the
+shares add up to one, for every class alike, however often it is drawn.
 
-A step is the implicit one, w <- w / (1 + rate share / sigma0^2) with the rate that the optimiser has for w (learning_rate, over
-the root of Adagrad's sum where there is one).  Together with gradient steps on the loss its fixed point is the mode of the
-posterior, and it cannot overshoot, however small the variance.
-"""
+A step is the implicit one, w <- w / (1 + rate share / sigma0^2) with the rate that the optimiser has for w
+(learning_rate, over the root of Adagrad's sum where there is one). Together with gradient steps on the loss
+its fixed point is the mode of the posterior, and it cannot overshoot, however small the variance."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Softmax with classes shared in a minibatch: one matrix product scores every row of it against every class of a set.
+"""Softmax with classes shared in a minibatch: one matrix product scores every row of it against every class
+of a set.
 
-Per-row negatives cost a read of a weight row each; a set of a thousand classes that 256 rows share costs the same reads once,
-and the arithmetic is BLAS's.  The classes come from a mixture of the class frequencies and, with a label tree, of the *cell* of
-the rows: the subtree that x is routed to at some depth.  A minibatch holds rows of one cell, so its classes are hard for all of
-them, and their inclusion probabilities are known exactly.  See kernels/shared.py for the estimate; with a set of all classes it
-is the softmax itself (paper, Eq. 1).
+Per-row negatives cost a read of a weight row each; a set of a thousand classes that 256 rows share costs the
+same reads once, and the arithmetic is BLAS's. The classes come from a mixture of the class frequencies and,
+with a label tree, of the *cell* of the rows: the subtree that x is routed to at some depth. A minibatch holds
+rows of one cell, so its classes are hard for all of them, and their inclusion probabilities are known
+exactly. See kernels/shared.py for the estimate; with a set of all classes it is the softmax itself (paper,
+Eq. 1).
 
-A row with several labels is a pair with each of them, and its other labels are no negatives of it.  Were labels to apply
-independently with odds exp(s_y), this would be the likelihood of y given that one class applies of y and all that do not:
-scores are log-odds, up to a constant of the row.  As negatives, the labels of a row would hold each other down, those that are
-certain most of all.
-"""
+A row with several labels is a pair with each of them, and its other labels are no negatives of it. Were
+labels to apply independently with odds exp(s_y), this would be the likelihood of y given that one class
+applies of y and all that do not: scores are log-odds, up to a constant of the row. As negatives, the labels
+of a row would hold each other down, those that are certain most of all."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.features.whitening import Whitening, fold, unfold
-from extremax.kernels.batch_softmax import apply_shared, draw_shared, find_slots, leave_out_labels, shared_softmax
+from extremax.kernels.batch_softmax import (
+    apply_shared,
+    draw_shared,
+    find_slots,
+    leave_out_labels,
+    shared_softmax,
+)
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.row_updates import ModelArrays
 from extremax.linear import DenseWindows, Features, LinearModel, Window, epoch_seed, shuffled_windows
@@ -36,7 +43,8 @@ from extremax.tree import LabelTree
 
 _ROWS_PER_CELL = 4096  # on average, at least
 _MOST_CELLS = 256
-_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; numbers of their own, so that the thread count changes no result
+# of one task; numbers of their own, so that the thread count changes no result
+_ROW_BLOCK, _CLASS_BLOCK = 64, 256
 _LOOK = 64  # minibatches between two looks at the keyboard
 
 
@@ -61,7 +69,9 @@ def inclusion(weights: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ClassSets:
-    """Where class sets come from: cumulated inclusion probabilities of all classes, and of the classes of each cell."""
+    """Where class sets come from: cumulated inclusion probabilities of all classes, and of the classes of
+    each cell.
+    """
 
     everywhere: NDArray[np.float64]
     cell_offsets: NDArray[np.int64]
@@ -79,7 +89,9 @@ class ClassSets:
         cells: NDArray[np.int32] | None = None,
         y: NDArray[np.int32] | None = None,
     ) -> ClassSets:
-        """Sets of about `size` classes, by ``counts ** exponent``; half of them from the cell, where there are cells."""
+        """Sets of about `size` classes, by ``counts ** exponent``; half of them from the cell, where there
+        are cells.
+        """
         n_classes = len(counts)
         known = class_weights(counts, exponent)
         size = min(size, n_classes)
@@ -103,7 +115,9 @@ class ClassSets:
 
 
 def route(tree: LabelTree, Z: NDArray[np.float32], n_cells: int, n_threads: int) -> NDArray[np.int32]:
-    """Cell of each row: the subtree at depth log2(n_cells) that it most probably belongs to, decision by decision."""
+    """Cell of each row: the subtree at depth log2(n_cells) that it most probably belongs to, decision by
+    decision.
+    """
     out = np.zeros(len(Z), np.int32)
     depth = n_cells.bit_length() - 1
     blocks = split(len(Z), 8192)
@@ -168,7 +182,9 @@ class SharedSet:
 
     @contextmanager
     def for_prediction(self, model: LinearModel) -> Iterator[None]:
-        """In the middle of an epoch, the weights as prediction wants them; afterwards exactly as they were."""
+        """In the middle of an epoch, the weights as prediction wants them; afterwards exactly as they
+        were.
+        """
         kept = model.weights.copy(), model.biases.copy()
         try:
             fold(model, self.white, self.n_threads)
@@ -206,11 +222,11 @@ def train_shared_epoch(
     learning_rate: tuple[float, float],
     progress: Callable[[int, float], None] | None = None,
 ) -> float:
-    """One pass over the pairs, changing `model` in place; the step size goes from the first to the second of `learning_rate`.
+    """One pass over the pairs, changing `model` in place; the step size goes from the first to the second of
+    `learning_rate`.
 
-    Returns the mean loss per unit of weight.  `progress` as in `extremax.linear.train_epoch`; when it is called, weights are
-    those for whitened rows (see `SharedSet.for_prediction`).
-    """
+    Returns the mean loss per unit of weight. `progress` as in `extremax.linear.train_epoch`; when it is
+    called, weights are those for whitened rows (see `SharedSet.for_prediction`)."""
     threads = 1 if JIT_DISABLED else data.n_threads
     arrays = ModelArrays(model.weights, model.biases, model.squares, model.bias_squares)
     batch = _Batch(data, model.n_features, model.n_classes)
@@ -231,7 +247,9 @@ def train_shared_epoch(
                 draws = rng.random((len(batches), 2))
                 for turn, (cell, part) in enumerate(batches):
                     rate = learning_rate[0] + (learning_rate[1] - learning_rate[0]) * done / n_pairs
-                    losses = _step(arrays, data, batch, X, chosen[part], local[part], cell, draws[turn], rate, threads)
+                    losses = _step(
+                        arrays, data, batch, X, chosen[part], local[part], cell, draws[turn], rate, threads
+                    )
                     total += losses
                     weight_done += float(data.weight[chosen[part]].sum())
                     done += len(part)
@@ -245,7 +263,9 @@ def train_shared_epoch(
     return total / max(weight_done, 1e-300)
 
 
-def _cut(data: SharedSet, chosen: NDArray[np.int64], rng: np.random.Generator) -> list[tuple[int, NDArray[np.int64]]]:
+def _cut(
+    data: SharedSet, chosen: NDArray[np.int64], rng: np.random.Generator
+) -> list[tuple[int, NDArray[np.int64]]]:
     """Places in `chosen`, cut into minibatches of one cell each, in random order."""
     if data.cells is None:
         return [(0, np.arange(a, b)) for a, b in split(len(chosen), data.batch_size)]
@@ -280,7 +300,13 @@ def _step(
         batch.minus_log_pi[:width] = 0.0
     else:
         width = draw_shared(
-            data.sets.everywhere, *data.sets.of_cell(cell), draws[0], draws[1], batch.classes, batch.minus_log_pi, batch.scratch
+            data.sets.everywhere,
+            *data.sets.of_cell(cell),
+            draws[0],
+            draws[1],
+            batch.classes,
+            batch.minus_log_pi,
+            batch.scratch,
         )
     n_extra = find_slots(batch.classes, width, labels, batch.place, batch.slots[:n], batch.extra)
     batch.classes[width : width + n_extra] = batch.extra[:n_extra]
@@ -306,7 +332,18 @@ def _step(
         if edges is not None:
             leave_out_labels(scores, batch.classes, owners, edges, data.y, a, b)
         shared_softmax(
-            scores, shift, x, labels, batch.slots, model.weights, model.biases, weight, batch.positive, batch.losses, a, b
+            scores,
+            shift,
+            x,
+            labels,
+            batch.slots,
+            model.weights,
+            model.biases,
+            weight,
+            batch.positive,
+            batch.losses,
+            a,
+            b,
         )
 
     def change(i: int) -> None:

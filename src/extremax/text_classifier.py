@@ -1,4 +1,6 @@
-"""``TextClassifier``: texts in, labels out.  Text features and classifier in one estimator and one saved folder."""
+"""``TextClassifier``: texts in, labels out. Text features and classifier in one estimator and one saved
+folder.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,21 @@ TEXT_ARRAYS = "text."
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
-    """Classifier of texts over very many classes: hashed n-grams, TF-IDF and SVD, then an `ExtremeClassifier`.
+    """Classifier of texts over very many classes: hashed n-grams, TF-IDF and SVD, then an
+    `ExtremeClassifier`.
 
     Parameters
     ----------
     classifier : ExtremeClassifier, optional
-        What is trained on the features, with its settings; it is copied, not changed.  ``ExtremeClassifier()`` if not given.
+        What is trained on the features, with its settings; it is copied, not changed. ``ExtremeClassifier()``
+        if not given.
     features : TextFeatures, optional
-        Settings of the text features.  ``TextFeatures()`` if not given.
+        Settings of the text features. ``TextFeatures()`` if not given.
     encoder : str or object with a method ``encode``, optional
-        Sentence embeddings in place of `features`: the name or folder of a sentence-transformers model
-        (``pip install extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).  The
-        encoder itself is not saved with the model: a name is looked up again, an object is given to `load_model`.
+        Sentence embeddings in place of `features`: the name or folder of a sentence-transformers model (``pip
+        install extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts,
+        n_features). The encoder itself is not saved with the model: a name is looked up again, an object is
+        given to `load_model`.
 
     Attributes
     ----------
@@ -53,13 +58,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, classifier: ExtremeClassifier | None = None, *, features: TextFeatures | None = None, encoder: Any = None
+        self,
+        classifier: ExtremeClassifier | None = None,
+        *,
+        features: TextFeatures | None = None,
+        encoder: Any = None,
     ) -> None:
         self.classifier = classifier
         self.features = features
         self.encoder = encoder
 
-    # -- training ------------------------------------------------------------------------------------------------------------
+    # -- training
+    # ------------------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -94,7 +104,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Train one more epoch, on these texts; the first call fixes the text features, and what else the classifier fixes."""
+        """Train one more epoch, on these texts; the first call fixes the text features, and what else the
+        classifier fixes.
+        """
         if hasattr(self, "classifier_"):
             X = self.transform(texts)
         else:
@@ -111,7 +123,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         listed = list(texts)
         n_labels = y.shape[0] if hasattr(y, "shape") and len(y.shape) > 0 else len(y)
         if len(listed) != n_labels:  # said before minutes of feature extraction, not after
-            raise ValueError(f"there are {len(listed):,} texts and {n_labels:,} labels; each text needs its label.")
+            raise ValueError(
+                f"there are {len(listed):,} texts and {n_labels:,} labels; each text needs its label."
+            )
         self.__dict__.pop("classifier_", None)
         self.__dict__.pop("_encoder", None)
         return listed
@@ -134,7 +148,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.classifier_ = classifier
         return self.transform(texts)
 
-    # -- prediction ----------------------------------------------------------------------------------------------------------
+    # -- prediction
+    # ----------------------------------------------------------------------------------------------------------
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The features of the texts that the classifier sees, (n_texts, n_features)."""
@@ -165,7 +180,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     def predict_topk(
         self, texts: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The k most probable labels of each text, best first, and their log-probabilities; see `ExtremeClassifier`."""
+        """The k most probable labels of each text, best first, and their log-probabilities; see
+        `ExtremeClassifier`.
+        """
         return self._of(texts).predict_topk(self.transform(texts), k, search=search, beam_width=beam_width)
 
     def decision_function(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -219,14 +236,22 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    # -- files ---------------------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write text features and classifier to one folder, all at once or not at all; `load_model` opens it."""
+        """Write text features and classifier to one folder, all at once or not at all; `load_model` opens
+        it.
+        """
         if not hasattr(self, "classifier_"):
-            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) before save.")
+            raise NotFittedError(
+                f"This {type(self).__name__} is not fitted yet; call fit(texts, y) before save."
+            )
         if self.features_ is None:
-            about: dict[str, Any] = {"kind": "encoder", "name": self.encoder if isinstance(self.encoder, str) else None}
+            about: dict[str, Any] = {
+                "kind": "encoder",
+                "name": self.encoder if isinstance(self.encoder, str) else None,
+            }
             arrays: dict[str, NDArray[Any]] = {}
         else:
             about, arrays = self.features_.to_arrays()

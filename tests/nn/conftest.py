@@ -1,4 +1,6 @@
-"""One thread for torch: the problems are tiny, and threads that wait for one another take longer than the work."""
+"""One thread for torch: the problems are tiny, and threads that wait for one another take longer than the
+work.
+"""
 
 import torch
 

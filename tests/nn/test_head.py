@@ -55,13 +55,16 @@ def log_noise_of(head, hidden, labels):
     return head.noise.current().log_prob(head.noise.project(hidden), labels.numpy().astype(np.int32))
 
 
-# -- the loss ------------------------------------------------------------------------------------------------------------------
+# -- the loss
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.02])
 @pytest.mark.parametrize(("objective", "base"), VARIANTS)
 def test_loss_matches_reference_gradient(data, objective, base, penalty):
-    """Loss and all three gradients against a dense computation in float64 by autograd, and against tests/reference.py."""
+    """Loss and all three gradients against a dense computation in float64 by autograd, and against
+    tests/reference.py.
+    """
     head = make_head(data, objective=objective, base=base, score_penalty=penalty)
     hidden = torch.from_numpy(data.X[:20]).requires_grad_()
     out = head(hidden, torch.from_numpy(data.y[:20]).long())
@@ -89,7 +92,9 @@ def test_loss_matches_reference_gradient(data, objective, base, penalty):
 
     log_base = log_noise.numpy() if base == "noise" else np.zeros(a.shape)
     arguments = (xi.detach().numpy(), log_base, log_noise.numpy(), np.ones(20), penalty, out.labels.numpy())
-    np.testing.assert_allclose(out.losses.detach(), reference.LOSSES[objective](*arguments), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        out.losses.detach(), reference.LOSSES[objective](*arguments), rtol=2e-5, atol=1e-6
+    )
     torch.testing.assert_close(out.debiased_scores.double(), s.detach(), **tolerance)
 
 
@@ -150,7 +155,8 @@ def test_ignored_rows_and_leading_dimensions_invariant(data):
     assert torch.equal(make_head(data)(hidden, masked).losses, make_head(data)(hidden[:20], y[:20]).losses)
 
 
-# -- prediction ----------------------------------------------------------------------------------------------------------------
+# -- prediction
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", ["none", "noise"])
@@ -161,7 +167,8 @@ def test_log_prob_identity(data, base, fitted):
     log_prob = head.log_prob(hidden.reshape(5, 6, WIDTH))
     assert log_prob.shape == (5, 6, N_CLASSES)
     log_prob = log_prob.reshape(30, N_CLASSES).detach()
-    torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(30), atol=1e-5, rtol=0)  # float32 sums of 40 terms
+    # float32 sums of 40 terms
+    torch.testing.assert_close(log_prob.exp().sum(1), torch.ones(30), atol=1e-5, rtol=0)
     target = log_prob[torch.arange(30), y]
     torch.testing.assert_close(head.target_log_prob(hidden, y), target)
     assert head.log_likelihood(hidden, y) == pytest.approx(float(target.mean()), rel=1e-6)
@@ -172,7 +179,9 @@ def test_untrained_head_predicts_class_frequencies(data):
     expected = FrequencyNoise(counts).log_prob_
     for base in ("none", "noise"):
         head = make_head(randomise=False, base=base, class_counts=counts)
-        np.testing.assert_allclose(head.log_prob(torch.from_numpy(data.X[:2])).detach()[1], expected, atol=1e-5)
+        np.testing.assert_allclose(
+            head.log_prob(torch.from_numpy(data.X[:2])).detach()[1], expected, atol=1e-5
+        )
     uniform = make_head(randomise=False).log_prob(torch.from_numpy(data.X[:2])).detach()
     np.testing.assert_allclose(uniform, -np.log(N_CLASSES), atol=1e-5)
 
@@ -198,7 +207,8 @@ def test_predictions_are_those_of_the_numpy_engine_same_everywhere(data, base, t
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)  # a beam as wide as the tree
 
 
-# -- learning ------------------------------------------------------------------------------------------------------------------
+# -- learning
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def train(head, data, *, encoder=None, n_epochs=10, learning_rate=0.1):
@@ -272,7 +282,8 @@ def test_dense_gradients_on_request(data):
     assert not head.weight.grad.is_sparse
 
 
-# -- refits --------------------------------------------------------------------------------------------------------------------
+# -- refits
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_refit_leaves_scores_alone_without_base(data):
@@ -284,7 +295,9 @@ def test_refit_leaves_scores_alone_without_base(data):
 
 
 def test_refit_keeps_debiased_scores_with_noise_as_base(data):
-    """From class frequencies to a tree.  Log p of the tree is not linear in the hidden states, so part of the change stays."""
+    """From class frequencies to a tree. Log p of the tree is not linear in the hidden states, so part of
+    the change stays.
+    """
     counts = np.bincount(data.y, minlength=N_CLASSES)
     head = AdversarialSoftmax(WIDTH, N_CLASSES, base="noise", class_counts=counts, n_components=8, n_jobs=1)
     train(head, data, n_epochs=5)
@@ -296,7 +309,9 @@ def test_refit_keeps_debiased_scores_with_noise_as_base(data):
     assert quality is head.last_rebase
     assert quality.residual < 0.5 * quality.shift
     # Probability that moves to other classes: what a reader of predictions sees of the residual.
-    moved = [float((h.log_prob(test).detach().exp() - before).abs().sum(1).mean()) / 2 for h in (head, left_alone)]
+    moved = [
+        float((h.log_prob(test).detach().exp() - before).abs().sum(1).mean()) / 2 for h in (head, left_alone)
+    ]
     assert moved[0] < 0.8 * moved[1]
 
 
@@ -304,7 +319,10 @@ def test_refit_keeps_debiased_scores_with_noise_as_base(data):
 def test_change_of_scores_is_never_worse_than_none(slope):
     """Held-out pairs decide: what follows delta is taken, pure noise is left alone."""
     rng = np.random.default_rng(0)
-    Z, labels = rng.normal(size=(300, 4)).astype(np.float32), rng.integers(100, size=(300, 3)).astype(np.int32)
+    Z, labels = (
+        rng.normal(size=(300, 4)).astype(np.float32),
+        rng.integers(100, size=(300, 3)).astype(np.int32),
+    )
     delta = slope * (Z[:, :1] + np.array([0.5])) + rng.normal(size=(300, 3)) * (1.0 - slope)
     change = fit_change(Z, labels, delta.astype(np.float32), np.ones((300, 3)))
     if slope:
@@ -323,7 +341,9 @@ def test_first_fit_starts_from_the_tree(data):
 
 
 def test_buffers_of_another_process_are_noticed(data):
-    """DistributedDataParallel copies the first process's buffers into those of all others before each step."""
+    """DistributedDataParallel copies the first process's buffers into those of all others before each
+    step.
+    """
     hidden, y = tensors(data)
     first, other = make_head(), make_head()
     for head, rows in ((first, slice(0, 1000)), (other, slice(1000, 2000))):
@@ -337,12 +357,14 @@ def test_buffers_of_another_process_are_noticed(data):
 def test_refit_of_weights_in_several_processes_rejects(data, monkeypatch):
     monkeypatch.setattr("extremax.nn.head._n_processes", lambda: 2)
     with pytest.raises(
-        ValueError, match=r"refit_every with base='noise' changes the weights, .* call fit_tree in every process"
+        ValueError,
+        match=r"refit_every with base='noise' changes the weights, .* call fit_tree in every process",
     ):
         make_head(base="noise", refit_every=5)(*tensors(data))
 
 
-# -- state ---------------------------------------------------------------------------------------------------------------------
+# -- state
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", ["none", "noise"])
@@ -385,13 +407,15 @@ def test_lower_precision_keeps_the_noise_exact(data):
     out = half(hidden.bfloat16(), y)
     out.loss.backward()
     assert out.loss.dtype == torch.float32
-    # Scores of about 1 in bfloat16, three digits; the projection of bfloat16 rows moves the tree's logits a little as well.
+    # Scores of about 1 in bfloat16, three digits; the projection of bfloat16 rows moves the tree's logits a
+    # little as well.
     torch.testing.assert_close(half.log_prob(hidden.bfloat16()).detach(), expected, atol=0.1, rtol=0.05)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(head.log_prob(hidden).detach(), expected)
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------------
+# -- errors
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -414,9 +438,18 @@ def test_wrong_options_rejects(options, sentence):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda head: head(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)), r"hidden has shape \(2, 3\)"),
-        (lambda head: head(torch.zeros(2, WIDTH), torch.zeros(3, dtype=torch.int64)), r"targets has shape \(3,\)"),
-        (lambda head: head(torch.zeros(1, WIDTH), torch.tensor([N_CLASSES])), f"targets holds {N_CLASSES}; the classes are 0"),
+        (
+            lambda head: head(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)),
+            r"hidden has shape \(2, 3\)",
+        ),
+        (
+            lambda head: head(torch.zeros(2, WIDTH), torch.zeros(3, dtype=torch.int64)),
+            r"targets has shape \(3,\)",
+        ),
+        (
+            lambda head: head(torch.zeros(1, WIDTH), torch.tensor([N_CLASSES])),
+            f"targets holds {N_CLASSES}; the classes are 0",
+        ),
         (lambda head: head(torch.zeros(1, WIDTH), torch.tensor([-1])), "targets holds -1"),
         (lambda head: head(torch.zeros(1, WIDTH), torch.tensor([-100])), "no row other than ignore_index"),
         (lambda head: head.log_likelihood(torch.zeros(1, WIDTH), torch.tensor([-100])), "mean over no rows"),
@@ -425,7 +458,10 @@ def test_wrong_options_rejects(options, sentence):
         (lambda head: head.predict_topk(torch.zeros(1, WIDTH), 1, search="beam"), "none was fitted yet"),
         (lambda head: head.fit_tree(np.zeros((3, 2)), np.zeros(3, int)), r"features has shape \(3, 2\)"),
         (lambda head: head.fit_tree(np.full((3, WIDTH), np.nan), np.zeros(3, int)), "NaN or infinity"),
-        (lambda head: head.fit_tree(np.zeros((3, WIDTH)), np.full(3, -100)), "no row other than ignore_index"),
+        (
+            lambda head: head.fit_tree(np.zeros((3, WIDTH)), np.full(3, -100)),
+            "no row other than ignore_index",
+        ),
     ],
 )
 def test_wrong_input_rejects(call, sentence):
@@ -442,4 +478,6 @@ def test_missing_torch_names_the_extra_rejects():
     code = "import sys; sys.modules['torch'] = None\nimport extremax.nn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode != 0
-    assert done.stderr.splitlines()[-1].endswith("PyTorch, which is not installed: pip install extremax[torch]")
+    assert done.stderr.splitlines()[-1].endswith(
+        "PyTorch, which is not installed: pip install extremax[torch]"
+    )

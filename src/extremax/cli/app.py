@@ -1,4 +1,6 @@
-"""The application: its commands, the options before them, and the one place where errors become sentences and exit codes."""
+"""The application: its commands, the options before them, and the one place where errors become sentences
+and exit codes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class Application(TyperGroup):
             warnings.showwarning = _show_warning
             try:
                 result = super().invoke(ctx)
-                sys.stdout.flush()  # a pipe that was closed early is noticed here, not in the interpreter's last breath
+                # a pipe that was closed early is noticed here, not in the interpreter's last breath
+                sys.stdout.flush()
                 return result
             except BrokenPipeError:
                 _let_go_of_stdout()
@@ -100,7 +103,8 @@ def _print_version(wanted: bool) -> None:
 
 def start(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Classifiers over ten thousand to ten million classes: train them, ask them, look into them."""

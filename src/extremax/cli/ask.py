@@ -14,9 +14,13 @@ from extremax.cli.predict import probabilities
 
 def ask(
     model: ModelArgument,
-    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="What to classify.", show_default=False)],
+    text: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="What to classify.", show_default=False)
+    ],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
-    search: Annotated[Search, typer.Option(help="Score all classes, or go down the label tree.")] = Search.exact,
+    search: Annotated[
+        Search, typer.Option(help="Score all classes, or go down the label tree.")
+    ] = Search.exact,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -26,7 +30,9 @@ def ask(
     """
     clf = open_model(model, threads)
     if not takes_texts(clf):
-        raise ValueError(f"{model} was trained on features, not on texts; use: extremax predict {model} DATA.")
+        raise ValueError(
+            f"{model} was trained on features, not on texts; use: extremax predict {model} DATA."
+        )
     question = " ".join(text)  # quotes are easily forgotten
     labels, log_prob = clf.predict_topk([question], min(k, len(clf.classes_)), search=search.value)
     answers = answers_of(clf, labels[0].tolist(), probabilities(log_prob)[0])
@@ -48,7 +54,9 @@ def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[di
 def show_answers(answers: list[dict[str, Any]], title: str | None = None) -> None:
     """A table of answers on standard output."""
     columns = list(answers[0])
-    rows = [[*(str(answer[name]) for name in columns[:-1]), _percent(answer["probability"])] for answer in answers]
+    rows = [
+        [*(str(answer[name]) for name in columns[:-1]), _percent(answer["probability"])] for answer in answers
+    ]
     terminal.print_table(columns, rows, title=title, right=["probability"])
 
 

@@ -1,4 +1,6 @@
-"""``extremax demo``: a classifier over the 10,662 parent codes of ICD-10-CM, from nothing to answers in about a minute."""
+"""``extremax demo``: a classifier over the 10,662 parent codes of ICD-10-CM, from nothing to answers in
+about a minute.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ _CURVE_ROWS = 1000  # validation rows that are judged after each epoch
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the model and the picture.")] = Path(
-        "demo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the model and the picture.")
+    ] = Path("demo"),
     epochs: Annotated[
-        int | None, typer.Option("--n-epochs", min=1, help="Passes over the training texts; chosen unless given.")
+        int | None,
+        typer.Option("--n-epochs", min=1, help="Passes over the training texts; chosen unless given."),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, to be quick.")] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, to be quick.")
+    ] = None,
     seed: Seed = 0,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -61,14 +66,18 @@ def demo(
     test_texts, test_codes = data.rows(data.test)
     seen = np.flatnonzero(seen_classes(valid_codes, codes))[:_CURVE_ROWS]
     eval_set = [valid_texts[i] for i in seen], [valid_codes[i] for i in seen]
-    terminal.say(f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} is under {codes[0]}")
+    terminal.say(
+        f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} is under {codes[0]}"
+    )
 
     watched = int(sys.stderr.isatty() and not quiet)
     settings: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": watched}
     terminal.say("compiling, once for this machine: about half a minute")
     compile_kernels(settings)
     started = time.perf_counter()
-    clf = TextClassifier(ExtremeClassifier(n_epochs=epochs, **settings), features=TextFeatures(random_state=seed or 0))
+    clf = TextClassifier(
+        ExtremeClassifier(n_epochs=epochs, **settings), features=TextFeatures(random_state=seed or 0)
+    )
     clf.fit(texts, codes, eval_set=eval_set)
     budget = clf.history_[-1]["seconds"]
     terminal.say(
@@ -88,19 +97,27 @@ def demo(
 
     figures = {
         "class frequencies": frequency_figures(codes, test_codes),
-        "uniform negatives": _figures(evaluate(uniform, clf.transform(test_texts), test_codes, n_jobs=threads)),
+        "uniform negatives": _figures(
+            evaluate(uniform, clf.transform(test_texts), test_codes, n_jobs=threads)
+        ),
         "extremax": _figures(evaluate(clf, test_texts, test_codes, n_jobs=threads)),
     }
     table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in figures.items()]
     n_test = int(seen_classes(test_codes, codes).sum())
     columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
-    terminal.print_table(columns, table, title=f"On {n_test:,} test texts, after the same training time", right=columns[1:])
+    terminal.print_table(
+        columns, table, title=f"On {n_test:,} test texts, after the same training time", right=columns[1:]
+    )
 
     clf.model_.descriptions = Descriptions.of([data.names[code] for code in clf.classes_.tolist()])
     out.mkdir(parents=True, exist_ok=True)
     clf.save(out / "model")
     picture = out / "learning_curve.png"
-    draw_curves(picture, {"extremax": clf.history_, "uniform negatives": uniform.history_}, figures["class frequencies"])
+    draw_curves(
+        picture,
+        {"extremax": clf.history_, "uniform negatives": uniform.history_},
+        figures["class frequencies"],
+    )
 
     labels, log_prob = clf.predict_topk(list(PHRASES), k=5)
     for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
@@ -131,7 +148,9 @@ def _figures(report: Any) -> tuple[float, float, float]:
 
 
 def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, float, float]:
-    """Accuracy, top-5 accuracy and log-likelihood of the class frequencies, on the test codes that occur in training."""
+    """Accuracy, top-5 accuracy and log-likelihood of the class frequencies, on the test codes that occur
+    in training.
+    """
     import numpy as np
 
     names, counts = np.unique(np.asarray(codes), return_counts=True)
@@ -143,7 +162,9 @@ def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, f
     return top[0], top[1], float(np.log(share[ids]).mean())
 
 
-def draw_curves(path: Path, histories: dict[str, list[dict[str, Any]]], frequencies: tuple[float, float, float]) -> None:
+def draw_curves(
+    path: Path, histories: dict[str, list[dict[str, Any]]], frequencies: tuple[float, float, float]
+) -> None:
     """Validation accuracy and log-likelihood against seconds of training, as a PNG."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -158,7 +179,12 @@ def draw_curves(path: Path, histories: dict[str, list[dict[str, Any]]], frequenc
         (panels[1], "valid_log_likelihood", "log-likelihood", frequencies[2]),
     ):
         for name, history in histories.items():
-            panel.plot([record["seconds"] for record in history], [record[key] for record in history], marker=".", label=name)
+            panel.plot(
+                [record["seconds"] for record in history],
+                [record[key] for record in history],
+                marker=".",
+                label=name,
+            )
         panel.axhline(level, color="grey", linestyle=":", label="class frequencies")
         panel.set_xlabel("seconds of training")
         panel.set_title(f"ICD-10-CM, validation {title}", fontsize=10)

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import inputs_of, named_labels, open_model, reading_for, report_skipped, without_labels
+from extremax.cli.models import (
+    inputs_of,
+    named_labels,
+    open_model,
+    reading_for,
+    report_skipped,
+    without_labels,
+)
 from extremax.cli.options import DataArgument, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
 
 
@@ -41,7 +48,9 @@ def evaluate(
     if as_json:
         terminal.show_json(figures)
         return
-    rows = [[name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in figures.items()]
+    rows = [
+        [name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in figures.items()
+    ]
     terminal.print_table(["figure", "value"], rows, right=["value"])
 
 
@@ -65,7 +74,12 @@ def measure(clf: Any, path: Path, reading: Reading, ranks: list[int]) -> dict[st
     report_skipped(data)
     if data.y is None:
         raise ValueError(without_labels(data, path))
-    report = judge(clf, inputs_of(clf, data, path), named_labels(data), ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
+    report = judge(
+        clf,
+        inputs_of(clf, data, path),
+        named_labels(data),
+        ks=[k for k in ranks if k <= len(clf.classes_)] or [1],
+    )
     if report.n_left_out:
         terminal.warn(f"{report.n_left_out:,} rows have no label that the model knows; they are left out.")
     return report.as_dict()

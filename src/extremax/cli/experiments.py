@@ -11,7 +11,10 @@ from extremax.cli import terminal
 from extremax.cli.options import Json, Quiet, Seed, Threads
 
 RecipeArgument = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="Recipe file, or the name of one that comes with extremax.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RECIPE", help="Recipe file, or the name of one that comes with extremax.", show_default=False
+    ),
 ]
 
 
@@ -20,7 +23,9 @@ def run(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.", show_default=False)],
     seed: Seed = None,
     threads: Threads = None,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0.0, help="Least time between two checkpoints.")] = 10.0,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Least time between two checkpoints.")
+    ] = 10.0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -36,14 +41,23 @@ def run(
     if seed is not None:
         chosen = chosen.with_model(random_state=seed)
     summary = run_recipe(
-        chosen, out, n_jobs=threads, checkpoint_seconds=checkpoint_seconds, say=terminal.say, on_point=_show_point
+        chosen,
+        out,
+        n_jobs=threads,
+        checkpoint_seconds=checkpoint_seconds,
+        say=terminal.say,
+        on_point=_show_point,
     )
     if as_json:
         terminal.show_json(summary)
         return
     rows = []
     for name, point in (("last epoch", summary["last"]), ("best by validation", summary["best_accuracy"])):
-        figures = [f"{point['valid_accuracy']:.2%}", f"{point['test_accuracy']:.2%}", f"{point['test_log_likelihood']:.4f}"]
+        figures = [
+            f"{point['valid_accuracy']:.2%}",
+            f"{point['test_accuracy']:.2%}",
+            f"{point['test_log_likelihood']:.4f}",
+        ]
         rows.append([name, f"{point['epoch']:g}", f"{point['seconds']:.1f}", *figures])
     columns = ["model", "epoch", "seconds", "valid accuracy", "test accuracy", "test log-likelihood"]
     terminal.print_table(columns, rows, title=f"{summary['method']} on {summary['data']}", right=columns[1:])
@@ -85,11 +99,17 @@ def tune(
     result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, say=terminal.say, on_trial=show)
     if as_json:
         terminal.show_json(
-            {"best": vars(result.best_trial), "recipe": str(result.path), "trials": [vars(t) for t in result.trials]}
+            {
+                "best": vars(result.best_trial),
+                "recipe": str(result.path),
+                "trials": [vars(t) for t in result.trials],
+            }
         )
         return
     names = list(result.best_trial.parameters)
-    ranked = sorted(result.trials, key=lambda trial: float("-inf") if trial.score is None else trial.score, reverse=True)
+    ranked = sorted(
+        result.trials, key=lambda trial: float("-inf") if trial.score is None else trial.score, reverse=True
+    )
     rows = [
         [str(t.number), *(_short(t.parameters.get(name)) for name in names), "-" if t.score is None else f"{t.score:.4f}",
          str(t.n_epochs), f"{t.seconds:.1f}", t.state]
@@ -112,21 +132,26 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for everything.", show_default="reproduce-DATA")
     ] = None,
-    methods: Annotated[list[str] | None, typer.Option("--method", "-m", help="Some of the methods; may be repeated.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", "-m", help="Some of the methods; may be repeated.")
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="Training time per method, in place of the recipes' epochs.")
     ] = None,
     trials: Annotated[int, typer.Option(min=0, help="Search this many settings per method first.")] = 0,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Compare processor time: for a machine that is in use.")] = False,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Compare processor time: for a machine that is in use.")
+    ] = False,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The paper's comparison on a data set: six methods and softmax, a figure, a table, and which claims held.
+    """The paper's comparison on a data set: six methods and softmax, a figure, a table, and which claims
+    held.
 
-    eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the folder that the
-    environment variable EXTREMAX_DATA names.  The same command goes on with a comparison that was interrupted.
-    """
+    eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
+    folder that the environment variable EXTREMAX_DATA names. The same command goes on with a comparison that
+    was interrupted."""
     import sys
 
     from extremax.experiments import reproduce as reproduce_paper
@@ -138,7 +163,9 @@ def reproduce(
         clock="cpu_seconds" if cpu else "seconds", n_jobs=threads, command=command, say=terminal.say, on_point=_show_point,
     )  # fmt: skip
     if as_json:
-        outcomes = {name: {k: v for k, v in vars(o).items() if k != "points"} for name, o in result.outcomes.items()}
+        outcomes = {
+            name: {k: v for k, v in vars(o).items() if k != "points"} for name, o in result.outcomes.items()
+        }
         terminal.show_json({"outcomes": outcomes, "verdicts": [vars(verdict) for verdict in result.verdicts]})
         return
     rows = [
@@ -153,15 +180,21 @@ def reproduce(
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture: .png, .svg or .pdf.")] = Path("learning-curves.png"),
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture: .png, .svg or .pdf.")] = Path(
+        "learning-curves.png"
+    ),
     kinds: Annotated[
         list[str] | None, typer.Option("--format", "-f", help="png, svg or pdf; may be given several times.")
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Processor time instead of time on the wall.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the learning curves of runs: log-likelihood and accuracy against training time, a row per data set."""
+    """Draw the learning curves of runs: log-likelihood and accuracy against training time, a row per data
+    set.
+    """
     from extremax.experiments import plot as plot_runs
 
     terminal.set_quiet(quiet)

@@ -1,4 +1,6 @@
-"""``extremax inspect MODEL``: what a model is, what it chose, where its bytes are, and which classes it mixes up."""
+"""``extremax inspect MODEL``: what a model is, what it chose, where its bytes are, and which classes it
+mixes up.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ _PARTS = {
 def inspect(
     model: ModelArgument,
     label: Annotated[
-        str | None, typer.Option(metavar="X", help="Show the classes that are hardest to tell from X.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="X", help="Show the classes that are hardest to tell from X.", show_default=False
+        ),
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Classes to show with --label.")] = 10,
     as_json: Json = False,
@@ -54,8 +59,13 @@ def inspect(
     rows = [[name.replace("_", " "), _shown(value)] for name, value in facts.items() if value is not None]
     terminal.print_table([str(model), ""], rows)
     total = sum(memory.values())
-    table = [[part, _bytes(size), f"{size / total:.0%}"] for part, size in sorted(memory.items(), key=lambda item: -item[1])]
-    terminal.print_table(["memory", "size", "share"], [*table, ["total", _bytes(total), ""]], right=["size", "share"])
+    table = [
+        [part, _bytes(size), f"{size / total:.0%}"]
+        for part, size in sorted(memory.items(), key=lambda item: -item[1])
+    ]
+    terminal.print_table(
+        ["memory", "size", "share"], [*table, ["total", _bytes(total), ""]], right=["size", "share"]
+    )
 
 
 def describe(clf: Any, folder: Path) -> dict[str, Any]:
@@ -89,7 +99,9 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         facts["frequencies_log_likelihood"] = float((share * np.log(share)).sum())
         low, middle, high = np.quantile(counts, [0.0, 0.5, 1.0]).tolist()
         facts["rows_per_class"] = {"smallest": int(low), "median": middle, "largest": int(high)}
-    facts["choices"] = {name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"} or None
+    facts["choices"] = {
+        name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"
+    } or None
     facts["memory"] = _memory(folder, fitted.noise)
     return facts
 
@@ -97,7 +109,9 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
 def _input(clf: Any) -> str:
     if not takes_texts(clf):
         return "features"
-    return "texts" if clf.features_ is not None else f"texts through the encoder {clf.encoder or '(an object)'}"
+    return (
+        "texts" if clf.features_ is not None else f"texts through the encoder {clf.encoder or '(an object)'}"
+    )
 
 
 def _memory(folder: Path, noise: Any) -> dict[str, int]:
@@ -120,17 +134,27 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     counts = fitted.class_counts
     measure = "tree_probability" if by_tree else "cosine_of_weights"
     found = [
-        {"label": clf.classes_[i].item() if hasattr(clf.classes_[i], "item") else clf.classes_[i], measure: float(h)}
+        {
+            "label": clf.classes_[i].item() if hasattr(clf.classes_[i], "item") else clf.classes_[i],
+            measure: float(h),
+        }
         | ({} if counts is None else {"rows": int(counts[i])})
         for i, h in zip(ids.tolist(), hardness, strict=True)
     ]
     if as_json:
         terminal.show_json({"label": label, "hardest": found})
         return
-    shown = f"classes hardest to tell from {label}, " + ("by the label tree" if by_tree else "by the cosine of their weights")
+    shown = f"classes hardest to tell from {label}, " + (
+        "by the label tree" if by_tree else "by the cosine of their weights"
+    )
     columns = ["label", measure.replace("_", " "), "rows", "description"]
     rows = [
-        [str(entry["label"]), f"{entry[measure]:.4f}", f"{entry.get('rows', '')}", description_of(clf, entry["label"]) or ""]
+        [
+            str(entry["label"]),
+            f"{entry[measure]:.4f}",
+            f"{entry.get('rows', '')}",
+            description_of(clf, entry["label"]) or "",
+        ]
         for entry in found
     ]
     terminal.print_table(columns, rows, title=shown, right=columns[1:3])

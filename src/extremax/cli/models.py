@@ -79,12 +79,18 @@ def without_labels(data: Any, path: Path) -> str:
     """What to say of a file without labels."""
     if data.n_samples == 0:
         return f"{path} has no rows."
-    what = "give their file: --labels FILE" if data.format in ("npy", "npz") else "name their column: --label-column NAME"
+    what = (
+        "give their file: --labels FILE"
+        if data.format in ("npy", "npz")
+        else "name their column: --label-column NAME"
+    )
     return f"{path} has {data.n_samples:,} rows, but no labels; {what}."
 
 
 def named_labels(data: Any) -> Any:
-    """Labels as the estimators take them: one a row, lists of names, or an indicator matrix whose columns have no names."""
+    """Labels as the estimators take them: one a row, lists of names, or an indicator matrix whose columns
+    have no names.
+    """
     if not data.multilabel or data.label_names is None:
         return data.y
     names, y = data.label_names, data.y
@@ -92,7 +98,9 @@ def named_labels(data: Any) -> Any:
 
 
 def describe_labels(model: Any, path: Path) -> None:
-    """Give a model the descriptions of its labels: a table of a label and a text a row, the label in the first column."""
+    """Give a model the descriptions of its labels: a table of a label and a text a row, the label in the
+    first column.
+    """
     from extremax.data.streams import ByteStream
     from extremax.data.text_tables import TableReader
     from extremax.model import Descriptions
@@ -113,4 +121,6 @@ def description_of(model: Any, label: Any) -> str | None:
     classifier = classifier_of(model)
     if classifier.model_.descriptions is None:
         return None
-    return str(classifier.model_.descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0])))
+    return str(
+        classifier.model_.descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0]))
+    )

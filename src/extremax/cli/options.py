@@ -1,7 +1,7 @@
 """Options that several commands share, each with one spelling and one meaning; and bundles of them.
 
-A command takes a bundle as one argument, ``reading: Reading``, and is registered through `unbundled`, which puts the fields of
-the bundle among its options::
+A command takes a bundle as one argument, ``reading: Reading``, and is registered through `unbundled`, which
+puts the fields of the bundle among its options::
 
     app.command()(unbundled(train))
 """
@@ -20,16 +20,29 @@ from typing import IO, Annotated, Any, get_type_hints
 
 import typer
 
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random draws: the same seed, the same result.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads; by default one per processor.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, help="Seed of all random draws: the same seed, the same result."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads; by default one per processor.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on the way; warnings and errors are still shown.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on the way; warnings and errors are still shown.")
+]
 
 ModelArgument = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.", exists=True, file_okay=False, show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="Folder of a saved model.", exists=True, file_okay=False, show_default=False
+    ),
 ]
 DataArgument = Annotated[
-    Path, typer.Argument(metavar="DATA", help="File of rows; - for standard input.", allow_dash=True, show_default=False)
+    Path,
+    typer.Argument(
+        metavar="DATA", help="File of rows; - for standard input.", allow_dash=True, show_default=False
+    ),
 ]
 
 
@@ -69,21 +82,40 @@ class Search(StrEnum):
 class Reading:
     """How a file of rows is read."""
 
-    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto looks into the file.")] = FileFormat.auto
-    text_column: Annotated[str | None, typer.Option(help="Column of texts: its name, or its position from 0.")] = None
-    label_column: Annotated[str | None, typer.Option(help="Column of labels: its name, or its position from 0.")] = None
-    vector_column: Annotated[str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")] = None
-    label_separator: Annotated[str | None, typer.Option(help="What separates several labels in one field.")] = None
+    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto looks into the file.")] = (
+        FileFormat.auto
+    )
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of texts: its name, or its position from 0.")
+    ] = None
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of labels: its name, or its position from 0.")
+    ] = None
+    vector_column: Annotated[
+        str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")
+    ] = None
+    label_separator: Annotated[
+        str | None, typer.Option(help="What separates several labels in one field.")
+    ] = None
     delimiter: Annotated[str | None, typer.Option(help="What separates columns.  [default: look]")] = None
     header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: look]")
+        bool | None,
+        typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: look]"),
     ] = None
     labels_path: Annotated[
         Path | None,
-        typer.Option("--labels", help="File of labels beside .npy features: .npy, or a label a line.", show_default=False),
+        typer.Option(
+            "--labels",
+            help="File of labels beside .npy features: .npy, or a label a line.",
+            show_default=False,
+        ),
     ] = None
-    n_features: Annotated[int | None, typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]")] = None
-    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Count and skip malformed lines.")] = False
+    n_features: Annotated[
+        int | None, typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]")
+    ] = None
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Count and skip malformed lines.")
+    ] = False
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for `load_dataset`."""
@@ -122,14 +154,19 @@ def unbundled(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name not in bundles:
-            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
             continue
         bundle: Any = bundles[parameter.name]
         kinds = get_type_hints(bundle, include_extras=True)
         for field in fields(bundle):
             parameters.append(
                 inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=kinds[field.name],
                 )
             )
 

@@ -1,9 +1,8 @@
 """The parameters of ``ExtremeClassifier`` as options of ``extremax train``.
 
-They are read from the source of the class, not from the class: importing it takes longer than ``--help`` may.  So an option has
-the name, the default and the description that the class states, and a new parameter of the class is an option at once.  What an
-option may be is read from the source of the table that checks it.
-"""
+They are read from the source of the class, not from the class: importing it takes longer than ``--help`` may.
+So an option has the name, the default and the description that the class states, and a new parameter of the
+class is an option at once. What an option may be is read from the source of the table that checks it."""
 
 from __future__ import annotations
 
@@ -41,9 +40,13 @@ def _source(module: str) -> ast.Module:
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
-def read_parameters(class_name: str = "ExtremeClassifier", module: str = "extremax.estimator") -> list[Parameter]:
+def read_parameters(
+    class_name: str = "ExtremeClassifier", module: str = "extremax.estimator"
+) -> list[Parameter]:
     """Parameters of ``__init__`` with defaults and descriptions, in order."""
-    owner = next(node for node in _source(module).body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    owner = next(
+        node for node in _source(module).body if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
     init = next(node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     texts = _descriptions(ast.get_docstring(owner) or "")
     positional = init.args.args[1:]  # without self
@@ -60,16 +63,22 @@ def read_parameters(class_name: str = "ExtremeClassifier", module: str = "extrem
 def _descriptions(docstring: str) -> dict[str, tuple[str, str]]:
     """Name -> (type line, text) of a numpydoc Parameters section."""
     section = re.search(r"Parameters\n-+\n(.*?)(?:\n\w[^\n]*\n-{3,}|\Z)", docstring, flags=re.DOTALL)
-    entries = re.findall(r"^(\w+) : ([^\n]*)\n((?:    [^\n]*\n?|\n)*)", section.group(1) if section else "", flags=re.MULTILINE)
+    entries = re.findall(
+        r"^(\w+) : ([^\n]*)\n((?:    [^\n]*\n?|\n)*)", section.group(1) if section else "", flags=re.MULTILINE
+    )
     names = {name for name, _, _ in entries} | {"eval_set"}
 
     def spelled(found: re.Match[str]) -> str:
         return option_of(found.group(1)) if found.group(1) in names else found.group(1)
 
-    return {name: (kind, re.sub(r"`([^`]*)`", spelled, " ".join(text.split()))) for name, kind, text in entries}
+    return {
+        name: (kind, re.sub(r"`([^`]*)`", spelled, " ".join(text.split()))) for name, kind, text in entries
+    }
 
 
-def read_choices(module: str = "extremax.parameters", table: str = "CONSTRAINTS") -> dict[str, tuple[list[str], bool]]:
+def read_choices(
+    module: str = "extremax.parameters", table: str = "CONSTRAINTS"
+) -> dict[str, tuple[list[str], bool]]:
     """Parameters that take words: the words, and whether they are all that is taken on a command line."""
     tree = _source(module)
     constraints = _assigned(tree, table)
@@ -78,9 +87,16 @@ def read_choices(module: str = "extremax.parameters", table: str = "CONSTRAINTS"
     for key, entry in zip(constraints.keys, constraints.values, strict=True):
         assert isinstance(key, ast.Constant)
         assert isinstance(entry, ast.List)
-        calls = [node for node in entry.elts if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [
+            node for node in entry.elts if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
         kinds = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
-        words = [word for call in calls if ast.unparse(call.func) == "Choice" for word in _words(call.args[0], tree)]
+        words = [
+            word
+            for call in calls
+            if ast.unparse(call.func) == "Choice"
+            for word in _words(call.args[0], tree)
+        ]
         if words:
             found[str(key.value)] = words, "Interval" not in kinds
     return found
@@ -98,7 +114,9 @@ def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
 
 
 def _words(node: ast.expr, tree: ast.Module) -> list[str]:
-    """Words that an expression stands for: a constant, a collection of them, or a name of this or of an imported module."""
+    """Words that an expression stands for: a constant, a collection of them, or a name of this or of an
+    imported module.
+    """
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.Starred):
@@ -112,7 +130,9 @@ def _words(node: ast.expr, tree: ast.Module) -> list[str]:
     if value is not None:
         return _words(value, tree)
     imports = [
-        line for line in tree.body if isinstance(line, ast.ImportFrom) and node.id in {alias.name for alias in line.names}
+        line
+        for line in tree.body
+        if isinstance(line, ast.ImportFrom) and node.id in {alias.name for alias in line.names}
     ]
     assert imports[0].module is not None
     return _words(node, _source(imports[0].module))
@@ -140,7 +160,9 @@ def _option(parameter: Parameter, choices: dict[str, tuple[list[str], bool]]) ->
 
 _choices = read_choices()
 Parameters: Any = make_dataclass(
-    "Parameters", [_option(entry, _choices) for entry in read_parameters() if entry.name not in ELSEWHERE], frozen=True
+    "Parameters",
+    [_option(entry, _choices) for entry in read_parameters() if entry.name not in ELSEWHERE],
+    frozen=True,
 )
 
 

@@ -31,18 +31,24 @@ def predict(
     model: ModelArgument,
     data: DataArgument = Path("-"),
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; standard output if not given.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="File to write; standard output if not given."),
     ] = None,
     to: Annotated[
-        Output | None, typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]")
+        Output | None,
+        typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]"),
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
-    search: Annotated[Search, typer.Option(help="Score all classes, or those that a quick look at all promises most of.")] = (
-        Search.exact
-    ),
+    search: Annotated[
+        Search, typer.Option(help="Score all classes, or those that a quick look at all promises most of.")
+    ] = (Search.exact),
     beam_width: Annotated[
         int | None,
-        typer.Option(min=1, help="Classes that --search beam scores.  [default: what the model chose]", show_default=False),
+        typer.Option(
+            min=1,
+            help="Classes that --search beam scores.  [default: what the model chose]",
+            show_default=False,
+        ),
     ] = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -108,7 +114,11 @@ class _CsvWriter:
 
     def __init__(self, file: IO[bytes], k: int) -> None:
         self._file = file
-        names = [("label", "probability")] if k == 1 else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
+        names = (
+            [("label", "probability")]
+            if k == 1
+            else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
+        )
         self._head: list[list[Any]] = [[name for pair in names for name in pair]]
 
     def _send(self, rows: list[list[Any]]) -> None:
@@ -158,7 +168,9 @@ class _ParquetWriter:
         names = labels.tolist()
         if names and not isinstance(names[0][0], str | int | float):
             names = [[str(name) for name in row] for row in names]
-        table = pa.table({"labels": names, "probabilities": pa.array(probabilities(log_prob), pa.list_(pa.float64()))})
+        table = pa.table(
+            {"labels": names, "probabilities": pa.array(probabilities(log_prob), pa.list_(pa.float64()))}
+        )
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._file, table.schema)
         self._writer.write_table(table)

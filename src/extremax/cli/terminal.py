@@ -1,4 +1,6 @@
-"""What commands write: results on standard output, words and progress on standard error, files whole or not at all."""
+"""What commands write: results on standard output, words and progress on standard error, files whole or
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,15 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
 ) -> None:
-    """A table on standard output; columns named in `right` are flush right.  In a pipe: tabs, no frame, no title."""
+    """A table on standard output; columns named in `right` are flush right. In a pipe: tabs, no frame, no
+    title.
+    """
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             write("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row))
@@ -86,7 +94,9 @@ def progress_line() -> ProgressLine:
 
 
 class Bar:
-    """Progress of work that counts up: ``bar(done, total)``, total None for a pipe; to be closed, or used with ``with``."""
+    """Progress of work that counts up: ``bar(done, total)``, total None for a pipe; to be closed, or used
+    with ``with``.
+    """
 
     def __init__(self, label: str) -> None:
         self._label, self._line, self._started = label, progress_line(), time.perf_counter()

@@ -23,10 +23,17 @@ class Data(StrEnum):
 
 def theory(
     data: Annotated[
-        Data, typer.Option("--data", help="planted: a hierarchy whose p_D is known; icd10cm: real texts, p_D by a classifier.")
+        Data,
+        typer.Option(
+            "--data",
+            help="planted: a hierarchy whose p_D is known; icd10cm: real texts, p_D by a classifier.",
+        ),
     ] = Data.planted,
     figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="FILE", help="Draw SNR against the share of p_D: .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(
+            "--figure", metavar="FILE", help="Draw SNR against the share of p_D: .png, .svg or .pdf."
+        ),
     ] = None,
     seed: Seed = None,
     threads: Threads = None,
@@ -35,10 +42,10 @@ def theory(
 ) -> None:
     """How much signal the gradients of negative sampling carry under uniform, frequency and tree noise.
 
-    First table: the signal-to-noise ratio of the paper's section 4 computed in three ways on a small problem.  Second table:
-    the same ratio on many classes, relative to the best one (p_n = p_D), with the overlap of p_n and p_D on which it rests, the
-    divergence of p_n from p_D in nats, and the mean log-likelihood of the rows' labels.
-    """
+    First table: the signal-to-noise ratio of the paper's section 4 computed in three ways on a small problem.
+    Second table: the same ratio on many classes, relative to the best one (p_n = p_D), with the overlap of
+    p_n and p_D on which it rests, the divergence of p_n from p_D in nats, and the mean log-likelihood of the
+    rows' labels."""
     terminal.set_quiet(quiet)
     if figure is not None and figure.suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
         raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
@@ -55,12 +62,21 @@ def theory(
     else:
         columns = ["noise", "exact", "matrices", "simulated", "standard error"]
         rows = [
-            [c.noise, f"{c.exact:.6f}", f"{c.matrices:.6f}", f"{c.simulated:.6f}", f"{c.standard_error:.6f}"] for c in checks
+            [c.noise, f"{c.exact:.6f}", f"{c.matrices:.6f}", f"{c.simulated:.6f}", f"{c.standard_error:.6f}"]
+            for c in checks
         ]
-        terminal.print_table(columns, rows, title="Signal-to-noise ratio, 5 rows and 8 classes", right=columns[1:])
+        terminal.print_table(
+            columns, rows, title="Signal-to-noise ratio, 5 rows and 8 classes", right=columns[1:]
+        )
         columns = ["noise", "relative SNR", "overlap", "divergence", "log-likelihood"]
         rows = [
-            [row.noise, f"{row.relative_snr:.6f}", f"{row.overlap:.3f}", f"{row.divergence:.3f}", f"{likelihood:.3f}"]
+            [
+                row.noise,
+                f"{row.relative_snr:.6f}",
+                f"{row.overlap:.3f}",
+                f"{row.divergence:.3f}",
+                f"{likelihood:.3f}",
+            ]
             for row, likelihood in zip(study.noises, study.log_likelihood, strict=True)
         ]
         terminal.write("")

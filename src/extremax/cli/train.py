@@ -16,29 +16,49 @@ import typer
 from extremax.cli import terminal
 from extremax.cli.app import EXIT_INTERRUPTED
 from extremax.cli.models import describe_labels, named_labels, report_skipped, without_labels
-from extremax.cli.options import DataArgument, Json, Quiet, Reading, Reduction, Seed, Threads, source, unbundled
+from extremax.cli.options import (
+    DataArgument,
+    Json,
+    Quiet,
+    Reading,
+    Reduction,
+    Seed,
+    Threads,
+    source,
+    unbundled,
+)
 from extremax.cli.parameters import Parameters, given
 
 
 def train(
     data: DataArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.", show_default=False),
+    ],
     *,
     valid: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.", show_default=False),
     ] = None,
     reduce: Annotated[
         Reduction | None,
-        typer.Option(help="For rows with several labels: keep one, or make each label a row. [default: keep all]"),
+        typer.Option(
+            help="For rows with several labels: keep one, or make each label a row. [default: keep all]"
+        ),
     ] = None,
     descriptions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV of a label and its description a row, shown by ask and inspect.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="CSV of a label and its description a row, shown by ask and inspect."
+        ),
     ] = None,
     text_features: Annotated[
         int | None, typer.Option(min=2, help="Features per text.  [default: 512]", show_default=False)
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Name of a sentence-transformers model to embed texts with.", show_default=False)
+        str | None,
+        typer.Option(help="Name of a sentence-transformers model to embed texts with.", show_default=False),
     ] = None,
     seed: Seed = 0,
     threads: Threads = None,
@@ -71,7 +91,9 @@ def train(
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
     watched = sys.stderr.isatty() and not quiet
-    classifier = ExtremeClassifier(**given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched))
+    classifier = ExtremeClassifier(
+        **given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched)
+    )
     check_settings(classifier.get_params(deep=False))
     check_target(out)  # before an hour of training, not after
     started = time.perf_counter()
@@ -84,10 +106,14 @@ def train(
         features = None if encoder is not None else TextFeatures(**options, random_state=seed or 0)
         model = TextClassifier(classifier, features=features, encoder=encoder)
     elif encoder is not None or text_features is not None:
-        raise typer.BadParameter(f"{data} holds features, not texts: --encoder and --text-features do not apply.")
+        raise typer.BadParameter(
+            f"{data} holds features, not texts: --encoder and --text-features do not apply."
+        )
     terminal.say(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
     with _noticing_interrupts() as interrupts:
-        model.fit(rows.inputs, rows.labels, eval_set=None if checked is None else (checked.inputs, checked.labels))
+        model.fit(
+            rows.inputs, rows.labels, eval_set=None if checked is None else (checked.inputs, checked.labels)
+        )
     if descriptions is not None:
         describe_labels(model, descriptions)
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is impatient now would lose the model
@@ -129,7 +155,9 @@ class Rows:
     counts: Any
 
 
-def _load(load_dataset: Any, path: Path, reading: Reading, reduce: Reduction | None, counts_of: Rows | None = None) -> Rows:
+def _load(
+    load_dataset: Any, path: Path, reading: Reading, reduce: Reduction | None, counts_of: Rows | None = None
+) -> Rows:
     with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
         data = load_dataset(opened, **reading.arguments(), progress=bar)
     report_skipped(data)

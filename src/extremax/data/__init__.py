@@ -6,10 +6,17 @@ from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import ICD10CM, load_icd10cm
 from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
 from extremax.data.readers import iter_dataset, load_dataset
-from extremax.data.splits import seen_classes, split_rows
-from extremax.data.synthetic import GaussianTruth, SoftmaxTruth, SyntheticData, planted_hierarchy, planted_softmax, unstructured
+from extremax.data.synthetic import (
+    GaussianTruth,
+    SoftmaxTruth,
+    SyntheticData,
+    planted_hierarchy,
+    planted_softmax,
+    unstructured,
+)
 from extremax.features.pca import PCA
 from extremax.features.text import TextFeatures
+from extremax.splits import seen_classes, split_rows
 
 __all__ = [
     "ICD10CM",

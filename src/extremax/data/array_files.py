@@ -1,4 +1,6 @@
-"""Arrays on disk: ``.npy`` and ``.npz`` opened without reading them, Parquet and Arrow files with a vector or a text column."""
+"""Arrays on disk: ``.npy`` and ``.npz`` opened without reading them, Parquet and Arrow files with a vector
+or a text column.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def read_npy(path: str | os.PathLike[str]) -> Dataset:
 
 
 def read_labels(path: str | os.PathLike[str], n_samples: int) -> tuple[Any, list[str] | None]:
-    """`y` and `label_names` of a Dataset: an ``.npy`` array, a text file with a label a line, or a sparse indicator matrix."""
+    """`y` and `label_names` of a Dataset: an ``.npy`` array, a text file with a label a line, or a sparse
+    indicator matrix.
+    """
     name = os.fspath(path)
     with ByteStream(path) as stream:
         head = stream.peek(6)
@@ -53,7 +57,8 @@ def _label_lines(stream: ByteStream, n_samples: int) -> NDArray[Any]:
     labels = [text.strip() for piece in LineReader(stream).pieces(None) for text in piece.texts or []]
     if "" in labels:
         raise DataFileError(stream.name, "expected a label, got an empty line.", line=labels.index("") + 1)
-    first = int(len(labels) == n_samples + 1 and labels[0].lower() in LABEL_NAMES)  # the name of the column, not a label
+    # the name of the column, not a label
+    first = int(len(labels) == n_samples + 1 and labels[0].lower() in LABEL_NAMES)
     return string_array(labels[first:])
 
 
@@ -61,12 +66,15 @@ def _open_indicator(path: Path) -> sp.csr_matrix:
     try:
         matrix: sp.csr_matrix = sp.load_npz(path).tocsr()
     except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
-        raise DataFileError(str(path), f"expected a matrix saved by scipy.sparse.save_npz as labels ({error}).") from error
+        raise DataFileError(
+            str(path), f"expected a matrix saved by scipy.sparse.save_npz as labels ({error})."
+        ) from error
     return matrix
 
 
 def read_npz(path: str | os.PathLike[str]) -> Dataset:
-    """Features and labels of an ``.npz`` archive: arrays ``X`` and ``y``, or a matrix saved by scipy.sparse.save_npz.
+    """Features and labels of an ``.npz`` archive: arrays ``X`` and ``y``, or a matrix saved by
+    scipy.sparse.save_npz.
 
     Arrays of an archive written without compression are memory-mapped.
     """
@@ -102,7 +110,9 @@ def _open_npy(path: Path) -> NDArray[Any]:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except ValueError as error:
-        raise DataFileError(str(path), f"is not a whole .npy file of numbers or strings ({error}).") from error
+        raise DataFileError(
+            str(path), f"is not a whole .npy file of numbers or strings ({error})."
+        ) from error
 
 
 def _open_npz_member(path: Path, key: str) -> NDArray[Any]:
@@ -111,12 +121,17 @@ def _open_npz_member(path: Path, key: str) -> NDArray[Any]:
         info = archive.getinfo(member)
         if info.compress_type == zipfile.ZIP_STORED:
             with path.open("rb") as file:
-                # The local header repeats the name and has an extra field of its own length; the array follows.
+                # The local header repeats the name and has an extra field of its own length; the array
+                # follows.
                 file.seek(info.header_offset + 26)
                 name_length, extra_length = struct.unpack("<HH", file.read(4))
                 file.seek(name_length + extra_length, os.SEEK_CUR)
                 version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
                 shape, fortran, dtype = read(file)
                 if not dtype.hasobject and int(np.prod(shape)) > 0:
                     return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
@@ -124,7 +139,9 @@ def _open_npz_member(path: Path, key: str) -> NDArray[Any]:
         try:
             return archive[key]  # type: ignore[no-any-return]
         except ValueError as error:
-            raise DataFileError(str(path), f"array {key} does not hold numbers or strings ({error}).") from error
+            raise DataFileError(
+                str(path), f"array {key} does not hold numbers or strings ({error})."
+            ) from error
 
 
 def read_columns(
@@ -136,7 +153,9 @@ def read_columns(
     batch_rows: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Dataset]:
-    """Rows of a Parquet or Arrow file: a column of vectors or texts, and a column of labels or lists of labels."""
+    """Rows of a Parquet or Arrow file: a column of vectors or texts, and a column of labels or lists of
+    labels.
+    """
     name = os.fspath(path)
     try:
         import pyarrow as pa
@@ -167,12 +186,16 @@ def read_columns(
         texts = _texts(name, batch.column(text), done) if text else None
         if batch_rows is not None:
             y, names = labels.finish(None) if labels is not None else (None, None)
-            yield Dataset(X=rows, texts=texts, y=y, label_names=names, format="parquet" if is_parquet else "arrow")
+            yield Dataset(
+                X=rows, texts=texts, y=y, label_names=names, format="parquet" if is_parquet else "arrow"
+            )
         else:
             if rows is not None:
                 X = np.empty((n_rows, rows.shape[1]), dtype=np.float32) if X is None else X
                 if rows.shape[1] != X.shape[1]:
-                    raise DataFileError(name, f"row {done} has {rows.shape[1]} features, the rows before have {X.shape[1]}.")
+                    raise DataFileError(
+                        name, f"row {done} has {rows.shape[1]} features, the rows before have {X.shape[1]}."
+                    )
                 X[done : done + len(rows)] = rows
             parts.append((texts, labels))
         done += batch.num_rows
@@ -182,7 +205,9 @@ def read_columns(
         yield _join(parts, X, vector, text, label, "parquet" if is_parquet else "arrow")
 
 
-def _join(parts: list[Any], X: Any, vector: str | None, text: str | None, label: str | None, kind: str) -> Dataset:
+def _join(
+    parts: list[Any], X: Any, vector: str | None, text: str | None, label: str | None, kind: str
+) -> Dataset:
     if vector and X is None:
         X = np.empty((0, 0), dtype=np.float32)
     y, names = None, None
@@ -221,20 +246,34 @@ def _choose_columns(
 ) -> tuple[str | None, str | None, str | None]:
     for column in (vector, text, label):
         if column is not None and column not in schema.names:
-            raise DataFileError(name, f"there is no column {column!r}; columns are {', '.join(schema.names[:20])}.")
+            raise DataFileError(
+                name, f"there is no column {column!r}; columns are {', '.join(schema.names[:20])}."
+            )
     kinds = {field.name: field.type for field in schema}
     if vector is None and text is None:
-        lists = [column for column, kind in kinds.items() if _is_list(pa, kind) and pa.types.is_floating(kind.value_type)]
+        lists = [
+            column
+            for column, kind in kinds.items()
+            if _is_list(pa, kind) and pa.types.is_floating(kind.value_type)
+        ]
         lists = [column for column in VECTOR_NAMES if column in lists] or lists
         vector = lists[0] if lists else None
         if vector is None:
-            strings = [c for c, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
+            strings = [
+                c for c, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            ]
             usual = [column for column in TEXT_NAMES if column in strings and column != label]
-            text = usual[0] if usual else next((c for c in strings if c != label and c not in LABEL_NAMES), None)
+            text = (
+                usual[0] if usual else next((c for c in strings if c != label and c not in LABEL_NAMES), None)
+            )
         if vector is None and text is None:
-            raise DataFileError(name, f"has no column of float vectors or texts; columns are {', '.join(schema.names[:20])}.")
+            raise DataFileError(
+                name, f"has no column of float vectors or texts; columns are {', '.join(schema.names[:20])}."
+            )
     if label is None:
-        label = next((column for column in LABEL_KEYS if column in kinds and column not in (vector, text)), None)
+        label = next(
+            (column for column in LABEL_KEYS if column in kinds and column not in (vector, text)), None
+        )
     return vector, text if vector is None else None, label
 
 
@@ -258,8 +297,12 @@ def _vectors(pa: Any, name: str, column: Any, first_row: int) -> NDArray[np.floa
     width = int(lengths[0]) if len(lengths) else 0
     if (lengths != width).any():
         row = int(np.flatnonzero(lengths != width)[0])
-        raise DataFileError(name, f"row {first_row + row} has {lengths[row]} features, the rows before have {width}.")
-    values: NDArray[np.float32] = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
+        raise DataFileError(
+            name, f"row {first_row + row} has {lengths[row]} features, the rows before have {width}."
+        )
+    values: NDArray[np.float32] = (
+        flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
+    )
     return values
 
 

@@ -28,8 +28,8 @@ from extremax.data import labels, xml_cnn
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import load_icd10cm
 from extremax.data.readers import Reduction, load_dataset
-from extremax.data.splits import seen_classes
 from extremax.data.streams import ByteStream
+from extremax.splits import seen_classes
 
 FOLDER_VARIABLE = "EXTREMAX_DATA"
 
@@ -92,7 +92,9 @@ def _file(*parts: str) -> Path:
         )
     path = Path(folder, *parts)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; set {FOLDER_VARIABLE} to the folder that holds {parts[0]}.")
+        raise FileNotFoundError(
+            f"{path} does not exist; set {FOLDER_VARIABLE} to the folder that holds {parts[0]}."
+        )
     return path
 
 
@@ -117,10 +119,16 @@ def reduce_labels(parts: list[Dataset], reduce: Reduction) -> list[Dataset]:
         if reduce == "rarest":
             ids = labels.rarest_label(y, counts)
         elif reduce == "all":
-            raise ValueError("reduce is 'all'; training, validation and test rows of a known set have one label each.")
+            raise ValueError(
+                "reduce is 'all'; training, validation and test rows of a known set have one label each."
+            )
         else:
             ids = labels.first_label(y) if reduce == "first" else labels.smallest_label(y)
-        out.append(Dataset(X=part.X[np.flatnonzero(keep)], y=ids, n_unlabelled=int((~keep).sum()), format=part.format))
+        out.append(
+            Dataset(
+                X=part.X[np.flatnonzero(keep)], y=ids, n_unlabelled=int((~keep).sum()), format=part.format
+            )
+        )
     return out
 
 
@@ -132,7 +140,9 @@ def _npm_owner(name: str, reduce: Reduction | None) -> SplitData:
         for number, line in enumerate(stream.readable_text(), 1):
             words = line.rstrip("\n").split("\t")
             if len(words) != 3 or words[0] not in texts or not words[1].isdigit():
-                raise DataFileError(str(path), "expected a split, an owner and a name, separated by tabs.", line=number)
+                raise DataFileError(
+                    str(path), "expected a split, an owner and a name, separated by tabs.", line=number
+                )
             texts[words[0]].append(words[2])
             owners[words[0]].append(int(words[1]))
     parts = (Dataset(texts=texts[part], y=np.asarray(owners[part]), format="tsv") for part in texts)
@@ -153,7 +163,9 @@ def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
     order = np.random.default_rng(0).permutation(np.flatnonzero(seen_classes(held_out.y, train.y)))
     cut = round(0.2 * len(order))
     valid, test = (np.sort(rows) for rows in (order[:cut], order[cut:]))
-    return SplitData(name, train, *(Dataset(X=held_out.X[rows], y=held_out.y[rows]) for rows in (valid, test)))
+    return SplitData(
+        name, train, *(Dataset(X=held_out.X[rows], y=held_out.y[rows]) for rows in (valid, test))
+    )
 
 
 _XML_CNN = {"amazon-670k": "Amazon-670K", "wikipedia-500k": "Wikipedia-500K"}

@@ -22,7 +22,9 @@ class DataFileError(ValueError):
         Where, counted from 1.
     """
 
-    def __init__(self, path: str, message: str, *, line: int | None = None, column: int | None = None) -> None:
+    def __init__(
+        self, path: str, message: str, *, line: int | None = None, column: int | None = None
+    ) -> None:
         where = path + (f", line {line}" if line else "") + (f", column {column}" if column else "")
         super().__init__(f"{where}: {message}")
         self.path, self.line, self.column = path, line, column
@@ -73,7 +75,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class RaggedLabels:
-    """Labels of all rows one after the other, in the order of the file; row i has ``flat[offsets[i]:offsets[i + 1]]``."""
+    """Labels of all rows one after the other, in the order of the file; row i has
+    ``flat[offsets[i]:offsets[i + 1]]``.
+    """
 
     flat: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -85,7 +89,9 @@ class RaggedLabels:
         return cls(string_array([label for labels in lists for label in labels]), offsets)
 
     def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
-        """`y` and `label_names` of a Dataset: one label per row if that is what every row has, else an indicator matrix."""
+        """`y` and `label_names` of a Dataset: one label per row if that is what every row has, else an
+        indicator matrix.
+        """
         lengths = np.diff(self.offsets)
         if n_labels is not None:
             return indicator(self.flat, self.offsets, n_labels), None
@@ -98,7 +104,9 @@ class RaggedLabels:
 
 
 def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> sp.csr_matrix:
-    """CSR matrix with a 1 for every (row, label); the order of a row's labels is kept, a repeated label counts once."""
+    """CSR matrix with a 1 for every (row, label); the order of a row's labels is kept, a repeated label
+    counts once.
+    """
     rows = np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
     ids = np.asarray(ids, dtype=np.int64)
     _, first = np.unique(rows * max(n_labels, 1) + ids, return_index=True)

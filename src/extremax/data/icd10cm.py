@@ -1,11 +1,13 @@
-"""ICD-10-CM, the clinical classification of diagnoses, as short texts to be classified: 60,332 texts, 10,816 classes.
+"""ICD-10-CM, the clinical classification of diagnoses, as short texts to be classified: 60,332 texts, 10,816
+classes.
 
-Source: the package ``simple-icd-10-cm``, which carries the tables of the year.  Each description, inclusion term and "includes"
-note of a code is a text.  Codes with a seventh-character extension (initial encounter, sequela) repeat the text of the code
-they extend and are left out.  The class of a text is the parent of its code, or for one of the 1,918 three-character categories
-the category itself.
+Source: the package ``simple-icd-10-cm``, which carries the tables of the year. Each description, inclusion
+term and "includes" note of a code is a text. Codes with a seventh-character extension (initial encounter,
+sequela) repeat the text of the code they extend and are left out. The class of a text is the parent of its
+code, or for one of the 1,918 three-character categories the category itself.
 
-Of the 10,816 classes 10,538 are parents of a code and 278 are categories without further codes.  (Parents and categories added
+Of the 10,816 classes 10,538 are parents of a code and 278 are categories without further codes. (Parents and
+categories added
 up, which counts 1,640 categories twice, make 12,456.)  The training rows of the standard split hold 10,662 of them.
 """
 
@@ -51,7 +53,8 @@ class ICD10CM:
 def load_icd10cm() -> ICD10CM:
     """The texts of ICD-10-CM with their parent codes, the names of those codes, and the standard split.
 
-    Rows of validation and test may have a class that no training row has; `extremax.data.seen_classes` finds them.
+    Rows of validation and test may have a class that no training row has; `extremax.data.seen_classes` finds
+    them.
 
     Raises
     ------
@@ -69,13 +72,15 @@ def load_icd10cm() -> ICD10CM:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it reads its tables by an old function of the library
+            # it reads its tables by an old function of the library
+            warnings.simplefilter("ignore", DeprecationWarning)
             import simple_icd_10_cm as icd
     except ImportError as error:
         raise ImportError(
             "ICD-10-CM comes from the package simple-icd-10-cm, which is not installed: pip install 'extremax[demo]'."
         ) from error
-    pairs: dict[tuple[str, str], None] = {}  # a text may stand under several codes of one parent: it counts once
+    # a text may stand under several codes of one parent: it counts once
+    pairs: dict[tuple[str, str], None] = {}
     for code in icd.get_all_codes():
         if not icd.is_category_or_subcategory(code) or icd.is_extended_subcategory(code):
             continue
@@ -85,4 +90,6 @@ def load_icd10cm() -> ICD10CM:
     texts, codes = [text for text, _ in pairs], [parent for _, parent in pairs]
     order = np.random.default_rng(0).permutation(len(texts))
     train, valid, test = np.split(order, [len(texts) * 8 // 10, len(texts) * 9 // 10])
-    return ICD10CM(texts, codes, {code: icd.get_description(code) for code in dict.fromkeys(codes)}, train, valid, test)
+    return ICD10CM(
+        texts, codes, {code: icd.get_description(code) for code in dict.fromkeys(codes)}, train, valid, test
+    )

@@ -1,7 +1,7 @@
 """Many labels per row made one, and rows made pairs: reductions for multi-label data.
 
-Labels come as a CSR indicator matrix (rows by labels; the stored order of a row counts as its order) or as one list of labels
-per row.  From a matrix the results are column numbers, from lists the labels themselves.
+Labels come as a CSR indicator matrix (rows by labels; the stored order of a row counts as its order) or as
+one list of labels per row. From a matrix the results are column numbers, from lists the labels themselves.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def rarest_label(y: Any, counts: Mapping[Any, int] | NDArray[Any] | None = None)
     y : CSR indicator matrix or list of lists
         Labels.
     counts : mapping or array, or None
-        How often each label occurs; for validation and test rows give `label_counts` of the training rows.  Labels not in it
-        count 0.  None counts in `y` itself.
+        How often each label occurs; for validation and test rows give `label_counts` of the training rows.
+        Labels not in it count 0. None counts in `y` itself.
 
     Examples
     --------
@@ -136,7 +136,9 @@ def _check_all_labelled(offsets: NDArray[np.int64]) -> None:
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         more = f" and {len(empty) - 1} more rows" if len(empty) > 1 else ""
-        raise ValueError(f"y[{empty[0]}]{more} has no label; leave such rows out: keep = extremax.data.has_label(y).")
+        raise ValueError(
+            f"y[{empty[0]}]{more} has no label; leave such rows out: keep = extremax.data.has_label(y)."
+        )
 
 
 def _best_of_row(flat: NDArray[Any], key: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,6 @@
-"""From a file on disk to a Dataset: the format is found by looking into the file, not by trusting its name."""
+"""From a file on disk to a Dataset: the format is found by looking into the file, not by trusting its
+name.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _EXTENSIONS = {
 _BINARY = ("npy", "npz", "parquet", "arrow")
 _HEAD = 1 << 16  # bytes looked at
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
-_SPARSE_LINE = re.compile(rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?")
+_SPARSE_LINE = re.compile(
+    rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
+)
 
 
 @dataclass(frozen=True)
@@ -75,25 +79,27 @@ def load_dataset(
 ) -> Dataset:
     """Read a file of features or texts with labels.
 
-    Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow with a vector or
-    text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines, and plain lines, each a text (only
-    when asked for by ``format="lines"``).  Files may be compressed with gzip, xz or Zstandard; of arrays and columns this means
-    a temporary file of their full size.
+    Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow
+    with a vector or text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines,
+    and plain lines, each a text (only when asked for by ``format="lines"``). Files may be compressed with
+    gzip, xz or Zstandard; of arrays and columns this means a temporary file of their full size.
 
     Parameters
     ----------
     path : path or binary file object
-        The file; a folder with ``X.npy`` and ``y.npy``; or an open binary stream such as ``sys.stdin.buffer``.
+        The file; a folder with ``X.npy`` and ``y.npy``; or an open binary stream such as
+        ``sys.stdin.buffer``.
     format : str
         Format; "auto" looks into the file.
     reduce : {"first", "smallest", "rarest", "all"} or None
-        For rows with sets of labels: keep one label per row, or make each (row, label) pair a row ("all").  Rows without a
-        label are left out and counted in `n_unlabelled`.  None keeps the sets.
+        For rows with sets of labels: keep one label per row, or make each (row, label) pair a row ("all").
+        Rows without a label are left out and counted in `n_unlabelled`. None keeps the sets.
     label_counts : mapping or array, or None
         For ``reduce="rarest"``: how often labels occur in the training rows (`extremax.data.label_counts`).
     labels_path : path or None
-        For ``.npy`` and ``.npz`` features: the file of labels, an ``.npy`` array, a text file with a label a line, or an
-        indicator matrix saved by ``scipy.sparse.save_npz``.  By default ``y.npy`` beside ``X.npy``.
+        For ``.npy`` and ``.npz`` features: the file of labels, an ``.npy`` array, a text file with a label a
+        line, or an indicator matrix saved by ``scipy.sparse.save_npz``. By default ``y.npy`` beside
+        ``X.npy``.
     text_column, label_column : str, int or None
         Columns of a table by name or position; by default by their usual names.
     vector_column : str or None
@@ -101,7 +107,8 @@ def load_dataset(
     label_separator : str or None
         What separates several labels in one field of a table.
     delimiter : str or None
-        What separates the columns of a table; by default a tab in TSV and a comma in CSV, or what its first row has instead.
+        What separates the columns of a table; by default a tab in TSV and a comma in CSV, or what its first
+        row has instead.
     header : bool or None
         Whether the first row of a table holds names; None decides by looking at it.
     n_features : int or None
@@ -111,7 +118,8 @@ def load_dataset(
     skip_bad_lines : bool
         Skip and count malformed lines in place of an error.
     progress : callable or None
-        Called with what is read so far and the total (bytes of the file; rows for Parquet), the total None for a pipe.
+        Called with what is read so far and the total (bytes of the file; rows for Parquet), the total None
+        for a pipe.
 
     Returns
     -------
@@ -156,8 +164,8 @@ def iter_dataset(
 ) -> Iterator[Dataset]:
     """Read a file in pieces of about `batch_rows` rows, for files larger than memory and for pipes.
 
-    Arguments as in `load_dataset`.  Sparse text comes in pieces of some megabytes whatever `batch_rows` says, and libsvm text
-    needs `n_features` and `zero_based`.  Label names are those of each piece.
+    Arguments as in `load_dataset`. Sparse text comes in pieces of some megabytes whatever `batch_rows` says,
+    and libsvm text needs `n_features` and `zero_based`. Label names are those of each piece.
 
     Examples
     --------
@@ -178,7 +186,12 @@ def iter_dataset(
 def detect_format(stream: ByteStream) -> str:
     """Format of a stream by its first bytes, its first lines and, for tables, its name."""
     head = stream.peek(_HEAD)
-    for magic, kind in ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"PAR1", "parquet"), (b"ARROW1", "arrow")):
+    for magic, kind in (
+        (b"\x93NUMPY", "npy"),
+        (b"PK\x03\x04", "npz"),
+        (b"PAR1", "parquet"),
+        (b"ARROW1", "arrow"),
+    ):
         if head.startswith(magic):
             return kind
     name = stream.name.lower()
@@ -206,12 +219,16 @@ def detect_format(stream: ByteStream) -> str:
         if 2 * sum(agree) > len(agree):
             return kind
     known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, fasttext, lines"
-    raise DataFileError(stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1)
+    raise DataFileError(
+        stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1
+    )
 
 
 def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
     if format != "auto" and format not in _EXTENSIONS.values():
-        raise ValueError(f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'.")
+        raise ValueError(
+            f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'."
+        )
     if isinstance(path, str | os.PathLike) and Path(path).is_dir():
         inside = (Path(path) / f"X.npy{suffix}" for suffix in ("", *SUFFIXES))
         path = next((file for file in inside if file.exists()), path)
@@ -253,7 +270,9 @@ def _read_binary(
                 label_column=options.label_column,  # type: ignore[arg-type]
                 batch_rows=batch_rows,
                 # Of bytes that had to be unpacked it was told meanwhile.
-                progress=None if stream.compression or not isinstance(path, str | os.PathLike) else options.progress,
+                progress=None
+                if stream.compression or not isinstance(path, str | os.PathLike)
+                else options.progress,
             )
             return
         data = array_files.read_npy(file) if kind == "npy" else array_files.read_npz(file)
@@ -276,7 +295,9 @@ def _labels_beside(path: Source) -> Path | None:
     place = Path(path)
     if place.name not in {f"X.npy{suffix}" for suffix in ("", *SUFFIXES)}:
         return None
-    return next((found for suffix in ("", *SUFFIXES) if (found := place.with_name(f"y.npy{suffix}")).exists()), None)
+    return next(
+        (found for suffix in ("", *SUFFIXES) if (found := place.with_name(f"y.npy{suffix}")).exists()), None
+    )
 
 
 def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
@@ -297,7 +318,9 @@ def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader
 
 
 def _delimiter(stream: ByteStream) -> str:
-    """A comma, unless the first row of the table has none and semicolons, tabs or bars separate names or as many fields."""
+    """A comma, unless the first row of the table has none and semicolons, tabs or bars separate names or
+    as many fields.
+    """
     head = stream.peek(_HEAD).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
     lines = [line for line in head.split("\n") if line.strip()]
     lines = (lines[:-1] if len(head) >= _HEAD else lines)[:20]  # the last one may be cut off
@@ -311,8 +334,12 @@ def _delimiter(stream: ByteStream) -> str:
     return ","
 
 
-def reduce_labels(data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None = None) -> Dataset:
-    """One label per row of a dataset with sets of labels; arguments are `reduce` and `label_counts` of `load_dataset`."""
+def reduce_labels(
+    data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None = None
+) -> Dataset:
+    """One label per row of a dataset with sets of labels; arguments are `reduce` and `label_counts` of
+    `load_dataset`.
+    """
     if reduce not in ("first", "smallest", "rarest", "all"):
         raise ValueError(f"reduce is {reduce!r}; use 'first', 'smallest', 'rarest' or 'all'.")
     if not data.multilabel:

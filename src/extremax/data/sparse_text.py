@@ -1,8 +1,7 @@
 """XMC repository text and libsvm / svmlight: lines of labels and ``index:value`` pairs, read chunk by chunk.
 
-XMC files open with a line ``rows features labels``; labels and indices count from 0.  libsvm files have no such line; labels
-are any integers, and indices count from 0 or 1.
-"""
+XMC files open with a line ``rows features labels``; labels and indices count from 0. libsvm files have no
+such line; labels are any integers, and indices count from 0 or 1."""
 
 from __future__ import annotations
 
@@ -121,7 +120,9 @@ class SparseTextReader:
         self.max_index = max(self.max_index, int(state[kernel.MAX_INDEX]))
         self.min_index = min(self.min_index, int(state[kernel.MIN_INDEX]))
         self.unsorted |= bool(state[kernel.UNSORTED])
-        rows, n_labels, n_values = (int(state[i]) for i in (kernel.N_ROWS, kernel.N_LABELS, kernel.N_FEATURES))
+        rows, n_labels, n_values = (
+            int(state[i]) for i in (kernel.N_ROWS, kernel.N_LABELS, kernel.N_FEATURES)
+        )
         return SparseChunk(
             out.values[:n_values],
             out.indices[:n_values],
@@ -131,19 +132,27 @@ class SparseTextReader:
             int(state[kernel.LAST_TEXT_ROW]),
         )
 
-    def _error(self, buffer: NDArray[np.uint8], line: int, column: int, code: int, first_line: int) -> DataFileError:
+    def _error(
+        self, buffer: NDArray[np.uint8], line: int, column: int, code: int, first_line: int
+    ) -> DataFileError:
         ends = np.flatnonzero(buffer == kernel.NEWLINE)
         start = 0 if line == 0 else int(ends[line - 1]) + 1
         rest = bytes(buffer[start + column : int(ends[line])])
         got = rest.split()[0][:30].decode("utf-8", "replace") if rest.strip() else ""
         expected = _EXPECTED[code].format(n_features=self.n_features, last_label=(self.n_labels or 0) - 1)
         message = f"{expected}, got {got!r}" if got else f"{expected}, got the end of the line"
-        hint = "" if self.skip_bad_lines else "; correct it, or pass skip_bad_lines=True to leave such lines out."
+        hint = (
+            ""
+            if self.skip_bad_lines
+            else "; correct it, or pass skip_bad_lines=True to leave such lines out."
+        )
         return DataFileError(self.stream.name, message + hint, line=first_line + line + 1, column=column + 1)
 
 
 class _Growing:
-    """An array that grows at its end; large ones move without being copied, and memory not yet written to is not used."""
+    """An array that grows at its end; large ones move without being copied, and memory not yet written to
+    is not used.
+    """
 
     def __init__(self, dtype: type) -> None:
         self._array: NDArray[Any] = np.empty(1024, dtype=dtype)
@@ -202,11 +211,15 @@ def read_sparse_text(
         rows.add(chunk)
     if header:
         if reader.n_rows is None:
-            raise DataFileError(stream.name, "the file is empty; expected a first line of rows features labels.")
+            raise DataFileError(
+                stream.name, "the file is empty; expected a first line of rows features labels."
+            )
         found = rows.drop_blank_tail(reader.n_rows)
         if found + reader.n_skipped != reader.n_rows:
             bad = f" and {reader.n_skipped} bad lines" if reader.n_skipped else ""
-            message = f"the first line announces {reader.n_rows} rows, the file has {found}{bad}; fetch it again."
+            message = (
+                f"the first line announces {reader.n_rows} rows, the file has {found}{bad}; fetch it again."
+            )
             raise DataFileError(stream.name, message)
     return _finish(reader, rows, zero_based)
 
@@ -219,9 +232,13 @@ def iterate_sparse_text(
     zero_based: ZeroBased = "auto",
     skip_bad_lines: bool = False,
 ) -> Iterator[Dataset]:
-    """Read a file chunk by chunk; without a header the caller must say how wide the rows are and where counting starts."""
+    """Read a file chunk by chunk; without a header the caller must say how wide the rows are and where
+    counting starts.
+    """
     if not header and (n_features is None or zero_based == "auto"):
-        raise ValueError("libsvm text in pieces needs n_features and zero_based=True or False: a piece cannot tell.")
+        raise ValueError(
+            "libsvm text in pieces needs n_features and zero_based=True or False: a piece cannot tell."
+        )
     reader = SparseTextReader(stream, header, n_features, skip_bad_lines)
     for chunk in reader:
         rows = _Rows()
@@ -232,14 +249,18 @@ def iterate_sparse_text(
 
 def _finish(reader: SparseTextReader, rows: _Rows, zero_based: ZeroBased) -> Dataset:
     name = reader.stream.name
-    one_based = not reader.header and (zero_based is False or (zero_based == "auto" and reader.min_index >= 1))
+    one_based = not reader.header and (
+        zero_based is False or (zero_based == "auto" and reader.min_index >= 1)
+    )
     if one_based and reader.min_index == 0:
         raise DataFileError(name, "has a feature index 0; with zero_based=False the first index is 1.")
     n_features = reader.n_features
     if n_features is None:
         n_features = max(reader.max_index + 1 - one_based, 0)
     elif reader.max_index - one_based >= n_features:
-        raise DataFileError(name, f"has feature index {reader.max_index}; with n_features={n_features} that is one too many.")
+        raise DataFileError(
+            name, f"has feature index {reader.max_index}; with n_features={n_features} that is one too many."
+        )
     indptr = np.concatenate([np.zeros(1, dtype=np.int64), rows.feature_ends.take()])
     indices = rows.indices.take()
     if one_based:

@@ -1,4 +1,6 @@
-"""Bytes from a file, a pipe or a compressed file: opened by what the first bytes say, with progress and clear errors."""
+"""Bytes from a file, a pipe or a compressed file: opened by what the first bytes say, with progress and
+clear errors.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,11 @@ class ByteStream:
     Parameters
     ----------
     source : path or binary file object
-        A path, or an open binary file such as ``sys.stdin.buffer`` (closed with the stream only if it was opened here).
+        A path, or an open binary file such as ``sys.stdin.buffer`` (closed with the stream only if it was
+        opened here).
     progress : callable or None
-        Called with the bytes read so far, compressed as they are in the file, and the size of the file (None for a pipe).
+        Called with the bytes read so far, compressed as they are in the file, and the size of the file (None
+        for a pipe).
     """
 
     def __init__(self, source: Source, *, progress: Progress | None = None) -> None:
@@ -68,7 +72,9 @@ class ByteStream:
             if not path.exists():
                 raise FileNotFoundError(f"{self.name}: there is no such file.")
             if path.is_dir():
-                raise IsADirectoryError(f"{self.name} is a folder; give a file, or a folder that holds X.npy.")
+                raise IsADirectoryError(
+                    f"{self.name} is a folder; give a file, or a folder that holds X.npy."
+                )
             total = path.stat().st_size
             file: Any = path.open("rb", buffering=0)
         else:
@@ -90,7 +96,9 @@ class ByteStream:
         return self._guard(lambda: self._stream.read(n))
 
     def readable_text(self) -> io.TextIOWrapper:
-        """The rest as UTF-8 text; a byte that is no UTF-8 becomes a lone surrogate, which `bad_utf8` finds."""
+        """The rest as UTF-8 text; a byte that is no UTF-8 becomes a lone surrogate, which `bad_utf8`
+        finds.
+        """
         return io.TextIOWrapper(_Guarded(self), encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[arg-type]
 
     def chunks(self) -> Iterator[bytearray]:
@@ -134,9 +142,9 @@ class ByteStream:
 def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
     """The path of the bytes of a stream just opened from `source`, for formats that are opened in place.
 
-    What is compressed or comes from a pipe is first unpacked, some megabytes at a time, to a temporary file that is removed at
-    the end: arrays mapped from it stay valid, where the system keeps a file as long as somebody uses it.  Errors name `source`.
-    """
+    What is compressed or comes from a pipe is first unpacked, some megabytes at a time, to a temporary file
+    that is removed at the end: arrays mapped from it stay valid, where the system keeps a file as long as
+    somebody uses it. Errors name `source`."""
     if isinstance(source, str | os.PathLike) and not stream.compression:
         yield Path(source)
         return
@@ -191,7 +199,8 @@ class _Peekable(io.RawIOBase):
     def peek(self, n: int) -> bytes:
         while (wanted := n - len(self._ahead)) > 0 and (data := self._stream.read(wanted)):
             self._ahead += data
-            if len(data) < wanted and b"\n" in self._ahead:  # a pipe that has given a line may have no more for now
+            # a pipe that has given a line may have no more for now
+            if len(data) < wanted and b"\n" in self._ahead:
                 break
         return self._ahead[:n]
 
@@ -242,12 +251,16 @@ def _open_zstd(raw: Any, name: str) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise ImportError(f"{name} is compressed with Zstandard; install a reader for it: pip install zstandard.") from error
+        raise ImportError(
+            f"{name} is compressed with Zstandard; install a reader for it: pip install zstandard."
+        ) from error
     return _ZstdFile(raw, zstandard.ZstdDecompressor().decompressobj)
 
 
 class _ZstdFile(io.RawIOBase):
-    """Frames of Zstandard one after the other; unlike zstandard's own reader it notices a file that ends inside a frame."""
+    """Frames of Zstandard one after the other; unlike zstandard's own reader it notices a file that ends
+    inside a frame.
+    """
 
     def __init__(self, raw: Any, new_frame: Callable[[], Any]) -> None:
         self._raw, self._new_frame, self._frame, self._rest = raw, new_frame, new_frame(), b""

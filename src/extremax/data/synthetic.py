@@ -1,12 +1,12 @@
-"""Made-up data with a known truth: a planted hierarchy, a planted linear softmax, and few rows without structure.
+"""Made-up data with a known truth: a planted hierarchy, a planted linear softmax, and few rows without
+structure.
 
-All three are linear softmax models, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption behind Eq. 1 of the paper.  For classes
-that are Gaussian clouds of one width s around means mu_y with prior pi_y this holds with
+All three are linear softmax models, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption behind Eq. 1 of the
+paper. For classes that are Gaussian clouds of one width s around means mu_y with prior pi_y this holds with
 ``w_y = mu_y / s**2`` and ``b_y = log pi_y - |mu_y|**2 / (2 s**2)``, so the best possible log-likelihood can be computed.
 
-A set is a function of its arguments alone.  Rows come in fixed blocks, each with its own random stream, so neither the thread
-count nor the memory of the machine changes a number.
-"""
+A set is a function of its arguments alone. Rows come in fixed blocks, each with its own random stream, so
+neither the thread count nor the memory of the machine changes a number."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class GaussianTruth:
     latent_means : float32 (n_classes, n_latent)
         Class means in the coordinates of `basis`.
     basis : float32 (n_latent, n_features) or None
-        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``.  None: the coordinates are the features.
+        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``. None: the coordinates are the
+        features.
     noise_scale : float
         Standard deviation of every feature around its class mean.
     prior : float64 (n_classes,)
@@ -64,7 +65,9 @@ class GaussianTruth:
             latent = latent @ self.basis.T.astype(np.float64)
         means = self.latent_means.astype(np.float64)
         with np.errstate(divide="ignore"):
-            scores = (latent @ means.T - 0.5 * (means**2).sum(axis=1)) / self.noise_scale**2 + np.log(self.prior)
+            scores = (latent @ means.T - 0.5 * (means**2).sum(axis=1)) / self.noise_scale**2 + np.log(
+                self.prior
+            )
         return _log_softmax(scores)
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
@@ -136,16 +139,17 @@ def planted_hierarchy(
     n_test: int = 0,
     n_jobs: int | None = None,
 ) -> SyntheticData:
-    """Rows around class means that a random binary hierarchy has placed: near in the hierarchy is near in the features.
+    """Rows around class means that a random binary hierarchy has placed: near in the hierarchy is near in the
+    features.
 
-    From the root down, every node moves its two halves of the classes apart, by ``+v`` and ``-v`` with a random v whose length
-    shrinks by `decay` per level, in a space of `n_latent` dimensions; an orthonormal basis carries that space into the
-    features, where every coordinate gets noise.
+    From the root down, every node moves its two halves of the classes apart, by ``+v`` and ``-v`` with a
+    random v whose length shrinks by `decay` per level, in a space of `n_latent` dimensions; an orthonormal
+    basis carries that space into the features, where every coordinate gets noise.
 
     Parameters
     ----------
     n_samples, n_classes, n_features : int
-        Shape.  With ``n_samples >= n_classes`` every class has at least one row.
+        Shape. With ``n_samples >= n_classes`` every class has at least one row.
     seed : int
         Everything random follows from it.
     law : {"zipf", "uniform"}
@@ -155,7 +159,8 @@ def planted_hierarchy(
     n_latent : int
         Dimensions that carry the hierarchy; at most `n_features` are used.
     noise_scale : float
-        Standard deviation of each feature around its class mean; the first level moves the halves by a vector of length 2.
+        Standard deviation of each feature around its class mean; the first level moves the halves by a vector
+        of length 2.
     decay : float
         Length of a level's vector relative to that of the level above.
     n_test : int
@@ -219,7 +224,8 @@ def planted_softmax(
     bias_scale: float = 0.5,
     n_test: int = 0,
 ) -> SyntheticData:
-    """Standard normal features and labels drawn from a linear softmax: small problems with known log-probabilities.
+    """Standard normal features and labels drawn from a linear softmax: small problems with known
+    log-probabilities.
 
     Parameters
     ----------
@@ -243,7 +249,9 @@ def planted_softmax(
     """
     _check_shape(n_samples, n_classes, n_features)
     rng = _stream(seed, _HIERARCHY)
-    weights = rng.standard_normal((n_classes, n_features), dtype=np.float32) * np.float32(scale / np.sqrt(n_features))
+    weights = rng.standard_normal((n_classes, n_features), dtype=np.float32) * np.float32(
+        scale / np.sqrt(n_features)
+    )
     biases = rng.standard_normal(n_classes, dtype=np.float32) * np.float32(bias_scale)
     truth = SoftmaxTruth(weights, biases)
     X, y = _draw_softmax(truth, n_samples, seed, _LABELS, _ROWS)
@@ -263,10 +271,11 @@ def unstructured(
     n_test: int = 10_000,
     n_jobs: int | None = None,
 ) -> SyntheticData:
-    """Few rows per class around means that fill all dimensions alike: nothing for a hierarchy or a PCA to find.
+    """Few rows per class around means that fill all dimensions alike: nothing for a hierarchy or a PCA to
+    find.
 
-    The hard case for a label tree: each direction says equally little about the class, and a node low in the tree sees a
-    handful of rows.  A tree that trusts them is worse on fresh rows than the class frequencies.
+    The hard case for a label tree: each direction says equally little about the class, and a node low in the
+    tree sees a handful of rows. A tree that trusts them is worse on fresh rows than the class frequencies.
 
     Parameters
     ----------
@@ -275,11 +284,13 @@ def unstructured(
     seed : int
         Everything random follows from it.
     noise_scale : float
-        Standard deviation of each feature around its class mean; the means have standard deviation 1 per feature.
+        Standard deviation of each feature around its class mean; the means have standard deviation 1 per
+        feature.
     law : {"uniform", "zipf"}
-        "uniform": exactly `rows_per_class` rows for every class, whose frequencies have log-likelihood ``-log(n_classes)``.
-        "zipf": that many on average, at least one each, the others drawn in proportion to ``rank ** -zipf_exponent``; with
-        the default exponent and 100,000 classes, class frequencies have a test log-likelihood of -10.7.
+        "uniform": exactly `rows_per_class` rows for every class, whose frequencies have log-likelihood
+        ``-log(n_classes)``. "zipf": that many on average, at least one each, the others drawn in proportion
+        to ``rank ** -zipf_exponent``; with the default exponent and 100,000 classes, class frequencies have a
+        test log-likelihood of -10.7.
     zipf_exponent : float
         Exponent of the Zipf law.
     n_test : int

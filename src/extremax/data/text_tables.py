@@ -63,7 +63,14 @@ class TextReader(ABC):
 
     def _finish(self, texts: list[str], labels: list[list[str]] | None) -> Dataset:
         y, names = (None, None) if labels is None else RaggedLabels.from_lists(labels).finish(None)
-        data = Dataset(texts=texts, y=y, label_names=names, n_skipped=self.n_skipped, skipped=self.skipped, format=self.format)
+        data = Dataset(
+            texts=texts,
+            y=y,
+            label_names=names,
+            n_skipped=self.n_skipped,
+            skipped=self.skipped,
+            format=self.format,
+        )
         self.n_skipped, self.skipped = 0, []
         return data
 
@@ -86,14 +93,18 @@ class FastTextReader(TextReader):
                 words = line.split()
                 labels = [word.removeprefix(LABEL_PREFIX) for word in words if word.startswith(LABEL_PREFIX)]
                 if "" in labels:
-                    self.bad_line(f"expected a name after {LABEL_PREFIX}", number, line.index(LABEL_PREFIX) + 1)
+                    self.bad_line(
+                        f"expected a name after {LABEL_PREFIX}", number, line.index(LABEL_PREFIX) + 1
+                    )
                     continue
                 yield " ".join(word for word in words if not word.startswith(LABEL_PREFIX)), labels or None
 
 
 @dataclass
 class LineReader(TextReader):
-    """Every line a text, empty lines too; no labels.  In pieces, a pipe's lines come as soon as they are there."""
+    """Every line a text, empty lines too; no labels. In pieces, a pipe's lines come as soon as they are
+    there.
+    """
 
     format: str = "lines"
 
@@ -134,9 +145,9 @@ class LineReader(TextReader):
 class TableReader(TextReader):
     """CSV or TSV.
 
-    Columns are chosen by name or by position from 0.  Without a choice: by usual names in the first row; else, in a file of two
-    columns, the text is the column whose values are longer on average.  A file of one column is a file of texts.
-    """
+    Columns are chosen by name or by position from 0. Without a choice: by usual names in the first row; else,
+    in a file of two columns, the text is the column whose values are longer on average. A file of one column
+    is a file of texts."""
 
     delimiter: str = ","
     text_column: Column | None = None
@@ -145,14 +156,16 @@ class TableReader(TextReader):
     header: bool | None = None
 
     def rows(self) -> Iterator[tuple[str, list[str] | None]]:
-        # The module's limit on the length of a field is one for the whole process; documents may be longer than its default.
+        # The module's limit on the length of a field is one for the whole process; documents may be longer
+        # than its default.
         csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
         with self.stream.readable_text() as file:
             records = self._records(csv.reader(file, **self._dialect()))
             head: list[tuple[int, list[str]]] = []
             for record in records:
                 head.append(record)
-                if len(head) == (100 if self.text_column is None else 1):  # rows from a pipe are not held back without need
+                # rows from a pipe are not held back without need
+                if len(head) == (100 if self.text_column is None else 1):
                     break
             if not head:
                 return
@@ -169,7 +182,9 @@ class TableReader(TextReader):
                 text = fields[text_at]
                 label = None if label_at is None else fields[label_at]
                 if bad_utf8(text) >= 0 or (label is not None and bad_utf8(label) >= 0):
-                    self.bad_line("expected UTF-8 text", line, (text_at if bad_utf8(text) >= 0 else label_at or 0) + 1)
+                    self.bad_line(
+                        "expected UTF-8 text", line, (text_at if bad_utf8(text) >= 0 else label_at or 0) + 1
+                    )
                     continue
                 if label is None:
                     yield text, None
@@ -181,7 +196,8 @@ class TableReader(TextReader):
                     yield text, [label]
 
     def _dialect(self) -> dict[str, Any]:
-        if self.delimiter == "\t":  # tab-separated files are written without quotes: a quote is a character like others
+        # tab-separated files are written without quotes: a quote is a character like others
+        if self.delimiter == "\t":
             return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
         return {"delimiter": self.delimiter, "strict": True}
 
@@ -193,7 +209,8 @@ class TableReader(TextReader):
             except StopIteration:
                 return
             except csv.Error as error:
-                if "unexpected end of data" in str(error):  # all that follows was swallowed: nothing is left to go on with
+                # all that follows was swallowed: nothing is left to go on with
+                if "unexpected end of data" in str(error):
                     message = "a quote that opens in this row is never closed; double or remove it."
                     raise DataFileError(self.stream.name, message, line=line) from None
                 self.bad_line(f"expected a row of quoted or plain fields, got: {error}", line)
@@ -206,14 +223,21 @@ class TableReader(TextReader):
     def _columns(self, head: list[list[str]]) -> tuple[int, int | None, bool]:
         names = [name.strip().lower() for name in head[0]]
         by_name = any(isinstance(column, str) for column in (self.text_column, self.label_column))
-        usual = any(name in names for name in (*TEXT_NAMES, *LABEL_NAMES) if len(name) > 1)  # "x" may well be a value
+        # "x" may well be a value
+        usual = any(name in names for name in (*TEXT_NAMES, *LABEL_NAMES) if len(name) > 1)
         header = self.header if self.header is not None else (by_name or usual)
         text_at = self._position(self.text_column, head[0], header)
         label_at = self._position(self.label_column, head[0], header)
         if text_at is None and header:
-            text_at = next((names.index(name) for name in TEXT_NAMES if name in names and names.index(name) != label_at), None)
+            text_at = next(
+                (names.index(name) for name in TEXT_NAMES if name in names and names.index(name) != label_at),
+                None,
+            )
         if label_at is None and header:
-            label_at = next((names.index(name) for name in LABEL_NAMES if name in names and names.index(name) != text_at), None)
+            label_at = next(
+                (names.index(name) for name in LABEL_NAMES if name in names and names.index(name) != text_at),
+                None,
+            )
         width = len(head[0])
         if width == 2 and text_at is None and label_at is None:
             length = [sum(len(fields[i]) for fields in head[header:] if len(fields) == 2) for i in (0, 1)]
@@ -235,15 +259,21 @@ class TableReader(TextReader):
         if isinstance(column, int):
             if not 0 <= column < len(names):
                 raise DataFileError(
-                    self.stream.name, f"there is no column {column}; columns are 0 to {len(names) - 1}.", line=1
+                    self.stream.name,
+                    f"there is no column {column}; columns are 0 to {len(names) - 1}.",
+                    line=1,
                 )
             return column
         if column not in names:
             shown = ", ".join(repr(name) for name in names[:10])
-            raise DataFileError(self.stream.name, f"there is no column {column!r}; columns are {shown}.", line=1)
+            raise DataFileError(
+                self.stream.name, f"there is no column {column!r}; columns are {shown}.", line=1
+            )
         return names.index(column)
 
 
-def _chain(head: list[tuple[int, list[str]]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+def _chain(
+    head: list[tuple[int, list[str]]], rest: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str]]]:
     yield from head
     yield from rest

@@ -1,8 +1,8 @@
 """Experiments: studies and runs whose result is a file or a table, and the pictures drawn from them.
 
-One recipe makes one folder (`run`), folders make a figure (`plot`), `tune` searches the best settings of a recipe, and
-`reproduce` is the paper's comparison.  `load_recipe` reads a recipe, `find_recipe` knows those that come with the package.
-"""
+One recipe makes one folder (`run`), folders make a figure (`plot`), `tune` searches the best settings of a
+recipe, and `reproduce` is the paper's comparison. `load_recipe` reads a recipe, `find_recipe` knows those
+that come with the package."""
 
 from __future__ import annotations
 

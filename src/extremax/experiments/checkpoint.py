@@ -1,6 +1,6 @@
 """Checkpoints of a run: a folder that appears whole, with the model, its optimiser and where the curve was.
 
-``checkpoint-000012`` holds the model after twelve epochs.  It is written under another name and then renamed, and the one
+``checkpoint-000012`` holds the model after twelve epochs. It is written under another name and then renamed, and the one
 before it is deleted only afterwards, so that at any moment there is a complete one.
 """
 

@@ -1,9 +1,8 @@
 """A learning curve: when it gets a point, what a point holds, and its file, one JSON object a line.
 
 ``seconds`` is training alone: projection, tree and epochs, without evaluation, checkpoints and compilation; ``cpu_seconds`` is
-the processor time of the same, all threads together.  Points are about evenly spaced in the logarithm of ``seconds``, within an
-epoch too.  Rows are scored completely, over all classes.
-"""
+the processor time of the same, all threads together. Points are about evenly spaced in the logarithm of
+``seconds``, within an epoch too. Rows are scored completely, over all classes."""
 
 from __future__ import annotations
 
@@ -88,7 +87,10 @@ class CurveFile:
 
 
 def _line(point: Point) -> str:
-    plain = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in point.items()}
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in point.items()
+    }
     return json.dumps(plain) + "\n"
 
 
@@ -102,12 +104,15 @@ def read_curve(path: Path) -> list[Point]:
         except json.JSONDecodeError:
             if number == len(lines) and not line.endswith("\n"):
                 break
-            raise ValueError(f"{path}, line {number}: not JSON; delete the run's folder and start it again.") from None
+            raise ValueError(
+                f"{path}, line {number}: not JSON; delete the run's folder and start it again."
+            ) from None
     return points
 
 
 def best_point(points: Sequence[Point], figure: str) -> Point:
-    """The point that validation chooses for a figure ("accuracy" or "log_likelihood"); of equal ones the first.
+    """The point that validation chooses for a figure ("accuracy" or "log_likelihood"); of equal ones the
+    first.
 
     Examples
     --------

@@ -1,6 +1,7 @@
-"""Learning curves as a figure, in the manner of the paper's Figure 1: log-likelihood and accuracy against training time.
+"""Learning curves as a figure, in the manner of the paper's Figure 1: log-likelihood and accuracy against
+training time.
 
-Reads the files of runs, nothing else.  Each method looks the same in every figure (see `methods`).
+Reads the files of runs, nothing else. Each method looks the same in every figure (see `methods`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from extremax.experiments.curve import Point, read_curve
-from extremax.paper.methods import METHODS, Method
+from extremax.experiments.methods import METHODS, Method
 
 FORMATS = ("png", "svg", "pdf")
 CLOCKS = {"seconds": "training time (s)", "cpu_seconds": "processor time of training (s)"}
@@ -52,7 +53,12 @@ def read_run(folder: str | os.PathLike[str]) -> RunCurve:
     summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.exists() else {}
     name = config["data"]["name"] or Path(config["data"]["path"]).name
     return RunCurve(
-        path, name, config["method"], read_curve(path / "curve.jsonl"), summary.get("n_classes"), summary.get("n_train")
+        path,
+        name,
+        config["method"],
+        read_curve(path / "curve.jsonl"),
+        summary.get("n_classes"),
+        summary.get("n_train"),
     )
 
 
@@ -149,21 +155,35 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
         row[0].set_ylabel("test log-likelihood per row")
         row[1].set_ylabel("test accuracy")
         row[1].set_ylim(bottom=0.0)
-        row[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if row[1].get_ylim()[1] > 0.08 else 1))
+        row[1].yaxis.set_major_formatter(
+            PercentFormatter(1.0, decimals=0 if row[1].get_ylim()[1] > 0.08 else 1)
+        )
         _limit_log_likelihood(row[0], chosen)
         name, _, sizes = describe_data(chosen[0]).partition(": ")
         row[0].set_title(name, loc="left", fontweight="bold")
         row[1].set_title(sizes, loc="right")
     handles = [
-        Line2D([], [], color=style.color, marker=style.marker, label=style.label, linewidth=_width(method), markersize=5)
+        Line2D(
+            [],
+            [],
+            color=style.color,
+            marker=style.marker,
+            label=style.label,
+            linewidth=_width(method),
+            markersize=5,
+        )
         for method, style in styles.items()
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, handlelength=2.4)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, handlelength=2.4
+    )
     return figure
 
 
 def _draw_curve(axis: Any, curve: RunCurve, figure_name: str, clock: str, style: Method) -> None:
-    points = [point for point in curve.points if point.get(clock) and point.get(f"test_{figure_name}") is not None]
+    points = [
+        point for point in curve.points if point.get(clock) and point.get(f"test_{figure_name}") is not None
+    ]
     times, values = [point[clock] for point in points], [point[f"test_{figure_name}"] for point in points]
     axis.plot(
         times, values, color=style.color, marker=style.marker, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5,
@@ -176,7 +196,9 @@ def _width(method: str) -> float:
 
 
 def _limit_log_likelihood(axis: Any, curves: list[RunCurve]) -> None:
-    """A method that diverges must not squeeze all others: guessing among all classes is about the floor of the picture."""
+    """A method that diverges must not squeeze all others: guessing among all classes is about the floor of
+    the picture.
+    """
     values = [point["test_log_likelihood"] for curve in curves for point in curve.points]
     finite = [value for value in values if value is not None and math.isfinite(value)]
     n_classes = max((curve.n_classes or 0 for curve in curves), default=0)
@@ -198,4 +220,6 @@ def method_styles(curves: Sequence[RunCurve]) -> dict[str, Method]:
 def describe_data(curve: RunCurve) -> str:
     """``ICD-10-CM: 48,265 rows, 10,662 classes``."""
     title = _TITLES.get(curve.data, curve.data)
-    return title if curve.n_classes is None else f"{title}: {curve.n_train:,} rows, {curve.n_classes:,} classes"
+    return (
+        title if curve.n_classes is None else f"{title}: {curve.n_train:,} rows, {curve.n_classes:,} classes"
+    )

@@ -32,7 +32,9 @@ def environment() -> dict[str, Any]:
 def describe_machine(machine: dict[str, Any]) -> str:
     """One line: ``2 x AMD EPYC, 23 GB``."""
     memory = machine.get("memory_bytes")
-    return f"{machine['processors']} x {machine['processor']}" + (f", {memory / 1e9:.0f} GB" if memory else "")
+    return f"{machine['processors']} x {machine['processor']}" + (
+        f", {memory / 1e9:.0f} GB" if memory else ""
+    )
 
 
 def _version(package: str) -> str:

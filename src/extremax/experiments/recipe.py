@@ -1,7 +1,8 @@
-"""A recipe: which data, which features, which model, when to evaluate, where to search.  TOML in, JSON out.
+"""A recipe: which data, which features, which model, when to evaluate, where to search. TOML in, JSON out.
 
-Names and defaults of the model and of text features are not repeated here: they are those of `ExtremeClassifier` and
-`TextFeatures`, handed in as `Known` by whoever may import these.  A recipe holds what its file says; `resolve` adds the rest.
+Names and defaults of the model and of text features are not repeated here: they are those of
+`ExtremeClassifier` and `TextFeatures`, handed in as `Known` by whoever may import these. A recipe holds what
+its file says; `resolve` adds the rest.
 
     [data]
     name = "icd10cm"              # a set that extremax knows, or path = "rows.csv"
@@ -32,11 +33,13 @@ class DataConfig:
     name
         A data set that extremax knows, or with `path` the name that figures show.
     path, valid_path, test_path
-        Files that `extremax.data.load_dataset` reads; without the last two, rows of `path` are set aside at random.
+        Files that `extremax.data.load_dataset` reads; without the last two, rows of `path` are set aside at
+        random.
     text_column, label_column
         Columns of a table, where their names are unusual.
     reduce
-        Label reduction of multi-label rows: "first", "smallest", "rarest" or "all"; what is usual for the set unless given.
+        Label reduction of multi-label rows: "first", "smallest", "rarest" or "all"; what is usual for the set
+        unless given.
     valid_fraction, test_fraction
         Shares set aside where there is no file of their own.
     seed
@@ -62,8 +65,8 @@ class FeaturesConfig:
     Attributes
     ----------
     kind
-        "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weighs sparse counts and reduces
-        them by a truncated SVD; "auto" goes by what the data are.
+        "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weighs sparse
+        counts and reduces them by a truncated SVD; "auto" goes by what the data are.
     n_components
         Width of "text" and "tfidf" features.
     options
@@ -86,7 +89,8 @@ class EvaluationConfig:
     valid_rows, test_rows
         Rows at most, a random sample where there are more.
     max_seconds
-        Training ends with the epoch in which its clock passes this; the model then depends on the speed of the machine.
+        Training ends with the epoch in which its clock passes this; the model then depends on the speed of
+        the machine.
     seed
         Seed of the samples.
     """
@@ -106,8 +110,9 @@ class SearchConfig:
     Attributes
     ----------
     space
-        By parameter: a list of values, or ``{low = ..., high = ...}`` for a number between them, by its logarithm unless
-        ``log = false``.  Empty means the paper's grid.
+        By parameter: a list of values, or ``{low = ..., high = ...}`` for a number between them, by its
+        logarithm unless
+        ``log = false``. Empty means the paper's grid.
     n_trials
         Settings to try.
     n_epochs
@@ -138,7 +143,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment.  `model` holds the parameters that the recipe sets; all others have the estimator's defaults."""
+    """One experiment. `model` holds the parameters that the recipe sets; all others have the estimator's
+    defaults.
+    """
 
     name: str = ""
     method: str = ""
@@ -182,7 +189,9 @@ def load_recipe(path: str | os.PathLike[str], known: Known) -> Recipe:
         raise type(error)(f"{file}: {error}") from None
     paths = {part: getattr(recipe.data, part) for part in ("path", "valid_path", "test_path")}
     # A path counts from the recipe's folder: the same recipe works from wherever it is called.
-    found: dict[str, Any] = {part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None}
+    found: dict[str, Any] = {
+        part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None
+    }
     return replace(recipe, name=recipe.name or file.stem, data=replace(recipe.data, **found))
 
 
@@ -220,7 +229,9 @@ def parse_recipe(content: Mapping[str, Any], known: Known) -> Recipe:
         name=content.get("name", ""),
         method=content.get("method", ""),
         data=_section(DataConfig, given["data"], "data."),
-        features=replace(features, options={key: tuple(v) if isinstance(v, list) else v for key, v in text.items()}),
+        features=replace(
+            features, options={key: tuple(v) if isinstance(v, list) else v for key, v in text.items()}
+        ),
         model=given["model"],
         evaluation=_section(EvaluationConfig, given["evaluation"], "evaluation."),
         search=_section(SearchConfig, given["search"], "search."),
@@ -229,9 +240,13 @@ def parse_recipe(content: Mapping[str, Any], known: Known) -> Recipe:
     for name, values in recipe.search.space.items():
         _check_range(f"search.space.{name}", values)
     if not recipe.data.name and not recipe.data.path:
-        raise ValueError("data has neither a name nor a path; say which rows to train on, for example name = 'icd10cm'.")
+        raise ValueError(
+            "data has neither a name nor a path; say which rows to train on, for example name = 'icd10cm'."
+        )
     if recipe.data.valid_fraction + recipe.data.test_fraction >= 1:
-        raise ValueError("data.valid_fraction and data.test_fraction leave no row to train on; their sum must be below 1.")
+        raise ValueError(
+            "data.valid_fraction and data.test_fraction leave no row to train on; their sum must be below 1."
+        )
     return recipe
 
 
@@ -264,7 +279,11 @@ def to_toml(recipe: Recipe, *, comment: str = "") -> str:
     }
     for name, values in sections.items():
         if values:
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None)]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None),
+            ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -273,14 +292,17 @@ def nearest(word: str, words: list[str]) -> str:
     return next(iter(difflib.get_close_matches(word, words, n=1)), "")
 
 
-# -- one section ---------------------------------------------------------------------------------------------------------------
+# -- one section
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def _names(section: type) -> list[str]:
     return [entry.name for entry in fields(section)]
 
 
-def _check_names(given: Mapping[str, Any], names: list[str], prefix: str, *, leave_out: tuple[str, ...] = ()) -> None:
+def _check_names(
+    given: Mapping[str, Any], names: list[str], prefix: str, *, leave_out: tuple[str, ...] = ()
+) -> None:
     names = [name for name in names if name not in leave_out]
     for key in given:
         if key not in names:
@@ -318,7 +340,9 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     if name in _CHOICES and value not in _CHOICES[name]:
         close = nearest(value, list(_CHOICES[name]))
         hint_text = f" Did you mean {close!r}?" if close else ""
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, _CHOICES[name]))}.{hint_text}")
+        raise ValueError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, _CHOICES[name]))}.{hint_text}"
+        )
     if name in _AT_LEAST and value < _AT_LEAST[name]:
         raise ValueError(f"{name} is {value}; it must be at least {_AT_LEAST[name]}.")
     if name in _ABOVE_ZERO and not value > 0:
@@ -334,11 +358,18 @@ def _check_range(name: str, values: Any) -> None:
     if isinstance(values, Mapping):
         _check_names(values, ["low", "high", "log"], f"{name}.")
         low, high = values.get("low"), values.get("high")
-        if all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)) and low < high:  # type: ignore[operator]
+        if (
+            all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+            and low < high
+        ):  # type: ignore[operator]
             if values.get("log", True) and low <= 0:  # type: ignore[operator]
-                raise ValueError(f"{name} goes from {low} by its logarithm; low must be above 0, or set log = false.")
+                raise ValueError(
+                    f"{name} goes from {low} by its logarithm; low must be above 0, or set log = false."
+                )
             return
-    raise ValueError(f"{name} is {values!r}; give a list of values, or a table such as {{low = 0.01, high = 1.0}}.")
+    raise ValueError(
+        f"{name} is {values!r}; give a list of values, or a table such as {{low = 0.01, high = 1.0}}."
+    )
 
 
 def _changed(section: Any, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -359,7 +390,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML wants escaped, too
+        # the one character TOML wants escaped, too
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)
     raise TypeError(f"{value!r} cannot be written to a recipe; use numbers, strings, lists and tables.")

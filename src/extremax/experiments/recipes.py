@@ -13,7 +13,8 @@ from extremax.experiments import recipe as config
 from extremax.experiments.recipe import Known, Recipe, nearest
 from extremax.features.text import TextOptions
 
-# What a machine decides or a terminal shows is no part of an experiment; an experiment without a seed could not be repeated.
+# What a machine decides or a terminal shows is no part of an experiment; an experiment without a seed could
+# not be repeated.
 _NOT_SETTINGS = ("memory_limit", "n_jobs", "verbose", "validation_fraction")
 DEFAULT_SEED = 0
 
@@ -21,7 +22,11 @@ DEFAULT_SEED = 0
 def model_defaults() -> dict[str, Any]:
     """Parameters of `ExtremeClassifier` that a recipe may set, with their defaults."""
     signature = inspect.signature(ExtremeClassifier.__init__).parameters
-    defaults = {name: entry.default for name, entry in signature.items() if name != "self" and name not in _NOT_SETTINGS}
+    defaults = {
+        name: entry.default
+        for name, entry in signature.items()
+        if name != "self" and name not in _NOT_SETTINGS
+    }
     return {**defaults, "random_state": DEFAULT_SEED}
 
 
@@ -63,4 +68,6 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
         return shipped
     close = nearest(os.fspath(name).removesuffix(".toml"), shipped_recipes())
     hint = f" Did you mean {close!r}?" if close else ""
-    raise FileNotFoundError(f"There is no recipe {os.fspath(name)!r}, as a file or among those of the package.{hint}")
+    raise FileNotFoundError(
+        f"There is no recipe {os.fspath(name)!r}, as a file or among those of the package.{hint}"
+    )

@@ -1,7 +1,9 @@
-"""From the data and features of a recipe to arrays: rows by split, class ids, and a cache of what took long to compute.
+"""From the data and features of a recipe to arrays: rows by split, class ids, and a cache of what took long
+to compute.
 
-Features depend on the recipe and on the files alone, so they are computed once and kept in a folder: ``EXTREMAX_CACHE``, or
-``~/.cache/extremax``.  The cache may be deleted at any time.
+Features depend on the recipe and on the files alone, so they are computed once and kept in a folder:
+``EXTREMAX_CACHE``, or
+``~/.cache/extremax``. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from numpy.typing import NDArray
 from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
-from extremax.data.splits import split_rows
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.svd import truncated_svd
 from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
 from extremax.features.text import TextFeatures, TextOptions
 from extremax.runtime.products import sparse_times_dense
+from extremax.splits import split_rows
 from extremax.storage.folder import ModelFileError, load_folder, save_folder
 from extremax.validation import LabelIndex, check_features, encode_labels, format_bytes
 
@@ -39,7 +41,8 @@ _VERSION = 1  # raise it when features are computed differently: older caches ar
 
 @dataclass(frozen=True)
 class Rows:
-    """Features and class ids 0 .. n_classes - 1 of training, validation and test rows; every class has a training row.
+    """Features and class ids 0 .. n_classes - 1 of training, validation and test rows; every class has a
+    training row.
 
     Attributes
     ----------
@@ -77,7 +80,9 @@ class Rows:
         }
 
     def sample(self, split: str, at_most: int, seed: int) -> tuple[Any, NDArray[np.int32]]:
-        """All rows of a split, or a random sample: data are often sorted, so that the first rows are of one kind."""
+        """All rows of a split, or a random sample: data are often sorted, so that the first rows are of
+        one kind.
+        """
         X, y = self.X[split], self.y[split]
         if len(y) <= at_most:
             return X, y
@@ -85,8 +90,12 @@ class Rows:
         return X[chosen], y[chosen]
 
 
-def load_rows(recipe: Recipe, *, n_jobs: int | None = None, say: Say = lambda text: None, cache: Path | None = None) -> Rows:
-    """The rows of a recipe, from the cache if they are there; `cache` is a folder other than the usual one."""
+def load_rows(
+    recipe: Recipe, *, n_jobs: int | None = None, say: Say = lambda text: None, cache: Path | None = None
+) -> Rows:
+    """The rows of a recipe, from the cache if they are there; `cache` is a folder other than the usual
+    one.
+    """
     title = recipe.data.name or Path(recipe.data.path or "").name
     kept = (cache or cache_folder()) / f"{''.join(c if c.isalnum() else '-' for c in title)}-{_key(recipe)}"
     try:
@@ -108,7 +117,9 @@ def load_rows(recipe: Recipe, *, n_jobs: int | None = None, say: Say = lambda te
         ids = index.lookup(parts[split].y, n_samples=parts[split].n_samples, allow_unseen=True)
         known[split] = ids >= 0
         if not known[split].any():
-            raise ValueError(f"No {split} row of {title} has a class that occurs in training; split the rows in another way.")
+            raise ValueError(
+                f"No {split} row of {title} has a class that occurs in training; split the rows in another way."
+            )
         y[split] = ids[known[split]]
     X, text_features = _features(parts, recipe.features, n_jobs, say)
     X = {split: _take(X[split], known[split]) for split in SPLITS}
@@ -124,7 +135,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EXTREMAX_CACHE") or Path.home() / ".cache" / "extremax")
 
 
-# -- data ----------------------------------------------------------------------------------------------------------------------
+# -- data
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _load(data: DataConfig) -> dict[str, Dataset]:
@@ -140,23 +152,33 @@ def _load(data: DataConfig) -> dict[str, Dataset]:
             raise ValueError(f"{paths[split]} has no labels; a recipe needs rows with a label each.")
     if any(part.multilabel for part in read.values()):
         if any(part.label_names is not None for part in read.values()):
-            raise ValueError(f"{data.path} has rows with several named labels; a recipe takes one label a row, or XMC text.")
+            raise ValueError(
+                f"{data.path} has rows with several named labels; a recipe takes one label a row, or XMC text."
+            )
         read = dict(zip(read, catalog.reduce_labels(list(read.values()), reduce or "first"), strict=True))
     fractions = {"valid": data.valid_fraction, "test": data.test_fraction}
     missing = [split for split in ("valid", "test") if split not in read]
     if missing:
         whole = read["train"]
-        cut = split_rows(np.asarray(whole.y), fractions=tuple(fractions[split] for split in missing), seed=data.seed)
+        cut = split_rows(
+            np.asarray(whole.y), fractions=tuple(fractions[split] for split in missing), seed=data.seed
+        )
         read |= {split: _rows_of(whole, rows) for split, rows in zip(("train", *missing), cut, strict=True)}
     return {split: read[split] for split in SPLITS}
 
 
 def _rows_of(data: Dataset, rows: NDArray[np.int64]) -> Dataset:
     texts = None if data.texts is None else [data.texts[i] for i in rows]
-    return Dataset(X=None if data.X is None else data.X[rows], texts=texts, y=np.asarray(data.y)[rows], format=data.format)
+    return Dataset(
+        X=None if data.X is None else data.X[rows],
+        texts=texts,
+        y=np.asarray(data.y)[rows],
+        format=data.format,
+    )
 
 
-# -- features ------------------------------------------------------------------------------------------------------------------
+# -- features
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def _features(
@@ -192,7 +214,8 @@ def _take(X: Any, keep: NDArray[np.bool_]) -> Any:
     return X if keep.all() else X[np.flatnonzero(keep)]
 
 
-# -- cache ---------------------------------------------------------------------------------------------------------------------
+# -- cache
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _key(recipe: Recipe) -> str:
@@ -222,7 +245,11 @@ def _write(folder: Path, rows: Rows, say: Say) -> None:
         parts = {"data": X.data, "indices": X.indices, "indptr": X.indptr} if sp.issparse(X) else {"dense": X}
         arrays |= {f"{split}.{name}": np.asarray(array) for name, array in parts.items()}
         arrays[f"{split}.y"] = rows.y[split]
-    header: dict[str, Any] = {"n_left_out": rows.n_left_out, "n_features": int(rows.X["train"].shape[1]), "text": None}
+    header: dict[str, Any] = {
+        "n_left_out": rows.n_left_out,
+        "n_features": int(rows.X["train"].shape[1]),
+        "text": None,
+    }
     if rows.text_features is not None:
         header["text"], text_arrays = rows.text_features.to_arrays()
         arrays |= {f"text.{name}": array for name, array in text_arrays.items()}
@@ -247,7 +274,9 @@ def _read(folder: Path, name: str) -> Rows:
             X[split] = sp.csr_matrix(parts, shape=(len(parts[2]) - 1, header["n_features"]))
     text = None
     if header["text"] is not None:
-        text = TextFeatures.from_arrays(header["text"], {n[5:]: a for n, a in arrays.items() if n.startswith("text.")})
+        text = TextFeatures.from_arrays(
+            header["text"], {n[5:]: a for n, a in arrays.items() if n.startswith("text.")}
+        )
     y = {split: np.array(arrays[f"{split}.y"]) for split in SPLITS}
     assert kept.labels is not None
     return Rows(name, X, y, kept.labels, header["n_left_out"], text)

@@ -9,9 +9,8 @@
 ``summary.json``   what came out; there only when the run is finished
 =================  ============================================================================================================
 
-A run that was killed at any moment goes on from its last checkpoint when it is called again, and ends with the same model, bit
-by bit.  Kernels are compiled before the clock starts.
-"""
+A run that was killed at any moment goes on from its last checkpoint when it is called again, and ends with
+the same model, bit by bit. Kernels are compiled before the clock starts."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from extremax.estimator import ExtremeClassifier
 from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
+from extremax.experiments.methods import method_of
 from extremax.experiments.recipe import Recipe, resolve
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.features.text import TextFeatures
 from extremax.loading import load_model
-from extremax.paper.methods import method_of
 from extremax.runtime.atomic_files import write_json
 from extremax.text_classifier import TextClassifier
 from extremax.training.loop import Record, Watcher
@@ -72,8 +71,8 @@ def run(
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
     clock : {"seconds", "cpu_seconds"}
-        Which time spaces the points of the curve and is up at `max_seconds`: on the wall, or of the processors, which runs
-        evenly on a machine that others use as well.
+        Which time spaces the points of the curve and is up at `max_seconds`: on the wall, or of the
+        processors, which runs evenly on a machine that others use as well.
     say, on_point : callable
         Told what goes on, and each point of the curve.
 
@@ -105,7 +104,9 @@ def run(
     clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
     y = rows.classes[rows.y["train"]]
     evaluate = Evaluator(samples, n_jobs)
-    watcher = RunWatcher(clf, recipe, settings, folder, curve, evaluate, checkpoint_seconds, on_point, len(y), clock)
+    watcher = RunWatcher(
+        clf, recipe, settings, folder, curve, evaluate, checkpoint_seconds, on_point, len(y), clock
+    )
     _note_machine(folder)
     if restored is None:
         curve.cut(0)
@@ -162,13 +163,20 @@ class RunWatcher(Watcher):
         clock: str,
     ) -> None:
         self.n_rows, self.clock = n_rows, clock
-        self.clf, self.folder, self.curve, self.evaluate, self.on_point = clf, folder, curve, evaluate, on_point
+        self.clf, self.folder, self.curve, self.evaluate, self.on_point = (
+            clf,
+            folder,
+            curve,
+            evaluate,
+            on_point,
+        )
         self.schedule, self.max_seconds = Schedule.of(recipe.evaluation), recipe.evaluation.max_seconds
         self.patience = settings["model"].get("patience")
         self.checkpoint_seconds, self.saved_at = checkpoint_seconds, time.perf_counter()
         self.evaluated_before = 0.0
         self.processor_at = -time.process_time()  # the processor's clock at which training would have begun
-        self.best: dict[str, Any] | None = None  # epoch, log_likelihood and folder; only where there is patience
+        # epoch, log_likelihood and folder; only where there is patience
+        self.best: dict[str, Any] | None = None
         self.finished = False
         self.due = 0.0
 
@@ -178,13 +186,19 @@ class RunWatcher(Watcher):
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of training, all threads together: on a busy machine a better clock than that on the wall."""
+        """Processor time of training, all threads together: on a busy machine a better clock than that on
+        the wall.
+        """
         return self.processor_at + time.process_time()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up what a checkpoint says."""
         self.curve.cut(state["n_points"])
-        self.evaluated_before, self.best, self.finished = state["evaluation_seconds"], state["best"], state["finished"]
+        self.evaluated_before, self.best, self.finished = (
+            state["evaluation_seconds"],
+            state["best"],
+            state["finished"],
+        )
         self.processor_at = state["cpu_seconds"] - time.process_time()
         self.due = self.schedule.next_after(self.curve.points[-1][self.clock])
 
@@ -197,7 +211,8 @@ class RunWatcher(Watcher):
             self._add_point(record, float(record["epoch"]))
 
     def wants(self, record: Record) -> bool:
-        return bool(self.now(record) >= self.due and record["rows"] < self.n_rows)  # the end of an epoch has its own call
+        # the end of an epoch has its own call
+        return bool(self.now(record) >= self.due and record["rows"] < self.n_rows)
 
     def during_epoch(self, record: Record) -> None:
         if self.wants(record):
@@ -220,7 +235,12 @@ class RunWatcher(Watcher):
             self._add_point(record, float(record["epoch"]))
 
     def _add_point(self, record: Record, epoch: float) -> Point:
-        point = {"epoch": epoch, "seconds": record["seconds"], "cpu_seconds": self.cpu_seconds, "loss": record.get("loss")}
+        point = {
+            "epoch": epoch,
+            "seconds": record["seconds"],
+            "cpu_seconds": self.cpu_seconds,
+            "loss": record.get("loss"),
+        }
         looked = time.process_time()
         point |= self.evaluate(self.clf.model_)
         self.curve.add(point)
@@ -256,7 +276,9 @@ class RunWatcher(Watcher):
 
 
 def uninterrupted(train: Callable[[], object]) -> None:
-    """Train; Ctrl-C, of which an estimator only warns, is an exception here: half an epoch is no checkpoint."""
+    """Train; Ctrl-C, of which an estimator only warns, is an exception here: half an epoch is no
+    checkpoint.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Training was interrupted")
@@ -272,12 +294,15 @@ def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> 
     y = np.arange(300) % 40
     X = rng.standard_normal((300, 8)).astype(np.float32)
     features = sp.csr_matrix(X) if sparse else X
-    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "n_components": 4}, n_jobs=n_jobs).fit(features, y)
+    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "n_components": 4}, n_jobs=n_jobs).fit(
+        features, y
+    )
     clf.model_.evaluate(features, y.astype(np.int32), n_jobs=n_jobs)
     return time.perf_counter() - started
 
 
-# -- the folder ----------------------------------------------------------------------------------------------------------------
+# -- the folder
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
@@ -288,10 +313,14 @@ def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
     if path.exists():
         difference = _difference(json.loads(path.read_text()), settings)
         if difference:
-            raise ValueError(f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it.")
+            raise ValueError(
+                f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it."
+            )
         return
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} exists and is not a run, so it is left alone. Choose another folder.")
+        raise FileExistsError(
+            f"{folder} exists and is not a run, so it is left alone. Choose another folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, settings)
 

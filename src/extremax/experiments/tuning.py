@@ -1,11 +1,12 @@
 """Search for the best parameters of a recipe: Optuna, in this process, choosing on validation rows alone.
 
-The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.toml``, the recipe with the best parameters.
-A search that was interrupted goes on: settled trials are kept, one that was cut off is tried again.
+The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.toml``, the recipe with the
+best parameters. A search that was interrupted goes on: settled trials are kept, one that was cut off is tried
+again.
 
-The paper's grid is the default space, continued upwards for the learning rate: its features were longer than the rows of mean
-square length one that ours are scaled to, and a step of Adagrad is as long as the learning rate whatever the features.  On the
-data sets of the recipes, learning rates of 0.03 to 1 are the useful ones.
+The paper's grid is the default space, continued upwards for the learning rate: its features were longer than
+the rows of mean square length one that ours are scaled to, and a step of Adagrad is as long as the learning
+rate whatever the features. On the data sets of the recipes, learning rates of 0.03 to 1 are the useful ones.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import scipy.sparse as sp
 
 from extremax.estimator import ExtremeClassifier
 from extremax.experiments.curve import Evaluator
+from extremax.experiments.methods import METHODS, method_of
 from extremax.experiments.recipe import Recipe, resolve, to_toml
 from extremax.experiments.recipes import KNOWN
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.experiments.runner import uninterrupted, warm_up
-from extremax.paper.methods import METHODS, method_of
 from extremax.runtime.atomic_files import write_json, write_text
 from extremax.training.loop import Record
 from extremax.training.objectives import SHARED_OBJECTIVES
@@ -41,7 +42,9 @@ _STUDY = "search"
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting: its parameters, its score on validation rows (None if it was given up before any), and how it ended."""
+    """One setting: its parameters, its score on validation rows (None if it was given up before any), and
+    how it ended.
+    """
 
     number: int
     parameters: dict[str, Any]
@@ -65,7 +68,8 @@ class SearchResult:
 
 
 def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's grid for a method: learning rate, and lambda or the prior's variance where the method has one.
+    """The paper's grid for a method: learning rate, and lambda or the prior's variance where the method has
+    one.
 
     Examples
     --------
@@ -122,7 +126,9 @@ def tune(
     try:
         settled = _settle(study, optuna)
         # A sampler starts anew in every process; with the count in its seed it does not repeat itself.
-        study.sampler = optuna.samplers.TPESampler(seed=search.seed + settled, n_startup_trials=max(4, wanted // 4))
+        study.sampler = optuna.samplers.TPESampler(
+            seed=search.seed + settled, n_startup_trials=max(4, wanted // 4)
+        )
         if settled < wanted:
             rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
             parameters = {**resolve(recipe, KNOWN)["model"], "patience": None}
@@ -152,18 +158,23 @@ def best_trial(trials: Sequence[Trial]) -> Trial:
     """The trial with the best score, given up or not: what it reached, it reached."""
     scored = [trial for trial in trials if trial.score is not None]
     if not scored:
-        raise ValueError("no trial of the search got as far as a score; widen its space or look at its errors.")
+        raise ValueError(
+            "no trial of the search got as far as a score; widen its space or look at its errors."
+        )
     return max(scored, key=lambda trial: trial.score or 0.0)
 
 
 def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
-    """The next trial, none twice: the same setting would only train the same model.  None if a space of lists is used up."""
+    """The next trial, none twice: the same setting would only train the same model. None if a space of
+    lists is used up.
+    """
     known = [trial.parameters for trial in _trials(study)]
     trial = study.ask()
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
     if chosen not in known or any(isinstance(values, Mapping) for values in space.values()):
         return trial
-    study.tell(trial, state=optuna.trial.TrialState.FAIL)  # without a mark of its own, so that it does not count
+    # without a mark of its own, so that it does not count
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)
     left = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
     left = [setting for setting in left if setting not in known]
     if not left:
@@ -173,7 +184,15 @@ def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
     return study.ask()
 
 
-def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], trial: Any, rows: Rows, n_jobs: int | None) -> None:
+def _try(
+    study: Any,
+    optuna: Any,
+    recipe: Recipe,
+    space: Mapping[str, Any],
+    trial: Any,
+    rows: Rows,
+    n_jobs: int | None,
+) -> None:
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
     parameters = {**resolve(recipe.with_model(**chosen), KNOWN)["model"], "patience": None}
     if recipe.search.n_epochs is not None:
@@ -200,7 +219,11 @@ def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], tria
         uninterrupted(lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
     except ValueError as error:  # diverged: a setting that does not work, which is worth knowing
         failure = str(error)
-    for name, value in {"epoch": best["epoch"], "seconds": time.perf_counter() - started, "failure": failure}.items():
+    for name, value in {
+        "epoch": best["epoch"],
+        "seconds": time.perf_counter() - started,
+        "failure": failure,
+    }.items():
         trial.set_user_attr(name, value)
     trial.set_user_attr("score", best["score"])
     if failure:
@@ -212,7 +235,8 @@ def _try(study: Any, optuna: Any, recipe: Recipe, space: Mapping[str, Any], tria
 
 
 def is_looked_at(epoch: int) -> bool:
-    """Whether a trial is scored after an epoch: at first after each, later now and then, as scoring can take longer than that.
+    """Whether a trial is scored after an epoch: at first after each, later now and then, as scoring can take
+    longer than that.
 
     Examples
     --------
@@ -260,7 +284,11 @@ def _trials(study: Any) -> list[Trial]:
         marks = trial.user_attrs
         if "seconds" in marks and trial.state.is_finished():
             state = {"COMPLETE": "complete", "PRUNED": "given up", "FAIL": "diverged"}[trial.state.name]
-            out.append(Trial(trial.number, dict(trial.params), marks["score"], state, marks["epoch"], marks["seconds"]))
+            out.append(
+                Trial(
+                    trial.number, dict(trial.params), marks["score"], state, marks["epoch"], marks["seconds"]
+                )
+            )
     return out
 
 
@@ -271,8 +299,12 @@ def _check_folder(folder: Path, recipe: Recipe, space: Mapping[str, Any]) -> Non
     content = json.loads(json.dumps({"recipe": plain, "space": space}))
     if path.exists():
         if json.loads(path.read_text(encoding="utf-8")) != content:
-            raise ValueError(f"{folder} holds a search with another recipe or space. Choose another folder, or delete it.")
+            raise ValueError(
+                f"{folder} holds a search with another recipe or space. Choose another folder, or delete it."
+            )
         return
     if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} exists and is not a search, so it is left alone. Choose another folder.")
+        raise FileExistsError(
+            f"{folder} exists and is not a search, so it is left alone. Choose another folder."
+        )
     write_json(path, content)

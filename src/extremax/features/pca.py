@@ -1,12 +1,13 @@
-"""Principal components: the k-dimensional features Z on which the label tree decides (paper, section 3, k = 16).
+"""Principal components: the k-dimensional features Z on which the label tree decides (paper, section 3, k =
+16).
 
-The directions of largest variance of X around its mean.  Up to 1,024 features the covariance matrix is summed exactly and
-decomposed; beyond that a subspace of k + 16 directions is improved by repeated products with the covariance, which is never
-formed.  Sparse input is centred in the algebra, ``(X - 1 m^T) Q = X Q - 1 (m^T Q)``, and stays sparse.
+The directions of largest variance of X around its mean. Up to 1,024 features the covariance matrix is summed
+exactly and decomposed; beyond that a subspace of k + 16 directions is improved by repeated products with the
+covariance, which is never formed. Sparse input is centred in the algebra, ``(X - 1 m^T) Q = X Q - 1 (m^T
+Q)``, and stays sparse.
 
-Sums run over fixed blocks of rows, on one BLAS thread each, and are added in a fixed order in float64: the result is bitwise
-the same for any thread count, and for an array in memory or on disk.
-"""
+Sums run over fixed blocks of rows, on one BLAS thread each, and are added in a fixed order in float64: the
+result is bitwise the same for any thread count, and for an array in memory or on disk."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _SPARSE_WIDTH = 4096  # features beyond which sparse rows are not unpacked
 _OVERSAMPLING = 16
 _USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
 _POWER_STEPS = 4
-_RELATIVE_RANK = 1e-7  # a direction with less than this share of the largest variance is rounding error in float32
+# a direction with less than this share of the largest variance is rounding error in float32
+_RELATIVE_RANK = 1e-7
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class PCA:
     Attributes
     ----------
     components : float32 (n_components, n_features)
-        Orthonormal rows by falling variance, the entry of largest magnitude positive.  Rows without variance are zero.
+        Orthonormal rows by falling variance, the entry of largest magnitude positive. Rows without variance
+        are zero.
     mean : float32 (n_features,)
         Mean of the rows.
     explained_variance : float64 (n_components,)
@@ -93,12 +96,15 @@ class PCA:
         sample_weight : (n_samples,) array or None
             A row of weight 2 counts as two equal rows.
         max_rows : int or None
-            Rows used; of a longer X one row is drawn from each of `max_rows` equal stretches.  None uses all rows.
+            Rows used; of a longer X one row is drawn from each of `max_rows` equal stretches. None uses all
+            rows.
         n_jobs : int or None
             Threads; the result does not depend on it.
         """
         if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < 1:
-            raise ValueError(f"X has shape {X.shape}; PCA needs a two-dimensional array with at least one row and one column.")
+            raise ValueError(
+                f"X has shape {X.shape}; PCA needs a two-dimensional array with at least one row and one column."
+            )
         if n_components < 0:
             raise ValueError(f"n_components is {n_components}; it must not be negative.")
         rows = _Rows(X, sample_weight, max_rows)
@@ -110,7 +116,9 @@ class PCA:
                 first = rows.n_features - n_components
                 values, vectors = np.zeros(0), np.zeros((rows.n_features, 0))
                 if n_components:
-                    values, vectors = scipy.linalg.eigh(covariance, subset_by_index=(first, rows.n_features - 1))
+                    values, vectors = scipy.linalg.eigh(
+                        covariance, subset_by_index=(first, rows.n_features - 1)
+                    )
             else:
                 values, vectors, mean = _subspace_iteration(rows, total, n_components, n_jobs)
         found = cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
@@ -126,7 +134,9 @@ class PCA:
             real = values > max(_RELATIVE_RANK * float(values[0]), np.finfo(np.float64).tiny)
             components[~real] = 0.0
             values = np.where(real, values, 0.0)
-        return cls(components.astype(np.float32), mean.astype(np.float32), np.asarray(values, dtype=np.float64))
+        return cls(
+            components.astype(np.float32), mean.astype(np.float32), np.asarray(values, dtype=np.float64)
+        )
 
     def transform(self, X: Any, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         """Coordinates of the rows of X in the principal directions, (n_samples, n_components) float32.
@@ -167,7 +177,9 @@ class PCA:
 
 
 class _Rows:
-    """The rows that a fit looks at, handed out in blocks as float32: dense, or CSR where unpacking would be too wide."""
+    """The rows that a fit looks at, handed out in blocks as float32: dense, or CSR where unpacking would
+    be too wide.
+    """
 
     def __init__(self, X: Any, sample_weight: NDArray[Any] | None, max_rows: int | None) -> None:
         self.X = X.tocsr() if sp.issparse(X) else X
@@ -179,7 +191,12 @@ class _Rows:
         self.weight: Float64 | None = None
         if sample_weight is not None:
             weight = np.asarray(sample_weight, dtype=np.float64)
-            if weight.shape != (n_samples,) or not np.isfinite(weight).all() or weight.min() < 0 or weight.sum() <= 0:
+            if (
+                weight.shape != (n_samples,)
+                or not np.isfinite(weight).all()
+                or weight.min() < 0
+                or weight.sum() <= 0
+            ):
                 raise ValueError(
                     f"sample_weight must hold {n_samples} finite numbers >= 0, not all zero; got shape {weight.shape}."
                 )
@@ -187,7 +204,8 @@ class _Rows:
                 self.index = np.flatnonzero(weight)
         self.n_rows = n_samples if self.index is None else len(self.index)
         if max_rows is not None and self.n_rows > max_rows:
-            # One random row from each stretch: sorted, without repeats, and blind to any period in the order of the rows.
+            # One random row from each stretch: sorted, without repeats, and blind to any period in the order
+            # of the rows.
             jitter = np.random.Generator(np.random.SFC64(0)).random(max_rows)
             edges = (np.arange(max_rows + 1, dtype=np.int64) * self.n_rows) // max_rows
             drawn = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
@@ -212,10 +230,11 @@ class _Rows:
         return np.ascontiguousarray(block, dtype=np.float32)
 
     def _typical(self) -> tuple[Float32, float]:
-        """About the mean, and a power of two that brings what is around it near one, both from some 4,096 rows.
+        """About the mean, and a power of two that brings what is around it near one, both from some 4,096
+        rows.
 
-        Sums of squares around the mean lose no digits in float32, and in that unit they neither overflow nor vanish.
-        """
+        Sums of squares around the mean lose no digits in float32, and in that unit they neither overflow nor
+        vanish."""
         rows = self.take(0, self.n_rows, max(1, self.n_rows // _BLOCK))
         if self.stay_sparse:
             mean = np.zeros(self.n_features, dtype=np.float32)  # subtracting anything would fill the matrix
@@ -245,8 +264,8 @@ def _sum_blocks(
 ) -> Float64:
     """Sum of ``partial(start, stop)`` over the blocks.
 
-    Lane j adds up blocks j, j + lanes, ...; the number of lanes follows from the shape alone, and so does every rounding.
-    """
+    Lane j adds up blocks j, j + lanes, ...; the number of lanes follows from the shape alone, and so does
+    every rounding."""
     lanes = max(2, min(16, 2**24 // int(np.prod(shape)), len(rows.blocks)))
     sums = np.zeros((lanes, *shape))
 
@@ -258,12 +277,16 @@ def _sum_blocks(
     run(add, lanes, resolve_threads(n_jobs))
     total: Float64 = sums.sum(axis=0) if lanes > 2 else np.add(sums[0], sums[1])
     if not np.isfinite(total).all():
-        raise ValueError("X holds a few numbers that are more than 1e17 times as large as most; clip or drop them first.")
+        raise ValueError(
+            "X holds a few numbers that are more than 1e17 times as large as most; clip or drop them first."
+        )
     return total
 
 
 def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64, Float64]:
-    """Covariance (f, f) in the rows' unit, and mean (f,): products around the shift, corrected by how far off the mean is."""
+    """Covariance (f, f) in the rows' unit, and mean (f,): products around the shift, corrected by how far
+    off the mean is.
+    """
     n_features = rows.n_features
 
     def partial(start: int, stop: int) -> NDArray[Any]:
@@ -282,10 +305,11 @@ def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64,
     return (covariance + covariance.T) / 2.0, rows.shift + drift / rows.unit
 
 
-def _subspace_iteration(rows: _Rows, total: float, n_components: int, n_jobs: int | None) -> tuple[Float64, Float64, Float64]:
-    """Largest eigenpairs of the covariance in the rows' unit, by products ``C Q``, rising order, and the mean: for many
-    features.
-    """
+def _subspace_iteration(
+    rows: _Rows, total: float, n_components: int, n_jobs: int | None
+) -> tuple[Float64, Float64, Float64]:
+    """Largest eigenpairs of the covariance in the rows' unit, by products ``C Q``, rising order, and the
+    mean: for many features."""
     n_features = rows.n_features
     width = min(n_components + _OVERSAMPLING, n_features)
     basis = np.random.Generator(np.random.SFC64(0)).standard_normal((n_features, width))
@@ -313,7 +337,8 @@ def _subspace_iteration(rows: _Rows, total: float, n_components: int, n_jobs: in
         return image
 
     for _ in range(_POWER_STEPS):
-        basis = _orthonormal(_orthonormal(product(basis)))  # the second pass removes what rounding left in the first
+        # the second pass removes what rounding left in the first
+        basis = _orthonormal(_orthonormal(product(basis)))
     small = basis.T @ product(basis)
     values, rotation = scipy.linalg.eigh((small + small.T) / 2.0)
     vectors = basis @ rotation
@@ -321,7 +346,9 @@ def _subspace_iteration(rows: _Rows, total: float, n_components: int, n_jobs: in
 
 
 def _orthonormal(A: Float64) -> Float64:
-    """Orthonormal columns with the span of A's, zero where A's are dependent: through A^T A, five times as fast as QR."""
+    """Orthonormal columns with the span of A's, zero where A's are dependent: through A^T A, five times as
+    fast as QR.
+    """
     values, rotation = scipy.linalg.eigh(A.T @ A)
     keep = values > 1e-14 * max(float(values[-1]), np.finfo(np.float64).tiny)
     columns: Float64 = A @ (rotation * np.where(keep, 1.0 / np.sqrt(np.where(keep, values, 1.0)), 0.0))

@@ -1,9 +1,9 @@
-"""Truncated SVD of a large sparse matrix: the leading right singular vectors by subspace iteration, on all threads.
+"""Truncated SVD of a large sparse matrix: the leading right singular vectors by subspace iteration, on all
+threads.
 
-From a random subspace Q, each step takes ``Q <- orthonormal(A^T A Q)``; a small eigenvalue problem inside the last subspace
-gives the vectors (the randomized SVD of Halko, Martinsson and Tropp, as in scikit-learn's TruncatedSVD).  Every sum has a fixed
-order, so that the thread count changes nothing.
-"""
+From a random subspace Q, each step takes ``Q <- orthonormal(A^T A Q)``; a small eigenvalue problem inside the
+last subspace gives the vectors (the randomized SVD of Halko, Martinsson and Tropp, as in scikit-learn's
+TruncatedSVD). Every sum has a fixed order, so that the thread count changes nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def truncated_svd(
     n_components : int
         Vectors wanted; at most ``min(n, f)`` are returned, and none whose singular value is rounding error.
     n_iter : int
-        Steps of the iteration.  On 48,265 short texts and 256 vectors, two steps reached 96.5% and three 98.9% of the sum of
-        squared singular values that five steps reached.
+        Steps of the iteration. On 48,265 short texts and 256 vectors, two steps reached 96.5% and three 98.9%
+        of the sum of squared singular values that five steps reached.
     seed : int
         Seed of the random start.
     n_jobs : int or None
@@ -73,7 +73,11 @@ def truncated_svd(
 def _times(A: Float32, B: Float32, n_jobs: int | None) -> Float32:
     out = np.empty((A.shape[0], B.shape[1]), dtype=np.float32)
     blocks = split(A.shape[0], _BLOCK)
-    run(lambda i: np.matmul(A[slice(*blocks[i])], B, out=out[slice(*blocks[i])]), len(blocks), resolve_threads(n_jobs))
+    run(
+        lambda i: np.matmul(A[slice(*blocks[i])], B, out=out[slice(*blocks[i])]),
+        len(blocks),
+        resolve_threads(n_jobs),
+    )
     return out
 
 

@@ -1,14 +1,14 @@
-"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD and random directions beside it.
+"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD and random directions
+beside it.
 
-A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each hashed into a table.
-A count c of column j weighs ``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1 + n_j))``; n_j of n texts have it.
-The two parts are scaled to unit length each, projected on the leading right singular vectors of the training texts and on
-random directions orthogonal to them, and the result is scaled to unit length.  N-grams, weights and SVD are those of
-scikit-learn.
+A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each
+hashed into a table. A count c of column j weighs ``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1
++ n_j))``; n_j of n texts have it. The two parts are scaled to unit length each, projected on the leading
+right singular vectors of the training texts and on random directions orthogonal to them, and the result is
+scaled to unit length. N-grams, weights and SVD are those of scikit-learn.
 
-The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle.  Nothing depends on the
-thread count.
-"""
+The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle. Nothing
+depends on the thread count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class TextOptions:
     def __post_init__(self) -> None:
         low, high = self.char_ngrams
         if not (0 <= low <= high <= 64):
-            raise ValueError(f"char_ngrams is {self.char_ngrams}; give the shortest and longest length, (0, 0) for none.")
+            raise ValueError(
+                f"char_ngrams is {self.char_ngrams}; give the shortest and longest length, (0, 0) for none."
+            )
         if not 0 <= self.word_ngrams <= 8:
             raise ValueError(f"word_ngrams is {self.word_ngrams}; it must be from 0 to 8.")
         if high == 0 and self.word_ngrams == 0:
@@ -74,8 +76,8 @@ class TextFeatures:
     n_components : int
         Features along singular vectors; fewer if the training texts do not have as many dimensions.
     n_random : int
-        Features along random directions outside of those: what tells rare words apart, which no leading singular vector does.
-        Only added where the texts have more dimensions than `n_components`.
+        Features along random directions outside of those: what tells rare words apart, which no leading
+        singular vector does. Only added where the texts have more dimensions than `n_components`.
     char_ngrams : (int, int)
         Shortest and longest character n-gram within word boundaries; (0, 0) for none.
     word_ngrams : int
@@ -85,8 +87,8 @@ class TextFeatures:
     min_texts : int
         Columns that fewer training texts have are left out.
     min_word_texts : int
-        The same for single words, which mean something where a rare n-gram or pair is noise.  Only where there are random
-        directions: no leading singular vector knows a word of one text.
+        The same for single words, which mean something where a rare n-gram or pair is noise. Only where there
+        are random directions: no leading singular vector knows a word of one text.
     max_columns : int
         The columns that most texts have are kept, up to this number; the state holds that many rows of
         ``n_components + n_random`` floats.
@@ -116,16 +118,26 @@ class TextFeatures:
         return int(self.basis_.shape[1])
 
     def fit(
-        self, texts: Sequence[str], *, n_jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> TextFeatures:
-        """Choose the columns, weigh them, and find the singular vectors; `progress` gets texts done and texts in all."""
+        """Choose the columns, weigh them, and find the singular vectors; `progress` gets texts done and
+        texts in all.
+        """
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
         options = self.options
         n_texts = len(texts)
         have = np.zeros(2 << options.hash_bits, dtype=np.int64)
-        words_only = replace(options, char_ngrams=(0, 0), word_ngrams=1) if options.n_random and options.word_ngrams else None
+        words_only = (
+            replace(options, char_ngrams=(0, 0), word_ngrams=1)
+            if options.n_random and options.word_ngrams
+            else None
+        )
         have_word = np.zeros_like(have)
         blocks = _blocks(texts)
         done = 0
@@ -134,7 +146,10 @@ class TextFeatures:
             words = list(found)
 
             def count(
-                i: int, group: list[tuple[int, int]] = group, found: list[Int32] = found, words: list[Int32] = words
+                i: int,
+                group: list[tuple[int, int]] = group,
+                found: list[Int32] = found,
+                words: list[Int32] = words,
             ) -> None:
                 found[i] = _hash(texts[slice(*group[i])], options)[0]
                 if words_only is not None:
@@ -147,7 +162,9 @@ class TextFeatures:
             done = group[-1][1]
             if progress is not None:
                 progress(done, n_texts)
-        kept = np.flatnonzero((have >= min(options.min_texts, n_texts)) | (have_word >= min(options.min_word_texts, n_texts)))
+        kept = np.flatnonzero(
+            (have >= min(options.min_texts, n_texts)) | (have_word >= min(options.min_word_texts, n_texts))
+        )
         if len(kept) > options.max_columns:
             # The most frequent; of equally frequent ones the first.  Then in rising order again.
             kept = np.sort(kept[np.argsort(-have[kept], kind="stable")[: options.max_columns]])
@@ -183,7 +200,9 @@ class TextFeatures:
         return sp.vstack(parts, format="csr")
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
-        """Dense features, float32 (n_texts, n_features), rows of unit length; a text without any known n-gram is all zero."""
+        """Dense features, float32 (n_texts, n_features), rows of unit length; a text without any known
+        n-gram is all zero.
+        """
         self._check_fitted()
         check_texts(texts)
         Z = np.empty((len(texts), self.n_features), dtype=np.float32)
@@ -219,7 +238,9 @@ class TextFeatures:
         """The object that `to_arrays` came from."""
         if header.get("kind") != "text_features" or header.get("format_version") != FORMAT_VERSION:
             kind, version = header.get("kind"), header.get("format_version")
-            raise ValueError(f"header says kind {kind!r}, version {version!r}; this reads 'text_features', {FORMAT_VERSION}.")
+            raise ValueError(
+                f"header says kind {kind!r}, version {version!r}; this reads 'text_features', {FORMAT_VERSION}."
+            )
         options = dict(header["options"])
         options["char_ngrams"] = tuple(options["char_ngrams"])
         features = cls(**options)
@@ -230,7 +251,9 @@ class TextFeatures:
                 f"shapes {columns.shape}, {idf.shape}, {basis.shape} of columns, idf and basis do not fit together."
             )
         if len(columns) and (columns.min() < 0 or columns.max() >= table):
-            raise ValueError(f"columns go from {columns.min()} to {columns.max()}; they must be from 0 to {table - 1}.")
+            raise ValueError(
+                f"columns go from {columns.min()} to {columns.max()}; they must be from 0 to {table - 1}."
+            )
         features.columns_, features.idf_, features.basis_ = columns, idf, basis
         return features
 
@@ -251,21 +274,29 @@ class TextFeatures:
         rows = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))[known]
         at = at[known]
         values = (1.0 + np.log(counts[known].astype(np.float32))) * self.idf_[at]
-        # Characters and words are scaled apart: a text has many more n-grams than words, which would drown them.
+        # Characters and words are scaled apart: a text has many more n-grams than words, which would drown
+        # them.
         part = 2 * rows + (columns[known] >> self.options.hash_bits)
         norms = np.sqrt(np.bincount(part, weights=values.astype(np.float64) ** 2, minlength=2 * len(ends)))
         values = (values / norms[part]).astype(np.float32)
         matrix = sp.csr_matrix((len(ends), len(self.columns_)), dtype=np.float32)
         matrix.data, matrix.indices = values, at
-        matrix.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ends)))]).astype(np.int32)
-        matrix.sort_indices()  # in any order the sums would round differently after another version of the kernel
+        matrix.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ends)))]).astype(
+            np.int32
+        )
+        # in any order the sums would round differently after another version of the kernel
+        matrix.sort_indices()
         return matrix
 
 
 def _random_directions(basis: Float32, options: TextOptions) -> Float32:
-    """Random directions less their part along the basis: they keep, on average, the length of what the basis leaves out."""
+    """Random directions less their part along the basis: they keep, on average, the length of what the
+    basis leaves out.
+    """
     rng = np.random.default_rng((options.random_state, 1))
-    random = rng.standard_normal((len(basis), options.n_random), dtype=np.float32) / np.float32(np.sqrt(options.n_random))
+    random = rng.standard_normal((len(basis), options.n_random), dtype=np.float32) / np.float32(
+        np.sqrt(options.n_random)
+    )
     outside: Float32 = random - basis @ (basis.T @ random)
     return outside
 
@@ -276,7 +307,9 @@ def check_texts(texts: Sequence[str]) -> None:
         raise TypeError("texts is one string; pass a list of strings.")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{i}] is {text!r} of type {type(text).__name__}; every text must be a str.")
+            raise TypeError(
+                f"texts[{i}] is {text!r} of type {type(text).__name__}; every text must be a str."
+            )
 
 
 def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -293,12 +326,15 @@ def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _groups(blocks: list[tuple[int, int]], n_jobs: int | None) -> list[list[tuple[int, int]]]:
-    size = 4 * resolve_threads(n_jobs)  # enough for all threads, few enough for progress to be seen and memory to stay small
+    # enough for all threads, few enough for progress to be seen and memory to stay small
+    size = 4 * resolve_threads(n_jobs)
     return [blocks[i : i + size] for i in range(0, len(blocks), size)]
 
 
 def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, NDArray[np.int64]]:
-    """Hashed columns of each text with their counts, and where each text's end: characters first, words above them."""
+    """Hashed columns of each text with their counts, and where each text's end: characters first, words
+    above them.
+    """
     lowered = [text.lower() for text in texts]
     codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     ends = np.cumsum([len(text) for text in lowered], dtype=np.int64)
@@ -306,11 +342,16 @@ def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, NDA
     if (kinds == _UNKNOWN).any():
         for code in np.unique(codes[kinds == _UNKNOWN]).tolist():
             character = chr(code)
-            _kinds[code] = BLANK if character.isspace() else WORD if character.isalnum() or character == "_" else OTHER
+            _kinds[code] = (
+                BLANK if character.isspace() else WORD if character.isalnum() or character == "_" else OTHER
+            )
         kinds = _kinds[codes]
     low, high = options.char_ngrams
-    # Per word of l characters at most (l + 2) n-grams of each length; words are at most half of the characters and one.
-    limit = (high - low + 1) * (2 * len(codes) + 2 * len(texts)) * (high > 0) + options.word_ngrams * len(codes)
+    # Per word of l characters at most (l + 2) n-grams of each length; words are at most half of the
+    # characters and one.
+    limit = (high - low + 1) * (2 * len(codes) + 2 * len(texts)) * (high > 0) + options.word_ngrams * len(
+        codes
+    )
     columns = np.empty(limit, dtype=np.int32)
     counts = np.empty(limit, dtype=np.int32)
     column_ends = np.empty(len(texts), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Features of equal variance in every direction, and the start of training in them: scaled class means.
 
-Text features, embeddings and principal components have a few directions of large variance and many of small; a step size that
-suits the first crawls along the others.  Training therefore sees
+Text features, embeddings and principal components have a few directions of large variance and many of small;
+a step size that suits the first crawls along the others. Training therefore sees
 
     x' = s P (f x - mean),     P = (T + ridge * mean eigenvalue of T)^(-1/2),     s such that E|x'|^2 = 1,
 
@@ -9,10 +9,9 @@ f the model's feature scale and T the covariance of the rows f x around the mean
 
 while a model's weights are kept for f x itself: ``fold`` and ``unfold`` go from one to the other, in place.
 
-In x' a linear discriminant needs no matrix: w'_y = sharpness * m_y, b'_y = log n_y - sharpness |m_y|^2 / 2, with the means m_y
-of the classes shrunken towards the mean of all rows.  `sharpness` is chosen by the likelihood of some training rows, each left
-out of the mean of its own class.
-"""
+In x' a linear discriminant needs no matrix: w'_y = sharpness * m_y, b'_y = log n_y - sharpness |m_y|^2 / 2,
+with the means m_y of the classes shrunken towards the mean of all rows. `sharpness` is chosen by the
+likelihood of some training rows, each left out of the mean of its own class."""
 
 from __future__ import annotations
 
@@ -54,7 +53,9 @@ class Whitening(NamedTuple):
         return cls(unit, unit, np.zeros(n_features, np.float32))
 
     @classmethod
-    def fit(cls, covariance: NDArray[np.float64], mean: NDArray[np.float32], *, ridge: float = RIDGE) -> Whitening:
+    def fit(
+        cls, covariance: NDArray[np.float64], mean: NDArray[np.float32], *, ridge: float = RIDGE
+    ) -> Whitening:
         """From the covariance of the rows, or of the rows around the means of their classes.
 
         Examples
@@ -75,7 +76,9 @@ class Whitening(NamedTuple):
         matrix, inverse = scale * (basis / roots) @ basis.T, (basis * roots) @ basis.T / scale
         return cls(matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32))
 
-    def rows(self, X: NDArray[np.float32], scale: float, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    def rows(
+        self, X: NDArray[np.float32], scale: float, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
         """x' of some rows, for the feature scale of the model."""
         centred = X * np.float32(scale)
         centred -= self.mean
@@ -142,7 +145,8 @@ def whiten_and_start(
     total = (pca.components.T * (pca.explained_variance * scale**2)) @ pca.components.astype(np.float64)
     within = total - between
     spread, inside = float(np.trace(total)), max(float(np.trace(within)), 0.0)
-    if inside < _LEAST_WITHIN * spread:  # one row per class, or copies: the difference is rounding error, nothing to divide by
+    # one row per class, or copies: the difference is rounding error, nothing to divide by
+    if inside < _LEAST_WITHIN * spread:
         within += (_LEAST_WITHIN - inside / spread) * total
     white = Whitening.fit(within, mean, ridge=ridge)
     kept = counts / (counts + _SHRINKAGE)
@@ -158,13 +162,17 @@ def whiten_and_start(
 
 
 def discriminants(
-    model: LinearModel, white: Whitening, counts: NDArray[Any], n_components: int, sharpness: float, n_threads: int
+    model: LinearModel,
+    white: Whitening,
+    counts: NDArray[Any],
+    n_components: int,
+    sharpness: float,
+    n_threads: int,
 ) -> PCA:
     """The directions in which the class means differ most, of a model that is at its start (weights for x').
 
-    A label tree on these sees more of the classes than on as many directions of largest variance: on ICD-10-CM with 32 of them
-    its test log-likelihood is -4.07 instead of -4.96.
-    """
+    A label tree on these sees more of the classes than on as many directions of largest variance: on
+    ICD-10-CM with 32 of them its test log-likelihood is -4.07 instead of -4.96."""
     root = np.sqrt(counts / counts.sum()).astype(np.float32)
     between = _gram(model.weights, n_threads, root)
     n_features = len(between)
@@ -173,13 +181,16 @@ def discriminants(
     values = np.maximum(values, 0.0) / (_CAUTION * sharpness) ** 2
     signs = np.where(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])] < 0, -1.0, 1.0)
     components = (white.matrix.astype(np.float64) @ (vectors * signs)[:, ::-1]).T * model.feature_scale
-    # Rows of about unit length: the tree's penalties count on it.  Inside the classes a direction has variance 1 / n_features.
+    # Rows of about unit length: the tree's penalties count on it.  Inside the classes a direction has
+    # variance 1 / n_features.
     components /= np.sqrt(np.sum(values + 1.0 / n_features))
     mean = white.mean.astype(np.float64) / model.feature_scale
     return PCA(components.astype(np.float32), mean.astype(np.float32), values[::-1].copy())
 
 
-def _gram(table: NDArray[np.float32], n_threads: int, factor: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
+def _gram(
+    table: NDArray[np.float32], n_threads: int, factor: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
     """table.T @ table, its rows multiplied by `factor`, in blocks whose number the threads do not change."""
     cuts = split(len(table), 1 << 14)
     parts = np.zeros((min(len(cuts), 8), table.shape[1], table.shape[1]))
@@ -216,6 +227,8 @@ def _choose_sharpness(means, half, prior, counts, white, scale, X, rows, y, weig
         a = sharpness * truth + prior[own]
         rest = sharpness * scores + log_weight
         top = np.maximum(rest.max(axis=1), a)
-        figures.append(float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1)))))
+        figures.append(
+            float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1))))
+        )
     # The mildest of those that are as good as the best: rows that are easy to tell apart would take any.
     return _SHARPNESS[int(np.argmax(np.asarray(figures) >= max(figures) - _ALIKE))]

@@ -1,1 +1,3 @@
-"""Compiled inner loops: typed arrays in, arrays out.  Callers allocate and check; kernels fill and never validate."""
+"""Compiled inner loops: typed arrays in, arrays out. Callers allocate and check; kernels fill and never
+validate.
+"""

@@ -40,9 +40,12 @@ def build_alias(prob, threshold, alias):
 
 @njit
 def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop):
-    """Fill rows [start, stop) of `labels` and `log_noise`; a draw is a function of (seed, row, column) alone."""
+    """Fill rows [start, stop) of `labels` and `log_noise`; a draw is a function of (seed, row, column)
+    alone.
+    """
     n = threshold.shape[0]
-    mixed_seed = mix64(seed)  # else the neighbouring seeds 2 s and 2 s + 1 would swap the draws of neighbouring rows
+    # else the neighbouring seeds 2 s and 2 s + 1 would swap the draws of neighbouring rows
+    mixed_seed = mix64(seed)
     for i in range(start, stop):
         for j in range(labels.shape[1]):
             first, second = uniform_bits(draw_key(mixed_seed, i, j))

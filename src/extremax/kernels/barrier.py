@@ -29,12 +29,15 @@ else:
         return types.int64(array, types.int64, types.int64), codegen
 
     # A thread that waits long gives its processor to whoever it is waiting for.
-    _yield_processor = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32())
+    _yield_processor = types.ExternalFunction(
+        "SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32()
+    )
     _SPINS = 2000
 
     @numba.njit(nogil=True, cache=True)
     def wait_for_all(state: Any, n_threads: Any) -> None:
-        """Return when all `n_threads` threads that share `state` (64 zeros of int64) have called this as often as the caller.
+        """Return when all `n_threads` threads that share `state` (64 zeros of int64) have called this as
+        often as the caller.
 
         Every thread of the group must be running: see ``parallel.run_together``.
         """

@@ -1,11 +1,14 @@
-"""Minibatches whose rows share their classes: draw the classes, softmax over them, step along the summed gradients.
+"""Minibatches whose rows share their classes: draw the classes, softmax over them, step along the summed
+gradients.
 
-A class set is drawn *systematically*: class y is in it at most once, with the known inclusion probability pi_y (1 for all
-classes gives the exact softmax).  The sum over the other classes is estimated by the classes of the set, each divided by pi:
+A class set is drawn *systematically*: class y is in it at most once, with the known inclusion probability
+pi_y (1 for all classes gives the exact softmax). The sum over the other classes is estimated by the classes
+of the set, each divided by pi:
 
     Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j,     E[Z_i] = the softmax's own sum.
 
-Where rows have several labels, the sum leaves out all of the row's own: each is compared with the classes that do not apply.
+Where rows have several labels, the sum leaves out all of the row's own: each is compared with the classes
+that do not apply.
 
 The products around these kernels (scores, summed gradients) are BLAS's.
 """
@@ -22,9 +25,12 @@ _LEAST = np.float32(-1e30)
 
 @njit
 def _walk(cumulative, start, out):
-    """Numbers of the items hit by start, start + 1, start + 2, ... on the line of cumulated lengths (each at most 1)."""
+    """Numbers of the items hit by start, start + 1, start + 2, ... on the line of cumulated lengths (each
+    at most 1).
+    """
     count, first, n = 0, 0, cumulative.shape[0]
-    # Lengths sum to a whole number; what rounding adds to it must not make one hit more, for which there is no room.
+    # Lengths sum to a whole number; what rounding adds to it must not make one hit more, for which there is
+    # no room.
     end = min(cumulative[n - 1], np.floor(cumulative[n - 1] + 0.5))
     mark = start
     while mark < end:
@@ -51,12 +57,12 @@ def _length(cumulative, i):
 
 @njit
 def draw_shared(everywhere, cell_classes, cell_cumulative, first, second, classes, minus_log_pi, scratch):
-    """Union of one systematic sample of all classes and one of a cell's: sorted classes and -log pi; returns how many.
+    """Union of one systematic sample of all classes and one of a cell's: sorted classes and -log pi; returns
+    how many.
 
     ``everywhere`` (C,) cumulates the inclusion probabilities of all classes, ``cell_cumulative`` those of ``cell_classes``
-    (ascending; may be none); `first` and `second` in [0, 1) place the two samples.  They are independent, so a class is in the
-    union with probability 1 - (1 - a)(1 - b).
-    """
+    (ascending; may be none); `first` and `second` in [0, 1) place the two samples. They are independent, so a
+    class is in the union with probability 1 - (1 - a)(1 - b)."""
     n_all = _walk(everywhere, first, scratch)
     n_cell = 0
     if cell_classes.shape[0] > 0:
@@ -92,7 +98,8 @@ def draw_shared(everywhere, cell_classes, cell_cumulative, first, second, classe
 
 @njit
 def find_slots(classes, n_classes_drawn, labels, place, slots, extra):
-    """Column of each label in the class set, or a new number behind it; returns how many new ones, whose labels go to `extra`.
+    """Column of each label in the class set, or a new number behind it; returns how many new ones, whose
+    labels go to `extra`.
 
     ``place`` (C,) holds -1 everywhere, before and after.
     """
@@ -115,7 +122,8 @@ def find_slots(classes, n_classes_drawn, labels, place, slots, extra):
 
 @njit
 def leave_out_labels(scores, classes, rows, edges, labels, start, stop):
-    """Classes of the set that are labels of a row weigh nothing in it: their ``scores`` (n, S) of rows [start, stop) go.
+    """Classes of the set that are labels of a row weigh nothing in it: their ``scores`` (n, S) of rows
+    [start, stop) go.
 
     ``classes`` (S,) ascend; the labels of row ``rows[i]`` are ``labels[edges[rows[i]] : edges[rows[i] + 1]]``.
     """
@@ -133,8 +141,11 @@ def leave_out_labels(scores, classes, rows, edges, labels, start, stop):
 
 
 @njit
-def shared_softmax(scores, shift, x, labels, slots, weights, biases, row_weight, positive, losses, start, stop):
-    """Coefficients of rows [start, stop), in place of their ``scores`` (n, S); of the positives in ``positive``.
+def shared_softmax(
+    scores, shift, x, labels, slots, weights, biases, row_weight, positive, losses, start, stop
+):
+    """Coefficients of rows [start, stop), in place of their ``scores`` (n, S); of the positives in
+    ``positive``.
 
     ``shift`` (S,) is b_j - log pi_j; a set class that is the row's own label stands aside, for its exact score counts.
     """
@@ -171,8 +182,11 @@ def shared_softmax(scores, shift, x, labels, slots, weights, biases, row_weight,
 
 
 @njit
-def apply_shared(gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate, limit):
-    """Adagrad (or SGD) for the classes in slots [first, last): their summed gradients, and what the positives add.
+def apply_shared(
+    gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate, limit
+):
+    """Adagrad (or SGD) for the classes in slots [first, last): their summed gradients, and what the positives
+    add.
 
     No step of Adagrad with one sum per class is longer than ``limit``.
 
@@ -221,7 +235,9 @@ def apply_shared(gradients, coefficients, x, positive, slots, classes, first, la
 
 @njit
 def add_rows(X, rows, labels, weight, sums, part, n_parts):
-    """sums[labels[i]] += weight[i] * X[rows[i]], the classes with ``label % n_parts == part`` alone, in order."""
+    """sums[labels[i]] += weight[i] * X[rows[i]], the classes with ``label % n_parts == part`` alone, in
+    order.
+    """
     for i in range(labels.shape[0]):
         label = labels[i]
         if label % n_parts == part:

@@ -15,8 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 JIT_DISABLED = bool(numba.config.DISABLE_JIT)
 
-# Reassociation and contraction let a dot product use SIMD lanes and fused multiply-adds.  NaN, infinity and signed zero keep
-# their meaning, so guards in the code stay guards.
+# Reassociation and contraction let a dot product use SIMD lanes and fused multiply-adds.  NaN, infinity and
+# signed zero keep their meaning, so guards in the code stay guards.
 _FASTMATH = {"reassoc", "contract", "arcp"}
 
 
@@ -25,7 +25,9 @@ def njit(func: F) -> F:
     options: dict[str, Any] = {"nogil": True, "fastmath": _FASTMATH, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **options)(func)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba found no writable place for the cache: a read-only install without a home folder
+    except (
+        RuntimeError
+    ):  # numba found no writable place for the cache: a read-only install without a home folder
         return numba.njit(**options)(func)  # type: ignore[no-any-return]
 
 
@@ -36,15 +38,18 @@ def helper(func: F) -> F:
 
 
 def inline(func: F) -> F:
-    """Compile a small helper that is merged into each kernel calling it, so that loops around it vectorise."""
+    """Compile a small helper that is merged into each kernel calling it, so that loops around it
+    vectorise.
+    """
     return numba.njit(forceinline=True, fastmath=_FASTMATH, error_model="numpy")(func)  # type: ignore[no-any-return]
 
 
 def by_class(table: dict[type, Callable[..., Any]]) -> Callable[..., Any]:
-    """A function for kernels that calls ``table[class of its first argument]``, the classes being named tuples.
+    """A function for kernels that calls ``table[class of its first argument]``, the classes being named
+    tuples.
 
-    Which one is settled when the kernel is compiled: it contains that one alone, and nothing is asked while it runs.
-    """
+    Which one is settled when the kernel is compiled: it contains that one alone, and nothing is asked while
+    it runs."""
 
     def call(first: Any, *others: Any) -> Any:
         return table[type(first)](first, *others)

@@ -61,7 +61,9 @@ _RSQRT_MAGIC = np.int32(0x5F375A86)
 
 @inline
 def exp32(x: Any) -> Any:
-    """``exp(x)`` in float32, relative error below 2e-7; arguments are clamped to [-87, 88], so it is never 0 or infinite."""
+    """``exp(x)`` in float32, relative error below 2e-7; arguments are clamped to [-87, 88], so it is never
+    0 or infinite.
+    """
     x = min(max(x, _EXP_MIN), _EXP_MAX)
     t = x * _LOG2E
     n = np.int32(t + math.copysign(_HALF, t))
@@ -97,8 +99,8 @@ def sigmoid32(a: Any) -> Any:
 def rsqrt32(x: Any) -> Any:
     """``1 / sqrt(x)`` for normal x > 0, relative error below 6e-6: a bit trick and two Newton steps.
 
-    The divider and the square-root unit are the slowest parts of a processor; Adagrad would need both for every weight.
-    """
+    The divider and the square-root unit are the slowest parts of a processor; Adagrad would need both for
+    every weight."""
     y = bits_float(np.int32(_RSQRT_MAGIC - (float_bits(x) >> 1)))
     half = _HALF * x
     y = y * (_THREE_HALVES - half * y * y)

@@ -1,12 +1,13 @@
-"""Kernels of the index over class scores (`extremax.search.pq`): short codes of the weights, and searches among them.
+"""Kernels of the index over class scores (`extremax.search.pq`): short codes of the weights, and searches
+among them.
 
-A weight vector is cut into pieces of a few numbers; a code of four bits names the nearest of 16 centres for each.  A row's
-inner products with the centres are small tables of bytes, and the guess at a score is a sum of entries that the codes pick: 32
-classes and four rows at a time (`extremax._jit.table_sums`).
+A weight vector is cut into pieces of a few numbers; a code of four bits names the nearest of 16 centres for
+each. A row's inner products with the centres are small tables of bytes, and the guess at a score is a sum of
+entries that the codes pick: 32 classes and four rows at a time (`extremax._jit.table_sums`).
 
-What comes out for a row depends neither on the rows beside it nor on the number of threads: sums of entries are whole numbers,
-and where a loop takes several rows at once, rows that are missing at the end repeat the last.
-"""
+What comes out for a row depends neither on the rows beside it nor on the number of threads: sums of entries
+are whole numbers, and where a loop takes several rows at once, rows that are missing at the end repeat the
+last."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, prefetch_row,
 from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
 
 CENTRES = 16
-# Where the byte of a class stands among those of its block: bytes at even and at odd places are added up apart.
+# Where the byte of a class stands among those of its block: bytes at even and at odd places are added up
+# apart.
 BYTE_OF = np.array([2 * (lane % 16) + lane // 16 for lane in range(LANES)])
 _TILE = 32  # rows that stay in the first cache
 CHUNK = 32  # blocks of classes that stay in the cache while the rows go by: a bit of a word for each
@@ -38,7 +40,8 @@ class Blocks(NamedTuple):
     codes: NDArray[np.uint8]  # (blocks, pairs of pieces, 32)
     factors: NDArray[np.float32]  # (blocks, 32); a guess is factor * (u' . z) + base
     bases: NDArray[np.float32]
-    bounds: NDArray[np.float32]  # (2, blocks): largest factor and base; as past the last up to a multiple of CHUNK
+    # (2, blocks): largest factor and base; as past the last up to a multiple of CHUNK
+    bounds: NDArray[np.float32]
 
 
 class Tables(NamedTuple):
@@ -51,7 +54,8 @@ class Tables(NamedTuple):
 
 @njit
 def encode(directions, centres, first, codes, alike):
-    """Codes of the classes from place `first` on, into ``codes`` (blocks, pairs, 32); ``alike`` gets u . u' of each.
+    """Codes of the classes from place `first` on, into ``codes`` (blocks, pairs, 32); ``alike`` gets u . u'
+    of each.
 
     ``directions`` (n, pieces * d), ``centres`` (16, d); u' is what the codes of u stand for.
     """
@@ -130,8 +134,8 @@ def turn_rows(X, turn, shift, out):
 def make_tables(rows, centres, tables, steps, offsets, squares):
     """Tables of each row: ``tables[i, m, c] = round((z_m . centres[c] - lowest of m) / step)``, from 0 to 31.
 
-    ``rows[i]`` is z with the first numbers of all pieces, then the second, and so on.  A sum of entries times ``steps[i]`` plus
-    ``offsets[i]`` is about the sum of the products; ``squares[i]`` is |z|^2.  Rows past the end, which fill the last group of
+    ``rows[i]`` is z with the first numbers of all pieces, then the second, and so on. A sum of entries times ``steps[i]`` plus
+    ``offsets[i]`` is about the sum of the products; ``squares[i]`` is |z|^2. Rows past the end, which fill the last group of
     four, repeat the last row; a row too large or small for float32 has empty tables.
     """
     n, size, n_tables = rows.shape[0], centres.shape[1], tables.shape[1]
@@ -187,11 +191,11 @@ def _guess(total, step, offset, factor, base):
 
 @inline
 def _promising(highest, step, offset, bounds, start, threshold):
-    """A bit for each of 32 blocks in which a guess may reach the threshold; ``bounds`` are largest factors and bases.
+    """A bit for each of 32 blocks in which a guess may reach the threshold; ``bounds`` are largest factors
+    and bases.
 
-    No guess of a block is higher than one of its highest sum, largest factor and largest base, if the sum less its offset is
-    not negative.
-    """
+    No guess of a block is higher than one of its highest sum, largest factor and largest base, if the sum
+    less its offset is not negative."""
     mask = np.uint32(0)
     factors, bases = bounds[0, start : start + CHUNK], bounds[1, start : start + CHUNK]
     for slot in range(CHUNK):
@@ -205,13 +209,17 @@ def _reaching(sums, step, offset, factors, bases, threshold):
     """A bit for each class of a block whose guess reaches the threshold."""
     mask = np.uint32(0)
     for lane in range(LANES):
-        mask |= np.uint32(_guess(sums[lane], step, offset, factors[lane], bases[lane]) >= threshold) << np.uint32(lane)
+        mask |= np.uint32(
+            _guess(sums[lane], step, offset, factors[lane], bases[lane]) >= threshold
+        ) << np.uint32(lane)
     return mask
 
 
 @inline
 def _mass_below(sums, step, offset, factors, bases, threshold, sharpness):
-    """Sum of exp(sharpness * (guess - threshold)) over the classes of a block whose guess does not reach the threshold."""
+    """Sum of exp(sharpness * (guess - threshold)) over the classes of a block whose guess does not reach
+    the threshold.
+    """
     total = _ZERO
     for lane in range(LANES):
         below = (_guess(sums[lane], step, offset, factors[lane], bases[lane]) - threshold) * sharpness
@@ -229,7 +237,10 @@ def set_thresholds(blocks, tables, kept, sharpness, thresholds, tails):
     codes, factors, bases, bounds = blocks
     entries, steps, offsets = tables
     n_blocks = codes.shape[0]
-    sums, highest = np.zeros((ROWS_AT_ONCE, n_blocks, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, n_blocks), np.int32)
+    sums, highest = (
+        np.zeros((ROWS_AT_ONCE, n_blocks, LANES), np.uint16),
+        np.zeros((ROWS_AT_ONCE, n_blocks), np.int32),
+    )
     heaps, ids = np.empty((ROWS_AT_ONCE, kept), np.float32), np.zeros(kept, np.int32)
     for g in range(entries.shape[0]):
         heaps[:] = _MINUS_INF
@@ -237,32 +248,43 @@ def set_thresholds(blocks, tables, kept, sharpness, thresholds, tails):
         for r in range(ROWS_AT_ONCE):
             heap, step, offset = heaps[r], steps[g, r], offsets[g, r]
             for block in range(n_blocks):
-                most = max(np.float32(highest[r, block]) * step + offset, _ZERO) * bounds[0, block] + bounds[1, block]
+                most = (
+                    max(np.float32(highest[r, block]) * step + offset, _ZERO) * bounds[0, block]
+                    + bounds[1, block]
+                )
                 if most > heap[0]:
                     mask = _reaching(sums[r, block], step, offset, factors[block], bases[block], heap[0])
                     while mask != _NONE:
                         lane = trailing_zeros(mask)
                         mask &= mask - _LOWEST
-                        guess = _guess(sums[r, block, lane], step, offset, factors[block, lane], bases[block, lane])
+                        guess = _guess(
+                            sums[r, block, lane], step, offset, factors[block, lane], bases[block, lane]
+                        )
                         if guess > heap[0]:
                             _replace_worst(heap, ids, kept, guess, np.int32(0))
             mass = _ZERO
             if heap[0] > _MINUS_INF:
                 for block in range(n_blocks):
-                    mass += _mass_below(sums[r, block], step, offset, factors[block], bases[block], heap[0], sharpness)
+                    mass += _mass_below(
+                        sums[r, block], step, offset, factors[block], bases[block], heap[0], sharpness
+                    )
             thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), mass
 
 
 @njit
 def find_classes(blocks, tables, thresholds, found, counts):
-    """Places of the classes whose guess reaches the row's threshold, in order: ``found`` (rows, most), ``counts`` (rows,).
+    """Places of the classes whose guess reaches the row's threshold, in order: ``found`` (rows, most),
+    ``counts`` (rows,).
 
     A count may be larger than there is room for: places beyond it are not kept.
     """
     codes, factors, bases, bounds = blocks
     entries, steps, offsets = tables
     n_rows, most = found.shape
-    sums, highest = np.zeros((ROWS_AT_ONCE, CHUNK, LANES), np.uint16), np.zeros((ROWS_AT_ONCE, CHUNK), np.int32)
+    sums, highest = (
+        np.zeros((ROWS_AT_ONCE, CHUNK, LANES), np.uint16),
+        np.zeros((ROWS_AT_ONCE, CHUNK), np.int32),
+    )
     counts[:] = 0
     n_blocks = codes.shape[0]
     for start in range(0, n_blocks, CHUNK):
@@ -270,7 +292,12 @@ def find_classes(blocks, tables, thresholds, found, counts):
         for g in range(entries.shape[0]):
             table_sums(codes, start, stop, entries, g, sums, highest)
             for r in range(min(ROWS_AT_ONCE, n_rows - ROWS_AT_ONCE * g)):
-                step, offset, threshold, row = steps[g, r], offsets[g, r], thresholds[g, r], ROWS_AT_ONCE * g + r
+                step, offset, threshold, row = (
+                    steps[g, r],
+                    offsets[g, r],
+                    thresholds[g, r],
+                    ROWS_AT_ONCE * g + r,
+                )
                 promising = _promising(highest[r], step, offset, bounds, start, threshold)
                 count = counts[row]
                 while promising != _NONE:
@@ -288,7 +315,9 @@ def find_classes(blocks, tables, thresholds, found, counts):
 
 @njit
 def list_rows(found, counts, ends, listed):
-    """Turn the lists around: ``listed[ends[c - 1] : ends[c]]`` are the places ``row * most + slot`` where class place c is."""
+    """Turn the lists around: ``listed[ends[c - 1] : ends[c]]`` are the places ``row * most + slot`` where
+    class place c is.
+    """
     n, most = found.shape
     ends[:] = 0
     for i in range(n):
@@ -308,8 +337,8 @@ def list_rows(found, counts, ends, listed):
 def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
     """``scores[row, slot]`` of each listed pair: scale * X[row] . weights[order[c]] + biases[order[c]].
 
-    Four rows at a time; rows that are missing at the end repeat the last, so that no sum depends on which rows come together.
-    """
+    Four rows at a time; rows that are missing at the end repeat the last, so that no sum depends on which
+    rows come together."""
     start = 0
     for c in range(ends.shape[0]):
         stop = ends[c]
@@ -363,7 +392,8 @@ def choose_classes(scores, found, counts, order, sharpness, rest, labels, log_pr
         mass = _ZERO
         for j in range(n):
             mass += exp_nonpositive(scores[i, j] * sharpness - peak)
-        more = np.float64(rest[i]) - np.float64(peak)  # guesses may promise the rest far more than the best class has
+        # guesses may promise the rest far more than the best class has
+        more = np.float64(rest[i]) - np.float64(peak)
         if more <= 0.0:
             log_mass = np.float32(math.log(mass + math.exp(more)))
         else:

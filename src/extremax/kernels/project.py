@@ -1,7 +1,8 @@
-"""Rows times a few directions: ``Z = X W^T - offset``, the projection in front of the label tree (paper, section 3).
+"""Rows times a few directions: ``Z = X W^T - offset``, the projection in front of the label tree (paper,
+section 3).
 
-One sum per number, always in the same order: a row's projection depends on that row alone, not on the batch around it.
-"""
+One sum per number, always in the same order: a row's projection depends on that row alone, not on the batch
+around it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from extremax.kernels.compile import njit
 
 @njit
 def project_rows(X, components, offset, Z):
-    """Fill ``Z[i, j] = X[i] . components[j] - offset[j]``; X (n, f), components (k, f), offset (k,), Z (n, k), all float32."""
+    """Fill ``Z[i, j] = X[i] . components[j] - offset[j]``; X (n, f), components (k, f), offset (k,), Z (n,
+    k), all float32.
+    """
     n_samples, n_features = X.shape
     n_components = components.shape[0]
     whole = n_components - n_components % 4

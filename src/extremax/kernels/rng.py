@@ -1,4 +1,6 @@
-"""Random numbers as a hash of counters: a draw does not depend on the thread that makes it, or on the order."""
+"""Random numbers as a hash of counters: a draw does not depend on the thread that makes it, or on the
+order.
+"""
 
 from __future__ import annotations
 

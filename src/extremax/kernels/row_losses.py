@@ -1,34 +1,34 @@
 """Training objectives: from the scores of a row's sampled classes to a loss and one coefficient per score.
 
-Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores; ``log_base`` the fixed
-part of the debiased score s = xi + log_base (log p_n where bias is removed at prediction, Eq. 5; zero for NCE, which learns
-everything itself); ``log_noise`` the log-probability under the distribution that the negatives were drawn from; lambda the
-``score_penalty`` of Eq. 6, which acts on s.  A coefficient is c = d loss / d xi; the gradient of a weight row is c x.
+Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores;
+``log_base`` the fixed part of the debiased score s = xi + log_base (log p_n where bias is removed at
+prediction, Eq. 5; zero for NCE, which learns everything itself); ``log_noise`` the log-probability under the
+distribution that the negatives were drawn from; lambda the
+``score_penalty`` of Eq. 6, which acts on s. A coefficient is c = d loss / d xi; the gradient of a weight row is c x.
 
 negative sampling   a = s - log_noise (= xi where base and noise agree, as in the paper)
                     loss = softplus(-a_0) + lambda s_0^2 + (1/m) sum_j [softplus(a_j) + lambda s_j^2]
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
 NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
                     nothing is left to remove at prediction
-sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that hits the positive stays: with
-                    independent draws the columns are exchangeable, and p(column 0 is the data | columns) is proportional to
-                    exp(a_0) exactly then.  With the noise as base, s starts at log p_n and only what the noise does not know
-                    is learned
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n. A negative that hits the positive stays: with
+                    independent draws the columns are exchangeable, and p(column 0 is the data | columns) is
+                    proportional to exp(a_0) exactly then. With the noise as base, s starts at log p_n and
+                    only what the noise does not know is learned
 ... masked          the same without the negatives that hit the positive, as most libraries do it; it favours frequent classes
 One-vs-Each         log p(y|x) >= sum over y' != y of log sigma(s_y - s_y') (Titsias 2016)
                     loss = sum_j v_j softplus(s_j - s_0),   c_j = v_j sigma(s_j - s_0),   c_0 = -sum_j c_j
 Augment and Reduce  log p(y|x) >= 1 - log(1 + eta) - (1 + T) / (1 + eta), T = sum over y' != y of exp(s_y' - s_y): tight at
-                    eta = T (Ruiz et al. 2018).  Each row keeps its eta, the running estimate of T:
+                    eta = T (Ruiz et al. 2018). Each row keeps its eta, the running estimate of T:
                     eta <- (1 - rate) eta + rate sum_j v_j exp(s_j - s_0), rate = (1 + epoch)^-0.9, and then
                     c_j = v_j exp(s_j - s_0) / (1 + eta),   c_0 = -sum_j c_j
 
-The last two sum over all classes but y.  Draws stand for that sum with the weights v_j of `_others`, which make it exact in
-expectation for any noise.  Their penalty is that of Eq. 6.  Under uniform noise, as the paper runs them, log_base is the same
-for all classes and prediction has nothing to remove.
+The last two sum over all classes but y. Draws stand for that sum with the weights v_j of `_others`, which
+make it exact in expectation for any noise. Their penalty is that of Eq. 6. Under uniform noise, as the paper
+runs them, log_base is the same for all classes and prediction has nothing to remove.
 
-Negative sampling, NCE and sampled softmax are consistent estimates of the softmax: at the optimum s differs from log p(y|x) by
-a constant of the row.  The last two maximise lower bounds of it.
-"""
+Negative sampling, NCE and sampled softmax are consistent estimates of the softmax: at the optimum s differs
+from log p(y|x) by a constant of the row. The last two maximise lower bounds of it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class AugmentReduce(NamedTuple):
     rate: np.float32
 
 
-_MARGIN_MAX = np.float32(20.0)  # exp of more than this is counted as exp of this: such a row could not come back for epochs
+# exp of more than this is counted as exp of this: such a row could not come back for epochs
+_MARGIN_MAX = np.float32(20.0)
 
 
 @helper
@@ -182,11 +183,12 @@ def masked_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 @helper
 def _others(labels: Any, log_noise: Any, i: int) -> Any:
-    """log(v_j p_n(y_j)), the same for all negatives of row i that are not its positive y; the weight of those that are is zero.
+    """log(v_j p_n(y_j)), the same for all negatives of row i that are not its positive y; the weight of those
+    that are is zero.
 
-    Given that n of m draws are not y, they are independent draws from p_n without y, and v_j = (1 - p_n(y)) / (n p_n(y_j))
-    makes a sum over them exact.  With probability p_n(y)^m there is none: dividing by 1 - p_n(y)^m makes up for that.
-    """
+    Given that n of m draws are not y, they are independent draws from p_n without y, and v_j = (1 - p_n(y)) /
+    (n p_n(y_j)) makes a sum over them exact. With probability p_n(y)^m there is none: dividing by 1 -
+    p_n(y)^m makes up for that."""
     m = labels.shape[1] - 1
     n = 0
     for j in range(1, m + 1):
@@ -228,8 +230,8 @@ def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
 def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
     """The bound of Ruiz et al. for the softmax; `pairs.eta` is below zero where a row has none yet.
 
-    The estimate of this step enters eta before eta divides it, so that the coefficients of a row stay below 1 / rate.
-    """
+    The estimate of this step enters eta before eta divides it, so that the coefficients of a row stay below 1
+    / rate."""
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
     width = scores.shape[1]
@@ -255,7 +257,9 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
             if labels[i, j] != labels[i, 0]:
                 c += share * np.float32(2.0) * penalty * (scores[i, j] + log_base[i, j])
             coefficients[i, j] = row_weight[i] * c
-        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * first - np.float32(estimate * scale))
+        coefficients[i, 0] = row_weight[i] * (
+            np.float32(2.0) * penalty * first - np.float32(estimate * scale)
+        )
         pairs.losses[i] = row_weight[i] * (total + (1.0 + estimate) * scale - np.log(scale) - 1.0)
 
 

@@ -1,12 +1,13 @@
-"""A stretch of minibatches on several threads that run side by side and wait for one another between the phases.
+"""A stretch of minibatches on several threads that run side by side and wait for one another between the
+phases.
 
-Every thread runs the same kernel with its own ``part``.  Per minibatch: scores and coefficients of its share of the rows from
-frozen weights; wait; updates of the classes it owns; wait.  Waiting inside the kernel costs about a microsecond, so minibatches
-can be small enough that the rows read for scoring are still in the cache when they are updated.
+Every thread runs the same kernel with its own ``part``. Per minibatch: scores and coefficients of its share
+of the rows from frozen weights; wait; updates of the classes it owns; wait. Waiting inside the kernel costs
+about a microsecond, so minibatches can be small enough that the rows read for scoring are still in the cache
+when they are updated.
 
-The classes of ``step.objective`` and ``step.sizes`` choose the objective and the optimiser when a kernel is compiled, so that
-only what is used is compiled.
-"""
+The classes of ``step.objective`` and ``step.sizes`` choose the objective and the optimiser when a kernel is
+compiled, so that only what is used is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from numpy.typing import NDArray
 from extremax.kernels.barrier import wait_for_all
 from extremax.kernels.compile import by_class, helper, njit
 from extremax.kernels.row_losses import coefficients_of
-from extremax.kernels.row_updates import adagrad_csr, adagrad_dense, along_row_csr, along_row_dense, score_csr, score_dense
+from extremax.kernels.row_updates import (
+    adagrad_csr,
+    adagrad_dense,
+    along_row_csr,
+    along_row_dense,
+    score_csr,
+    score_dense,
+)
 
 
 class Pairs(NamedTuple):
@@ -50,7 +58,9 @@ class AlongRow(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Rows per minibatch, and what chooses the code by its class: an objective's settings and a kind of step."""
+    """Rows per minibatch, and what chooses the code by its class: an objective's settings and a kind of
+    step.
+    """
 
     batch_size: int
     objective: Any
@@ -87,10 +97,24 @@ def train_dense(X, pairs, model, step, barrier, part, n_parts):
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_dense(X, pairs.rows, pairs.labels, model.weights, model.biases, step.sizes.scale, pairs.scores, first, last)
+        score_dense(
+            X,
+            pairs.rows,
+            pairs.labels,
+            model.weights,
+            model.biases,
+            step.sizes.scale,
+            pairs.scores,
+            first,
+            last,
+        )
         coefficients_of(step.objective, pairs, first, last)
         wait_for_all(barrier, n_parts)
-        rows, labels, coefficients = pairs.rows[start:stop], pairs.labels[start:stop], pairs.coefficients[start:stop]
+        rows, labels, coefficients = (
+            pairs.rows[start:stop],
+            pairs.labels[start:stop],
+            pairs.coefficients[start:stop],
+        )
         _update_dense(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
         wait_for_all(barrier, n_parts)
 
@@ -101,9 +125,23 @@ def train_csr(X, pairs, model, step, barrier, part, n_parts):
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_csr(X, pairs.rows, pairs.labels, model.weights, model.biases, step.sizes.scale, pairs.scores, first, last)
+        score_csr(
+            X,
+            pairs.rows,
+            pairs.labels,
+            model.weights,
+            model.biases,
+            step.sizes.scale,
+            pairs.scores,
+            first,
+            last,
+        )
         coefficients_of(step.objective, pairs, first, last)
         wait_for_all(barrier, n_parts)
-        rows, labels, coefficients = pairs.rows[start:stop], pairs.labels[start:stop], pairs.coefficients[start:stop]
+        rows, labels, coefficients = (
+            pairs.rows[start:stop],
+            pairs.labels[start:stop],
+            pairs.coefficients[start:stop],
+        )
         _update_csr(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
         wait_for_all(barrier, n_parts)

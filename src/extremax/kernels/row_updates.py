@@ -1,14 +1,15 @@
 """Score the sampled (row, class) pairs of a minibatch and apply their updates: the inner loops of training.
 
-A minibatch is a list of rows of X and a table ``labels`` (n, 1 + m): in each line the positive class and m negatives.
-Phase one reads scores x . w_y + b_y from frozen weights, any thread any rows.  Phase two changes weights: thread ``part`` of
+A minibatch is a list of rows of X and a table ``labels`` (n, 1 + m): in each line the positive class and m
+negatives. Phase one reads scores x . w_y + b_y from frozen weights, any thread any rows. Phase two changes
+weights: thread ``part`` of
 ``n_parts`` owns the classes with ``label % n_parts == part`` and goes through the pairs in order, so each class sees the same
 updates in the same order whatever the number of threads.
 
-Of an objective only ``coefficients`` c = d loss / d score arrives here: the gradient of the row w_y is c x, of b_y it is c.
-The memory bus is the limit: a pair moves one row of X, one of the weights and one of the accumulators, and the next rows are
-prefetched while one is worked on.  ``scale`` is the model's feature scale: rows of X are used as scale * x without a copy.
-"""
+Of an objective only ``coefficients`` c = d loss / d score arrives here: the gradient of the row w_y is c x,
+of b_y it is c. The memory bus is the limit: a pair moves one row of X, one of the weights and one of the
+accumulators, and the next rows are prefetched while one is worked on. ``scale`` is the model's feature scale:
+rows of X are used as scale * x without a copy."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from extremax.kernels.math import rsqrt32
 from extremax.kernels.simd import CACHE_LINE, prefetch, prefetch_row
 
 _AHEAD = 2  # pairs to prefetch ahead
-_CHUNK = 64  # weights between two turns of prefetching: all lines of a row at once would fill the queue of the memory unit
+# weights between two turns of prefetching: all lines of a row at once would fill the queue of the memory unit
+_CHUNK = 64
 
 
 class CSRRows(NamedTuple):
@@ -34,7 +36,9 @@ class CSRRows(NamedTuple):
 
 
 class ModelArrays(NamedTuple):
-    """What training changes: weights (C, K), biases (C,), and Adagrad's sums of squares (C, K or 1 or 0), (C,)."""
+    """What training changes: weights (C, K), biases (C,), and Adagrad's sums of squares (C, K or 1 or 0),
+    (C,).
+    """
 
     weights: NDArray[np.float32]
     biases: NDArray[np.float32]
@@ -44,7 +48,9 @@ class ModelArrays(NamedTuple):
 
 @njit
 def score_dense(X, rows, labels, weights, biases, scale, scores, start, stop):
-    """scores[i, j] = scale * X[rows[i]] . weights[labels[i, j]] + biases[labels[i, j]] for i in [start, stop)."""
+    """scores[i, j] = scale * X[rows[i]] . weights[labels[i, j]] + biases[labels[i, j]] for i in [start,
+    stop).
+    """
     width = labels.shape[1]
     for i in range(start, stop):
         x = X[rows[i]]
@@ -77,7 +83,9 @@ def score_csr(X, rows, labels, weights, biases, scale, scores, start, stop):
 
 @njit
 def _owned_pairs(labels, coefficients, part, n_parts, owned):
-    """Flat indices of the pairs whose class belongs to `part`, in order; returns how many.  A coefficient 0 moves nothing."""
+    """Flat indices of the pairs whose class belongs to `part`, in order; returns how many. A coefficient 0
+    moves nothing.
+    """
     width = labels.shape[1]
     count = 0
     for i in range(labels.shape[0]):
@@ -122,7 +130,13 @@ def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, pa
                 prefetch(model.weights, next_label, line)
                 prefetch(model.squares, next_label, line)
                 prefetch(X, next_row, line)
-            _adagrad(X[row, first:last], model.weights[label, first:last], model.squares[label, first:last], c, learning_rate)
+            _adagrad(
+                X[row, first:last],
+                model.weights[label, first:last],
+                model.squares[label, first:last],
+                c,
+                learning_rate,
+            )
 
 
 @njit
@@ -147,7 +161,9 @@ def adagrad_csr(X, rows, labels, coefficients, model, scale, learning_rate, part
 
 @inline
 def _row_step(model, label, c, scale, norm, learning_rate):
-    """Length of the step along x: plain SGD where there is no accumulator, else Adagrad with the mean of g^2 over the row."""
+    """Length of the step along x: plain SGD where there is no accumulator, else Adagrad with the mean of
+    g^2 over the row.
+    """
     if model.squares.shape[1] == 0:
         model.biases[label] -= learning_rate * c
         return learning_rate * c * scale

@@ -66,7 +66,9 @@ if JIT_DISABLED or numba.config.BOUNDSCHECK:  # the loop in full, with every acc
 
     @inline
     def dot_rows(left: Any, i: Any, right: Any, j: Any) -> Any:
-        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple of 16."""
+        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a
+        multiple of 16.
+        """
         total = np.float32(0.0)
         for c in range(left.shape[1]):
             total += left[i, c] * right[j, c]
@@ -76,10 +78,11 @@ else:
 
     @intrinsic
     def dot_rows(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
-        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple of 16.
+        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple
+        of 16.
 
-        Spelled out as two SIMD accumulators, because LLVM unrolls so short a loop before it looks for SIMD in it.
-        """
+        Spelled out as two SIMD accumulators, because LLVM unrolls so short a loop before it looks for SIMD in
+        it."""
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -88,7 +91,10 @@ else:
             lanes = ir.VectorType(f32, 8)
             flags = ("reassoc", "contract")
             rows = []
-            for array_type, array, row in ((signature.args[0], args[0], args[1]), (signature.args[2], args[2], args[3])):
+            for array_type, array, row in (
+                (signature.args[0], args[0], args[1]),
+                (signature.args[2], args[2], args[3]),
+            ):
                 ary = context.make_array(array_type)(context, builder, array)
                 width = cgutils.unpack_tuple(builder, ary.shape, 2)[1]
                 rows.append(builder.gep(ary.data, [builder.mul(row, width)]))
@@ -135,17 +141,22 @@ def _byte_shuffle() -> str | None:
 
 BYTE_SHUFFLE = _byte_shuffle()
 
-if JIT_DISABLED or numba.config.BOUNDSCHECK or BYTE_SHUFFLE is None:  # the loop in full: the same sums, one at a time
+# the loop in full: the same sums, one at a time
+if JIT_DISABLED or numba.config.BOUNDSCHECK or BYTE_SHUFFLE is None:
 
     @inline
-    def _block_sums(codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any) -> None:
+    def _block_sums(
+        codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any
+    ) -> None:
         for r in range(ROWS_AT_ONCE):
             most: Any = 0
             for j in range(LANES):
                 total: Any = 0
                 for p in range(codes.shape[1]):
                     pair = np.int64(codes[block, p, j])
-                    total += np.int64(tables[group, r, 2 * p, pair & 15]) + np.int64(tables[group, r, 2 * p + 1, pair >> 4])
+                    total += np.int64(tables[group, r, 2 * p, pair & 15]) + np.int64(
+                        tables[group, r, 2 * p + 1, pair >> 4]
+                    )
                 sums[r, slot, (j >> 1) + 16 * (j & 1)] = total
                 most = max(most, total)
             highest[r, slot] = most
@@ -153,8 +164,12 @@ if JIT_DISABLED or numba.config.BOUNDSCHECK or BYTE_SHUFFLE is None:  # the loop
 else:
 
     @intrinsic
-    def _block_sums(typingctx: Any, codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any) -> Any:
-        """By byte shuffles, 32 entries at once.  Eight are added as bytes before they are widened to 16 bits."""
+    def _block_sums(
+        typingctx: Any, codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any
+    ) -> Any:
+        """By byte shuffles, 32 entries at once. Eight are added as bytes before they are widened to 16
+        bits.
+        """
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -177,22 +192,29 @@ else:
                 return found
 
             def lanes(vector: Any, places: list[int]) -> Any:
-                return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(i32, len(places)), places))
+                return builder.shuffle_vector(
+                    vector, vector, ir.Constant(ir.VectorType(i32, len(places)), places)
+                )
 
             def intrinsic_function(name: str, kind: Any) -> Any:
                 return cgutils.get_or_insert_function(builder.module, kind, name)
 
             def look_up(entries: Any, picks: Any) -> Any:
                 if BYTE_SHUFFLE == "avx2":
-                    fn = intrinsic_function("llvm.x86.avx2.pshuf.b", ir.FunctionType(bytes32, [bytes32, bytes32]))
+                    fn = intrinsic_function(
+                        "llvm.x86.avx2.pshuf.b", ir.FunctionType(bytes32, [bytes32, bytes32])
+                    )
                     return builder.call(fn, [lanes(entries, [*range(16), *range(16)]), picks])
-                fn = intrinsic_function("llvm.aarch64.neon.tbl1.v16i8", ir.FunctionType(bytes16, [bytes16, bytes16]))
+                fn = intrinsic_function(
+                    "llvm.aarch64.neon.tbl1.v16i8", ir.FunctionType(bytes16, [bytes16, bytes16])
+                )
                 halves = [builder.call(fn, [entries, lanes(picks, list(range(a, a + 16)))]) for a in (0, 16)]
                 return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(i32, 32), list(range(32))))
 
             low_bits, four, eight = constant(bytes32, 15), constant(words, 4), constant(words, 8)
             totals = [
-                [cgutils.alloca_once_value(builder, ir.Constant(words, None)) for _ in range(2)] for _ in range(ROWS_AT_ONCE)
+                [cgutils.alloca_once_value(builder, ir.Constant(words, None)) for _ in range(2)]
+                for _ in range(ROWS_AT_ONCE)
             ]
             with cgutils.for_range_slice(builder, i64(0), pairs, i64(CODES_AT_ONCE // 2), i64) as (first, _):
                 parts: list[Any] = [None] * ROWS_AT_ONCE
@@ -204,10 +226,13 @@ else:
                     for r in range(ROWS_AT_ONCE):
                         entries = builder.gep(table, [builder.add(builder.mul(i64(r), size), place)])
                         for half in range(2):
-                            found = look_up(load(builder.gep(entries, [i64(16 * half)]), bytes16), picks[half])
+                            found = look_up(
+                                load(builder.gep(entries, [i64(16 * half)]), bytes16), picks[half]
+                            )
                             parts[r] = found if parts[r] is None else builder.add(parts[r], found)
                 for r in range(ROWS_AT_ONCE):
-                    # The sums of even places still carry those of odd ones in their upper bytes, until all are added up.
+                    # The sums of even places still carry those of odd ones in their upper bytes, until all
+                    # are added up.
                     even = builder.bitcast(parts[r], words)
                     for total, part in zip(totals[r], (even, builder.lshr(even, eight)), strict=True):
                         builder.store(builder.add(builder.load(total), part), total)
@@ -217,10 +242,14 @@ else:
                 odd = builder.load(totals[r][1])
                 even = builder.sub(builder.load(totals[r][0]), builder.shl(odd, eight))
                 for half, vector in enumerate((even, odd)):
-                    pointer = builder.gep(arrays[2].data, [builder.add(builder.mul(place, i64(LANES)), i64(16 * half))])
+                    pointer = builder.gep(
+                        arrays[2].data, [builder.add(builder.mul(place, i64(LANES)), i64(16 * half))]
+                    )
                     builder.store(vector, builder.bitcast(pointer, words.as_pointer())).align = 2
                 most = builder.select(builder.icmp_unsigned(">", even, odd), even, odd)
-                builder.store(builder.zext(builder.call(reduce, [most]), i32), builder.gep(arrays[3].data, [place]))
+                builder.store(
+                    builder.zext(builder.call(reduce, [most]), i32), builder.gep(arrays[3].data, [place])
+                )
             return context.get_dummy_value()
 
         return types.void(codes, types.int64, tables, types.int64, types.int64, sums, highest), codegen
@@ -228,11 +257,12 @@ else:
 
 @helper
 def table_sums(codes: Any, start: Any, stop: Any, tables: Any, group: Any, sums: Any, highest: Any) -> None:
-    """For each of four rows and the classes of blocks ``range(start, stop)`` the sum of the table entries that they pick.
+    """For each of four rows and the classes of blocks ``range(start, stop)`` the sum of the table entries
+    that they pick.
 
     ``codes`` (blocks, pairs, 32) uint8, pairs a multiple of four: the low bits of a byte pick from table 2 p, the high ones
-    from table 2 p + 1, and the byte at place j is that of class ``j // 2 + 16 * (j % 2)``.  ``tables`` (groups, 4, 2 pairs, 16)
-    uint8, no entry above 31.  To ``sums`` (4, slots, 32) uint16, and the highest of a block to ``highest`` (4, slots) int32.
-    """
+    from table 2 p + 1, and the byte at place j is that of class ``j // 2 + 16 * (j % 2)``. ``tables``
+    (groups, 4, 2 pairs, 16) uint8, no entry above 31. To ``sums`` (4, slots, 32) uint16, and the highest of a
+    block to ``highest`` (4, slots) int32."""
     for slot in range(stop - start):
         _block_sums(codes, start + slot, tables, group, slot, sums, highest)

@@ -1,9 +1,8 @@
 """Words and character n-grams of texts as columns of a hash table: the first step of the text features.
 
-N-grams are those of scikit-learn's analyzers: characters within word boundaries (``char_wb``, each word between two spaces),
-and runs of letters, digits and underscores.  The code points of an n-gram are hashed one after the other, so that the n-grams
-that start at one place share their work.
-"""
+N-grams are those of scikit-learn's analyzers: characters within word boundaries (``char_wb``, each word
+between two spaces), and runs of letters, digits and underscores. The code points of an n-gram are hashed one
+after the other, so that the n-grams that start at one place share their work."""
 
 from __future__ import annotations
 
@@ -37,11 +36,10 @@ def _count(column, counts, columns, n):
 def hash_ngrams(codes, kinds, text_ends, sizes, counts, columns, column_counts, column_ends):
     """Columns and counts of every text, in the order of first appearance.
 
-    codes uint32 and kinds uint8 (n_characters,); text_ends int64 (n_texts,); sizes int64 (4,): shortest and longest character
-    n-gram, longest word n-gram (0: none), and the binary logarithm of the table's size; counts int32 (2 * table size,), zero
-    before and after: the first half for characters, the second for words; columns, column_counts int32, long enough;
-    column_ends int64 (n_texts,).
-    """
+    codes uint32 and kinds uint8 (n_characters,); text_ends int64 (n_texts,); sizes int64 (4,): shortest and
+    longest character n-gram, longest word n-gram (0: none), and the binary logarithm of the table's size;
+    counts int32 (2 * table size,), zero before and after: the first half for characters, the second for
+    words; columns, column_counts int32, long enough; column_ends int64 (n_texts,)."""
     shortest, longest, longest_words = sizes[0], sizes[1], sizes[2]
     table = np.int64(1) << sizes[3]
     shift = np.uint64(64 - sizes[3])

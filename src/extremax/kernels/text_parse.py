@@ -1,8 +1,9 @@
-"""Numbers out of bytes: rows of ``label,label index:value index:value ...``, the text of the XMC repository and of libsvm.
+"""Numbers out of bytes: rows of ``label,label index:value index:value ...``, the text of the XMC repository
+and of libsvm.
 
-A chunk of whole lines goes in, flat arrays come out.  A line that is not as expected leaves no trace in the arrays; what was
-wrong with it, and where, is recorded.  Every chunk ends with a newline, which ends every loop below.
-"""
+A chunk of whole lines goes in, flat arrays come out. A line that is not as expected leaves no trace in the
+arrays; what was wrong with it, and where, is recorded. Every chunk ends with a newline, which ends every loop
+below."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def _read_float(buffer, p):
     mantissa = 0
     exponent = 0
     n_digits = 0
-    kept = 0  # digits in the mantissa, from the first that is not zero: 18 fit an int64, more than a float32 can tell apart
+    # digits in the mantissa, from the first that is not zero: 18 fit an int64, more than a float32 can tell
+    # apart
+    kept = 0
     while _is_digit(c):
         if kept < 18:
             mantissa = mantissa * 10 + (c - ZERO)
@@ -147,9 +150,8 @@ def _read_float(buffer, p):
 def parse_sparse_lines(buffer, n_features, n_labels, keep_blank, skip_bad, out):
     """Parse a chunk of whole lines into `out`.
 
-    Indices must be below `n_features`; labels in [0, n_labels) unless `n_labels` is -1.  Blank lines are rows without anything
-    if `keep_blank`, else nothing.  Returns at the first bad line unless `skip_bad`.
-    """
+    Indices must be below `n_features`; labels in [0, n_labels) unless `n_labels` is -1. Blank lines are rows
+    without anything if `keep_blank`, else nothing. Returns at the first bad line unless `skip_bad`."""
     labels, indices, values, state = out.labels, out.indices, out.values, out.state
     end = len(buffer)
     p = 0

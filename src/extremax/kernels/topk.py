@@ -1,12 +1,12 @@
 """Kernels of prediction: running top-k and log-sum-exp over tiles of scores, and the choice among candidates.
 
-A tile holds the scores x.w_y of some rows against some classes, fresh from a matrix product and still in cache.  One pass over
-it adds the biases, removes the bias of the noise (Eq. 5 of the paper), keeps the k best classes of each row and updates the
-row's log-sum-exp (the normaliser of Eq. 1), so that scores of all classes never exist at once.
+A tile holds the scores x.w_y of some rows against some classes, fresh from a matrix product and still in
+cache. One pass over it adds the biases, removes the bias of the noise (Eq. 5 of the paper), keeps the k best
+classes of each row and updates the row's log-sum-exp (the normaliser of Eq. 1), so that scores of all classes
+never exist at once.
 
-The state of one row is a heap of its k best classes with the worst on top, the largest tempered score seen (`peak`) and the
-sum of exp(score - peak) (`mass`).
-"""
+The state of one row is a heap of its k best classes with the worst on top, the largest tempered score seen
+(`peak`) and the sum of exp(score - peak) (`mass`)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,29 @@ _S31 = np.int32(31)
 _ZERO = np.float32(0.0)
 _MINUS_INF = np.float32(-np.inf)
 NO_LABEL = np.int32(0x7FFFFFFF)  # an empty place of a heap: loses every tie
-_HALF, _ONE, _LOG2E, _LN2 = np.float32(0.5), np.float32(1.0), np.float32(1.44269504088896341), np.float32(0.69314718056)
+_HALF, _ONE, _LOG2E, _LN2 = (
+    np.float32(0.5),
+    np.float32(1.0),
+    np.float32(1.44269504088896341),
+    np.float32(0.69314718056),
+)
 _EXP_MIN = np.float32(-87.0)
-_P0, _P1, _P2, _P3 = np.float32(0.49999231), np.float32(0.16667114), np.float32(0.04189011), np.float32(0.00831256)  # minimax
+# minimax
+_P0, _P1, _P2, _P3 = (
+    np.float32(0.49999231),
+    np.float32(0.16667114),
+    np.float32(0.04189011),
+    np.float32(0.00831256),
+)
 # exp(-32) of the peak, times the ten million classes that we aim at, is still below the precision of float32.
 _NEGLIGIBLE = np.float32(32.0)
 STRIP = 256  # scores per strip: long enough for SIMD, short enough that a rescan for the top-k is cheap
 
 
 class RowState(NamedTuple):
-    """Running results of a block of rows over a group of classes; `target` is the column of a row's true class, or -1."""
+    """Running results of a block of rows over a group of classes; `target` is the column of a row's true
+    class, or -1.
+    """
 
     heap_scores: np.ndarray  # (n, k) float32
     heap_labels: np.ndarray  # (n, k) int32
@@ -52,7 +65,9 @@ class Columns(NamedTuple):
 
 
 class LogNoise(NamedTuple):
-    """log p_n: row ``row_step * (i - first_row)``, column ``first_column + j`` belongs to row i, column j of a tile."""
+    """log p_n: row ``row_step * (i - first_row)``, column ``first_column + j`` belongs to row i, column j
+    of a tile.
+    """
 
     values: np.ndarray  # float32
     first_row: int
@@ -75,7 +90,8 @@ def exp_nonpositive(x):
     n = np.int32(x * _LOG2E - _HALF)  # towards zero: the nearest whole number
     r = x - np.float32(n) * _LN2
     s = r * r
-    # By squares, not by Horner's rule: half the length of the chain in which each step waits for the one before.
+    # By squares, not by Horner's rule: half the length of the chain in which each step waits for the one
+    # before.
     return (((_P3 * r + _P2) * s + (_P1 * r + _P0)) * s + (r + _ONE)) * bits_float(np.int32((n + 127) << 23))
 
 
@@ -87,7 +103,9 @@ def debias(score, log_noise):
 
 @inline
 def _ordered(x):
-    """Bits of a float32 as an int32 with the same order: an integer maximum vectorises, one of floats does not."""
+    """Bits of a float32 as an int32 with the same order: an integer maximum vectorises, one of floats does
+    not.
+    """
     i = float_bits(x)
     return np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK))
 
@@ -99,14 +117,19 @@ def _unordered(i):
 
 @njit
 def _replace_worst(scores, labels, k, score, label):
-    """Put an item in place of the worst, which is at the root: lowest score, among equals the largest label."""
+    """Put an item in place of the worst, which is at the root: lowest score, among equals the largest
+    label.
+    """
     i = 0
     while True:
         child = 2 * i + 1
         if child >= k:
             break
         right = child + 1
-        if right < k and (scores[right] < scores[child] or (scores[right] == scores[child] and labels[right] > labels[child])):
+        if right < k and (
+            scores[right] < scores[child]
+            or (scores[right] == scores[child] and labels[right] > labels[child])
+        ):
             child = right
         if scores[child] > score or (scores[child] == score and labels[child] <= label):
             break
@@ -154,7 +177,8 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
         threshold = heap_scores[0]
         peak, mass = state.peak[i], state.mass[i]
         for start in range(0, width, STRIP):
-            # Slices, not start + j: an index that may be negative, for all the compiler knows, stops vectorisation.
+            # Slices, not start + j: an index that may be negative, for all the compiler knows, stops
+            # vectorisation.
             products = tile[i, start : start + STRIP]
             biases = columns.biases[start : start + STRIP]
             noise = noise_row[start : start + STRIP]
@@ -190,7 +214,7 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
 def finish_rows(states, sharpness, labels, log_prob, target_log_prob):
     """Join the groups of classes, sort best first, and normalise by the log-sum-exp over all classes.
 
-    ``states`` hold a leading axis of groups, which are joined in order.  A place of ``labels``, ``log_prob`` (n, k) that no
+    ``states`` hold a leading axis of groups, which are joined in order. A place of ``labels``, ``log_prob`` (n, k) that no
     class took (k larger than the number of classes) becomes -1 and minus infinity.
     """
     n_groups, n, k = states.heap_scores.shape
@@ -220,7 +244,8 @@ def finish_rows(states, sharpness, labels, log_prob, target_log_prob):
 
 @njit
 def choose_candidates(scores, candidates, sharpness, first_row, last_row, labels, log_prob):
-    """The k best of each row's own candidates, best first, normalised over its candidates; a candidate -1 is none.
+    """The k best of each row's own candidates, best first, normalised over its candidates; a candidate -1 is
+    none.
 
     ``scores``, ``candidates`` (n, width) go in, ``labels``, ``log_prob`` (n, k) come out.
     """

@@ -1,14 +1,15 @@
-"""Greedy fit of a label tree, from the root down: points grouped by class, then one logistic regression per node.
+"""Greedy fit of a label tree, from the root down: points grouped by class, then one logistic regression per
+node.
 
-`order` lists the classes such that every node owns a stretch of it; fitting a node puts the classes of its left child first.
-A node with c classes passes ceil(c / 2) to the left and floor(c / 2) to the right, so that only the last level has padding,
-always as a right child.  Within a node classes stay in ascending order: ties go by class, and no result depends on who computes
-it.
+`order` lists the classes such that every node owns a stretch of it; fitting a node puts the classes of its
+left child first. A node with c classes passes ceil(c / 2) to the left and floor(c / 2) to the right, so that
+only the last level has padding, always as a right child. Within a node classes stay in ascending order: ties
+go by class, and no result depends on who computes it.
 
-One iteration at a node is a Newton step followed by the best split for the new parameters; where L does not grow the step is
-halved.  L never falls, so the split in hand is always the best seen.  Nodes with very many points take Newton steps on a
-sample, while all points choose the split; there L may fall by the noise of the sample.
-"""
+One iteration at a node is a Newton step followed by the best split for the new parameters; where L does not
+grow the step is halved. L never falls, so the split in hand is always the best seen. Nodes with very many
+points take Newton steps on a sample, while all points choose the split; there L may fall by the noise of the
+sample."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from extremax.kernels.tree_newton import (
     rotate_back,
 )
 
-PADDING_BIAS = np.float32(-1e6)  # logit of a padding leaf: its probability is exactly 0, and nothing overflows
+# logit of a padding leaf: its probability is exactly 0, and nothing overflows
+PADDING_BIAS = np.float32(-1e6)
 _SHORTEST_STEP = 1e-3  # a step that does not help at this part of its length is lost in rounding
 _ROUNDING = 1e-6  # L is a sum of float32 terms: relative changes below this are noise
 _SAMPLING = 0.01  # per unit of weight: by this much a sample may misjudge a split that all points have chosen
@@ -69,7 +71,9 @@ class Settings(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of one task, for nodes of up to n points and m classes; rows is k + 1, rounded up to a multiple of 4."""
+    """Working memory of one task, for nodes of up to n points and m classes; rows is k + 1, rounded up to
+    a multiple of 4.
+    """
 
     X: np.ndarray  # (blocks of n, rows, PASS) float32
     share: np.ndarray  # (blocks of n, PASS) float32
@@ -114,9 +118,8 @@ def make_scratch(n, m, k, n_levels):
 def gather(data, order, first, m, n, stretch, key, X, X_share, member, sums):
     """Copy n points of a node and the sums of its m classes into blocks; returns the weight of the points.
 
-    With stretch > 1 the points are a sample, one at a random place of each of n equal stretches, so that every class has its
-    share, and weights are stretched to match.
-    """
+    With stretch > 1 the points are a sample, one at a random place of each of n equal stretches, so that
+    every class has its share, and weights are stretched to match."""
     k = data.points.shape[1]
     taken, passed, target = 0, 0, 0
     weight = 0.0
@@ -165,14 +168,38 @@ def partition(order, first, m, side, spare):
 
 @njit
 def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first, last, alternate):
-    """Fit the nodes of `n_levels` levels below and including `root`, which owns order[first:last] and lies on `level`.
+    """Fit the nodes of `n_levels` levels below and including `root`, which owns order[first:last] and lies on
+    `level`.
 
-    `alternate`: find the structure as well.  Otherwise it is kept, and parameters start from their present values.
-    """
+    `alternate`: find the structure as well. Otherwise it is kept, and parameters start from their present
+    values."""
     order, offsets, table = nodes.order, data.offsets, nodes.table
-    all_X, share, member, all_sums, rotated, rotated_sums, delta, keys, sides, rows, matrix, basis, work, bounds = scratch
+    (
+        all_X,
+        share,
+        member,
+        all_sums,
+        rotated,
+        rotated_sums,
+        delta,
+        keys,
+        sides,
+        rows,
+        matrix,
+        basis,
+        work,
+        bounds,
+    ) = scratch
     flat_delta = delta.reshape(-1)
-    theta, trial, step, trial_step, gradient, best, fitted = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
+    theta, trial, step, trial_step, gradient, best, fitted = (
+        work[0],
+        work[1],
+        work[2],
+        work[3],
+        work[4],
+        work[5],
+        work[6],
+    )
     bounds[0], bounds[1] = first, last
     for below in range(n_levels):
         penalty, bias_penalty = nodes.penalty[level + below], nodes.bias_penalty[level + below]
@@ -227,7 +254,19 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                 value, length = -np.inf, 0.0
                 while remaining > 0:
                     reached, gain = newton_iteration(
-                        X, share, member, n, d, trial, trial_side, penalty, bias_penalty, rows, matrix, gradient, trial_step
+                        X,
+                        share,
+                        member,
+                        n,
+                        d,
+                        trial,
+                        trial_side,
+                        penalty,
+                        bias_penalty,
+                        rows,
+                        matrix,
+                        gradient,
+                        trial_step,
                     )
                     slack = _SAMPLING * weight if alternations > 0 and total > n else _ROUNDING * abs(value)
                     if reached >= value - slack:
@@ -238,7 +277,8 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                         value, length = reached, 1.0
                         side, trial_side = trial_side, side
                         done = remaining == 0 or (gain <= enough and (alternations == 0 or changed == 0))
-                        for c in range(d + 1):  # of the last step, only the square of its gain is left to gain
+                        # of the last step, only the square of its gain is left to gain
+                        for c in range(d + 1):
                             step[c] = trial_step[c]
                             theta[c] = trial[c] + step[c] if done else trial[c]
                         if done or (heat and alternations == 0):
@@ -248,12 +288,14 @@ def fit_subtree(data, nodes, settings, scratch, k, root, level, n_levels, first,
                         if length < _SHORTEST_STEP:
                             if alternations == 0 and value > -np.inf:
                                 break
-                            if value == -np.inf:  # the parameters to start from overflow with these features: start from 0
+                            # the parameters to start from overflow with these features: start from 0
+                            if value == -np.inf:
                                 remaining -= 1
                                 for c in range(d + 1):
                                     theta[c] = 0.0
                                     step[c] = 0.0
-                            # Otherwise the split of all points does not suit the sample in use: keep the last good one.
+                            # Otherwise the split of all points does not suit the sample in use: keep the last
+                            # good one.
                             alternations, value, length = 0, -np.inf, 0.0
                     for c in range(d + 1):
                         trial[c] = theta[c] + length * step[c]

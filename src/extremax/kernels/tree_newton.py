@@ -1,20 +1,20 @@
 """Arithmetic of one node of the label tree: likelihood and Newton step, balanced splits, first direction.
 
-A node holds points x_i with weights q_i whose classes go left (side 0) or right (side 1).  With zeta = 2 side - 1 it maximises
-(paper, section 3)
+A node holds points x_i with weights q_i whose classes go left (side 0) or right (side 1). With zeta = 2 side
+- 1 it maximises (paper, section 3)
 
     L = sum_i q_i log sigma(zeta_i a_i) - lambda |w|^2 - mu b^2,    a_i = w.x_i + b
 
-over theta = (w, b) and all balanced splits.  For given theta the best split sorts the classes by Delta_y, the sum of q_i a_i
-over the points of y, which is theta.(S_y, n_y) with the class's weighted feature sum S_y and summed weight n_y.
+over theta = (w, b) and all balanced splits. For given theta the best split sorts the classes by Delta_y, the
+sum of q_i a_i over the points of y, which is theta.(S_y, n_y) with the class's weighted feature sum S_y and
+summed weight n_y.
 
-The best w is a sum over the points.  The many nodes near the leaves that hold only n < k of them are rotated into the n
-dimensions that their points span: Newton's system has the size n + 1 instead of k + 1.
+The best w is a sum over the points. The many nodes near the leaves that hold only n < k of them are rotated
+into the n dimensions that their points span: Newton's system has the size n + 1 instead of k + 1.
 
-Points and class sums are stored in blocks (block, row, PASS): row c < k is feature c, row k is 1 for a point and n_y for a
-class, further rows up to a multiple of 4 are 0.  Loops then run along points and become SIMD code.  Sums within a block are
-float32, sums over blocks float64.
-"""
+Points and class sums are stored in blocks (block, row, PASS): row c < k is feature c, row k is 1 for a point
+and n_y for a class, further rows up to a multiple of 4 are 0. Loops then run along points and become SIMD
+code. Sums within a block are float32, sums over blocks float64."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _SIGN_MASK = np.int32(0x7FFFFFFF)
 _POWER_STEPS = 30
 _SETTLED = 1e-6  # squared length of a move of the unit vector at which the power iteration ends
-_DEPENDENT = 1e-10  # squared distance of a point from those before it, relative to its squared length: it lies among them
+# squared distance of a point from those before it, relative to its squared length: it lies among them
+_DEPENDENT = 1e-10
 _PCA_BLOCKS = 128  # the covariance of many classes is known well enough from this many blocks of them
 
 
 @helper
 def _add_moments(X, block, size, rows, n_rows, matrix):
-    """Add sum_i rows[4, i] x_i x_i' over a block to the lower triangle of `matrix`; entries up to 3 right of it are garbage."""
+    """Add sum_i rows[4, i] x_i x_i' over a block to the lower triangle of `matrix`; entries up to 3 right
+    of it are garbage.
+    """
     for r in range(n_rows):
         for i in range(size):
             rows[5, i] = rows[4, i] * X[block, r, i]
@@ -57,11 +60,13 @@ def _add_moments(X, block, size, rows, n_rows, matrix):
 
 
 @helper
-def newton_iteration(X, share, member, n, k, theta, side, penalty, bias_penalty, rows, matrix, gradient, step):
+def newton_iteration(
+    X, share, member, n, k, theta, side, penalty, bias_penalty, rows, matrix, gradient, step
+):
     """At theta and for a split: Newton's step; returns L and the gain that the step promises.
 
-    rows : (6, PASS) holds logits, weights, sides, slopes q (side - p), curvatures q p (1 - p), and exp(-|logit|) of a block.
-    """
+    rows : (6, PASS) holds logits, weights, sides, slopes q (side - p), curvatures q p (1 - p), and
+    exp(-|logit|) of a block."""
     value = 0.0
     for c in range(k + 1):
         strength = penalty if c < k else bias_penalty
@@ -97,7 +102,8 @@ def newton_iteration(X, share, member, n, k, theta, side, penalty, bias_penalty,
                 total += rows[3, i] * X[block, c, i]
             gradient[c] += total
         _add_moments(X, block, size, rows, k + 1, matrix)
-    # Cholesky and two triangular solves.  A pivot lost to rounding becomes a very large one: its direction takes no step.
+    # Cholesky and two triangular solves.  A pivot lost to rounding becomes a very large one: its direction
+    # takes no step.
     for j in range(k + 1):
         pivot, total = matrix[j, j], gradient[j]
         for c in range(j):
@@ -122,11 +128,11 @@ def newton_iteration(X, share, member, n, k, theta, side, penalty, bias_penalty,
 
 @helper
 def rotate(X, share, member, n, m, k, rotated, rotated_sums, basis):
-    """Coordinates of n < k points, and sums of their classes, in the at most n dimensions that the points span.
+    """Coordinates of n < k points, and sums of their classes, in the at most n dimensions that the points
+    span.
 
-    With G = L L' the matrix of inner products of the points, row i of L has the inner products of point i: a rotation.  L is
-    kept in `basis`.  A point that depends on those before it gets no dimension of its own.
-    """
+    With G = L L' the matrix of inner products of the points, row i of L has the inner products of point i: a
+    rotation. L is kept in `basis`. A point that depends on those before it gets no dimension of its own."""
     for i in range(n):
         for j in range(i + 1):
             total = 0.0
@@ -153,7 +159,9 @@ def rotate(X, share, member, n, m, k, rotated, rotated_sums, basis):
 
 @helper
 def rotate_back(X, n, k, basis, theta, w):
-    """Weights in the features from the weights in the dimensions of the points: w = sum_i alpha_i x_i with L' alpha = theta."""
+    """Weights in the features from the weights in the dimensions of the points: w = sum_i alpha_i x_i with
+    L' alpha = theta.
+    """
     for i in range(n - 1, -1, -1):
         theta[i] = theta[i] / basis[i, i] if basis[i, i] > 0.0 else 0.0
         for c in range(i):
@@ -165,7 +173,8 @@ def rotate_back(X, n, k, basis, theta, w):
     w[k] = theta[n]
 
 
-# -- splits ------------------------------------------------------------------------------------------------------------------
+# -- splits
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @helper
@@ -183,7 +192,9 @@ def class_deltas(sums, m, k, theta, delta):
 
 @helper
 def choose_split(delta, keys, m, old, new):
-    """Send the m // 2 classes of largest delta right, among equals those that come later; returns how many changed sides."""
+    """Send the m // 2 classes of largest delta right, among equals those that come later; returns how many
+    changed sides.
+    """
     n_left = m - m // 2
     for j in range(m):
         bits = float_bits(delta[j] + _ZERO)  # + 0: minus zero and zero are one number
@@ -216,7 +227,8 @@ def choose_split(delta, keys, m, old, new):
 
 @helper
 def principal_direction(sums, m, k, rank, rows, matrix, v, u):
-    """Fill v (k + 1) with the eigenvector number `rank` of the covariance of the class sums, and with b = -mean(w.x).
+    """Fill v (k + 1) with the eigenvector number `rank` of the covariance of the class sums, and with b =
+    -mean(w.x).
 
     Power iteration; eigenvectors found on the way are taken out of the matrix.
     """

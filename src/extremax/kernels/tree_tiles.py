@@ -1,13 +1,14 @@
-"""The label tree cut into subtrees, in an order of nodes that makes log-probabilities of whole subtrees cheap.
+"""The label tree cut into subtrees, in an order of nodes that makes log-probabilities of whole subtrees
+cheap.
 
-Below node v, log p_n falls by log(1 + exp(a)) on the way left and by log(1 + exp(-a)) on the way right, a = w_v.x + b_v (paper,
-section 3).  The nodes of each level stand in bit-reversed order: the node at place r has its left child at place r of the next
-level and its right child at place r + (nodes of the level).  A step down is then two passes over consecutive memory, in place.
+Below node v, log p_n falls by log(1 + exp(a)) on the way left and by log(1 + exp(-a)) on the way right, a =
+w_v.x + b_v (paper, section 3). The nodes of each level stand in bit-reversed order: the node at place r has
+its left child at place r of the next level and its right child at place r + (nodes of the level). A step down
+is then two passes over consecutive memory, in place.
 
-A balanced tree gives the left half of n classes ceil(n / 2) and the right half floor(n / 2).  In bit-reversed order its padding
-comes last: the n real classes of a subtree are the first places of its row, its first n - 1 nodes have two real children each,
-and nothing is computed for the others.
-"""
+A balanced tree gives the left half of n classes ceil(n / 2) and the right half floor(n / 2). In bit-reversed
+order its padding comes last: the n real classes of a subtree are the first places of its row, its first n - 1
+nodes have two real children each, and nothing is computed for the others."""
 
 from __future__ import annotations
 
@@ -19,8 +20,18 @@ from extremax.kernels.compile import inline, njit
 from extremax.kernels.topk import exp_nonpositive
 
 _ZERO = np.float32(0.0)
-_Q0, _Q1, _Q2, _Q3 = np.float32(0.99999797), np.float32(-0.49990782), np.float32(0.33205986), np.float32(-0.24172097)
-_Q4, _Q5, _Q6, _Q7 = np.float32(0.16969058), np.float32(-0.09766766), np.float32(0.03749231), np.float32(-0.00679713)
+_Q0, _Q1, _Q2, _Q3 = (
+    np.float32(0.99999797),
+    np.float32(-0.49990782),
+    np.float32(0.33205986),
+    np.float32(-0.24172097),
+)
+_Q4, _Q5, _Q6, _Q7 = (
+    np.float32(0.16969058),
+    np.float32(-0.09766766),
+    np.float32(0.03749231),
+    np.float32(-0.00679713),
+)
 
 
 class LeafTiles(NamedTuple):
@@ -49,7 +60,9 @@ def _reversed_bits(n_bits):
 
 
 def cut_tree(leaf_class, tile_depth):
-    """Subtrees of `tile_depth` levels (fewer if the tree has fewer); None for a tree from elsewhere with other padding."""
+    """Subtrees of `tile_depth` levels (fewer if the tree has fewer); None for a tree from elsewhere with
+    other padding.
+    """
     depth = len(leaf_class).bit_length() - 1
     below = min(tile_depth, depth)
     above = depth - below
@@ -61,7 +74,9 @@ def cut_tree(leaf_class, tile_depth):
         return None
 
     def by_level(values, levels):
-        return np.concatenate([np.empty(0, np.int64), *(np.broadcast_to(values(level), 1 << level) for level in levels)])
+        return np.concatenate(
+            [np.empty(0, np.int64), *(np.broadcast_to(values(level), 1 << level) for level in levels)]
+        )
 
     return LeafTiles(
         labels=np.ascontiguousarray(labels[real], np.int32),

@@ -1,16 +1,16 @@
 """Walks down a fitted label tree: ancestral sampling, path log-likelihoods, all leaves at once, beam search.
 
-At node v a row x goes to the right child with probability sigma(a), a = w_v.x + b_v (paper, section 3).  With e = exp(-|a|) the
-probability of a decision is ``(1 or e) / (1 + e)``, so that a path has
+At node v a row x goes to the right child with probability sigma(a), a = w_v.x + b_v (paper, section 3). With
+e = exp(-|a|) the probability of a decision is ``(1 or e) / (1 + e)``, so that a path has
 
     -log p = sum of |a| over the decisions taken against the sign of a  +  log of the product of (1 + e)
 
 which is exact in both tails, needs one exponential per level and one logarithm per path.
 
-Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others proceed, and
-every pass over the block is a loop of constant length that LLVM turns into SIMD code.  `table` holds the node weights with
-columns padded by zeros to a multiple of 16 (one cache line), `biases` is a single column, features are padded like weights.
-"""
+Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others
+proceed, and every pass over the block is a loop of constant length that LLVM turns into SIMD code. `table`
+holds the node weights with columns padded by zeros to a multiple of 16 (one cache line), `biases` is a single
+column, features are padded like weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ _MINUS_INF = np.float32(-np.inf)
 def _log32(x):
     """``log(x)`` for finite x >= 1: exponent and mantissa apart."""
     bits = float_bits(x)
-    return np.float32((bits >> 23) - 127) * _LN2 + log1p32(bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE)
+    return np.float32((bits >> 23) - 127) * _LN2 + log1p32(
+        bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE
+    )
 
 
 @njit
@@ -63,7 +65,8 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
     product = np.empty(_BLOCK, np.float32)
     for block in range(start, stop, _BLOCK):
         size = min(_BLOCK, stop - block)
-        for j in range(_BLOCK):  # the last block repeats its last pair, so that every loop has the same length
+        # the last block repeats its last pair, so that every loop has the same length
+        for j in range(_BLOCK):
             pair = block + min(j, size - 1)
             rows[j] = pair // n_draws
             keys[j] = draw_key(mixed_seed, rows[j], pair - rows[j] * n_draws)
@@ -74,7 +77,8 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
         width = 1
         while width <= n_inner:
             half = level & 1
-            if half == 0:  # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
+            # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
+            if half == 0:
                 for j in range(_BLOCK):
                     bits = mix64(keys[j] ^ np.uint64(level))
                     uniform[0, j] = (np.float32(np.int32(bits & _LOW23)) + _HALF) * _U23
@@ -83,7 +87,8 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
                 logits[j] = dot_rows(table, nodes[j], Z, rows[j]) + biases[nodes[j], 0]
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
-            for j in range(_BLOCK):  # right if u < sigma(a).  Numbers instead of branches, which would stop vectorisation
+            # right if u < sigma(a).  Numbers instead of branches, which would stop vectorisation
+            for j in range(_BLOCK):
                 a = logits[j]
                 bound = _ONE if a >= _ZERO else soft[j]
                 right = np.float32(uniform[half, j] * (_ONE + soft[j]) < bound)
@@ -104,7 +109,9 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
 
 
 @njit
-def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, last_level, start, stop, log_prob):
+def path_log_prob(
+    table, biases, class_leaf, Z, labels, n_labels, first_level, last_level, start, stop, log_prob
+):
     """Log-probability of the decisions of levels [first_level, last_level) towards given classes.
 
     Pair p is label ``p % n_labels`` of row ``p // n_labels``; labels, log_prob : (n_rows * n_labels,).
@@ -124,7 +131,8 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
         for j in range(_BLOCK):
             pair = block + min(j, size - 1)
             rows[j] = pair // n_labels
-            leaves[j] = n_leaves + class_leaf[labels[pair]]  # binary digits of this number: 1, then the decisions
+            # binary digits of this number: 1, then the decisions
+            leaves[j] = n_leaves + class_leaf[labels[pair]]
             against[j] = _ZERO
             product[j] = _ONE
         for level in range(first_level, last_level):
@@ -136,7 +144,8 @@ def path_log_prob(table, biases, class_leaf, Z, labels, n_labels, first_level, l
             for j in range(_BLOCK):
                 node = (leaves[j] >> shift) - 1
                 sign = np.float32(1 - 2 * ((leaves[j] >> (shift - 1)) & 1))
-                logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node, 0])  # positive: the decision is against it
+                # positive: the decision is against it
+                logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node, 0])
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
             for j in range(_BLOCK):
@@ -166,15 +175,18 @@ def _chunk_logits(nodes, Z, row, twin, logits):
 
 @njit
 def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
-    """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled there.
+    """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled
+    there.
 
     chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
-        Weights and biases of the nodes above the first n_places leaves, and the leaf of each class, in bit-reversed order: the
-        node at place r of a level with w nodes has its left child at place r of the next and its right child at w + r.
+        Weights and biases of the nodes above the first n_places leaves, and the leaf of each class, in
+        bit-reversed order: the node at place r of a level with w nodes has its left child at place r of the
+        next and its right child at w + r.
 
-    Each step down leaves left children where their parents were and puts right children behind them.  A few rows go down
-    together, so that the parameters of a chunk of nodes serve them all from the cache.  The last levels are done stretch by
-    stretch, for the numbers to stay in the cache as well; at the end they are put in the order of the classes.
+    Each step down leaves left children where their parents were and puts right children behind them. A few
+    rows go down together, so that the parameters of a chunk of nodes serve them all from the cache. The last
+    levels are done stretch by stretch, for the numbers to stay in the cache as well; at the end they are put
+    in the order of the classes.
 
     scratch : (TILE + 4, n_chunks * CHUNK)
         Of this call alone.
@@ -198,7 +210,8 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
                     reached[r, p] = here - max(a, _ZERO)
                     reached[r, width + p] = here - max(-a, _ZERO)
                 width *= 2
-        for low, high in ((CHUNK, min(top, n_places)), (top, n_places)):  # the levels above the stretches, then the stretches
+        # the levels above the stretches, then the stretches
+        for low, high in ((CHUNK, min(top, n_places)), (top, n_places)):
             for first in range(0, low, CHUNK):
                 width = low
                 while width < high:
@@ -226,7 +239,12 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
                 four[4 * p + 1] = row_1[p]
                 four[4 * p + 2] = row_2[p]
                 four[4 * p + 3] = row_3[p]
-            out_0, out_1, out_2, out_3 = log_prob[tile + r], log_prob[tile + s1], log_prob[tile + s2], log_prob[tile + s3]
+            out_0, out_1, out_2, out_3 = (
+                log_prob[tile + r],
+                log_prob[tile + s1],
+                log_prob[tile + s2],
+                log_prob[tile + s3],
+            )
             for c in range(place.shape[0]):
                 p = 4 * np.int64(place[c])
                 out_0[c] = four[p]
@@ -239,13 +257,15 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
 def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, log_prob):
     """Walk down with the `beam_width` most probable nodes of each level (among equals the leftmost).
 
-    labels, log_prob : (n_rows, w) with w >= min(beam_width, n_leaves); classes of the leaves reached, from left to right, then
-    -1 and -inf.  Padding leaves are left out.
+    labels, log_prob : (n_rows, w) with w >= min(beam_width, n_leaves); classes of the leaves reached, from
+    left to right, then
+    -1 and -inf. Padding leaves are left out.
     """
     n_inner = biases.shape[0]
     capacity = 2 * min(beam_width, n_inner + 1)
     nodes = np.zeros((2, capacity), np.int64)  # kept, and their children
-    loss = np.zeros((2, capacity), np.float32)  # -log p of the path, so that its bits as an integer are in order
+    # -log p of the path, so that its bits as an integer are in order
+    loss = np.zeros((2, capacity), np.float32)
     logits = np.zeros(capacity, np.float32)
     keys = np.zeros(capacity, np.int32)
     for row in range(start, stop):

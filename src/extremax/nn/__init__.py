@@ -5,7 +5,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]") from error
+    raise ImportError(
+        "extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]"
+    ) from error
 
 from extremax.nn.head import AdversarialSoftmax, HeadOutput
 from extremax.nn.rebase import Rebase

@@ -1,15 +1,17 @@
 """AdversarialSoftmax: an output layer whose training cost grows with the logarithm of the number of classes.
 
-Scores xi_y(h) = h.w_y + b_y of a hidden state h are trained on its own class and on a few negatives drawn from p_n(y|h) (paper,
-Eq. 6), a label tree over principal components of the hidden states.  The softmax score is s = xi + log p_n(y|h) (Eq. 5), the
-sum of `extremax.search.remove_bias`.  That is ``base="noise"``, for hidden states that stay as they are.
+Scores xi_y(h) = h.w_y + b_y of a hidden state h are trained on its own class and on a few negatives drawn
+from p_n(y|h) (paper, Eq. 6), a label tree over principal components of the hidden states. The softmax score
+is s = xi + log p_n(y|h) (Eq. 5), the sum of `extremax.search.remove_bias`. That is ``base="noise"``, for
+hidden states that stay as they are.
 
-An encoder that learns moves them, and log p_n(y|h) of a tree that was fitted to older ones would move every prediction.  So by
-default the scores stand for themselves (``base="none"``): negatives still come from the tree and are corrected for by
+An encoder that learns moves them, and log p_n(y|h) of a tree that was fitted to older ones would move every
+prediction. So by default the scores stand for themselves (``base="none"``): negatives still come from the
+tree and are corrected for by
 ``s - log p_n(y|h)``, as in `extremax.training.objectives`, but prediction does not need the tree, and fitting it anew changes no score.
 
-Only the rows of drawn classes get a gradient, as sparse tensors: use ``torch.optim.SparseAdam``, ``Adagrad`` or ``SGD``.
-"""
+Only the rows of drawn classes get a gradient, as sparse tensors: use ``torch.optim.SparseAdam``, ``Adagrad``
+or ``SGD``."""
 
 from __future__ import annotations
 
@@ -69,27 +71,28 @@ class AdversarialSoftmax(nn.Module):
     n_negatives : int
         Negatives per row and step.
     objective : {"sampled_softmax", "negative_sampling"}
-        Cross-entropy of the target among itself and its negatives, or the paper's Eq. 6; both with logits ``s - log p_n``.
+        Cross-entropy of the target among itself and its negatives, or the paper's Eq. 6; both with logits ``s
+        - log p_n``.
     base : {"none", "noise"}
-        What is added to ``h.w_y + b_y`` to make the debiased score s: nothing, so that a new tree changes no prediction; or
-        log p_n(y|h), the paper's method, for hidden states that do not move.
+        What is added to ``h.w_y + b_y`` to make the debiased score s: nothing, so that a new tree changes no
+        prediction; or log p_n(y|h), the paper's method, for hidden states that do not move.
     n_components : int
         Principal components of the hidden states that the tree sees.
     tree_share : float
-        Negatives come from the tree with this probability, from the class frequencies otherwise: a floor under a tree that was
-        fitted to hidden states of a while ago.  1 is the tree alone, as in the paper.
+        Negatives come from the tree with this probability, from the class frequencies otherwise: a floor
+        under a tree that was fitted to hidden states of a while ago. 1 is the tree alone, as in the paper.
     score_penalty : float
         The paper's lambda: strength of the square penalty on debiased scores.
     regularization : float or "auto"
         Strength of the tree's own penalty; "auto" chooses one per level by held-out likelihood.
     class_counts : (n_classes,), optional
-        Rows of each class; noise before there is a tree, and the floor under it.  Unless given: uniform noise, then the counts
-        of the rows that the tree is fitted on.
+        Rows of each class; noise before there is a tree, and the floor under it. Unless given: uniform noise,
+        then the counts of the rows that the tree is fitted on.
     refit_every : int, optional
-        Fit the tree after every so many training steps, on hidden states and targets of the latest `refit_rows` rows, which are
-        kept on the CPU.  None: only when `fit_tree` is called.  Under ``DistributedDataParallel`` every process draws from
-        the tree of the first, which reaches it with the buffers of the next step; ``base="noise"`` is refused there, see
-        `fit_tree`.
+        Fit the tree after every so many training steps, on hidden states and targets of the latest
+        `refit_rows` rows, which are kept on the CPU. None: only when `fit_tree` is called. Under
+        ``DistributedDataParallel`` every process draws from the tree of the first, which reaches it with the
+        buffers of the next step; ``base="noise"`` is refused there, see `fit_tree`.
     refit_rows : int
         See `refit_every`.
     ignore_index : int
@@ -164,11 +167,23 @@ class AdversarialSoftmax(nn.Module):
             raise ValueError(f"tree_share is {tree_share}; it must be above 0 and at most 1.")
         counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts, np.float64)
         if counts.shape != (n_classes,):
-            raise ValueError(f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes.")
+            raise ValueError(
+                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+            )
         self.in_features, self.n_classes, self.n_negatives = in_features, n_classes, n_negatives
-        self.objective, self.base, self.score_penalty, self.regularization = objective, base, score_penalty, regularization
+        self.objective, self.base, self.score_penalty, self.regularization = (
+            objective,
+            base,
+            score_penalty,
+            regularization,
+        )
         self.refit_every, self.refit_rows = refit_every, refit_rows
-        self.ignore_index, self.sparse, self.random_state, self.n_jobs = ignore_index, sparse, random_state, n_jobs
+        self.ignore_index, self.sparse, self.random_state, self.n_jobs = (
+            ignore_index,
+            sparse,
+            random_state,
+            n_jobs,
+        )
         self.counts_are_given = class_counts is not None
         self.weight = nn.Parameter(torch.zeros(n_classes, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(n_classes, 1, device=device))
@@ -179,7 +194,9 @@ class AdversarialSoftmax(nn.Module):
         self._recent: list[tuple[Tensor, Tensor]] = []
 
     def reset_parameters(self) -> None:
-        """Start from what the noise knows before there is a tree: weights at zero, debiased scores at log-frequencies."""
+        """Start from what the noise knows before there is a tree: weights at zero, debiased scores at
+        log-frequencies.
+        """
         with torch.no_grad():
             self.weight.zero_()
             self.bias.zero_()
@@ -190,13 +207,16 @@ class AdversarialSoftmax(nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, n_classes={self.n_classes}, n_negatives={self.n_negatives}"
 
-    # -- training ------------------------------------------------------------------------------------------------------------
+    # -- training
+    # ------------------------------------------------------------------------------------------------------------
 
     def forward(self, hidden: Tensor, targets: Tensor) -> HeadOutput:
         """Loss of hidden states (..., in_features) with targets (...), by fresh negatives."""
         h, y = self._flat_pairs(hidden, targets)
         if len(y) == 0:
-            raise ValueError(f"targets holds no row other than ignore_index ({self.ignore_index}); a mean needs at least one.")
+            raise ValueError(
+                f"targets holds no row other than ignore_index ({self.ignore_index}); a mean needs at least one."
+            )
         if self.training:
             self._keep(h, y)
         labels, log_noise = self._draw(h, y)
@@ -220,7 +240,9 @@ class AdversarialSoftmax(nn.Module):
         noise, Z = self.noise.current(), self.noise.project(h)
         targets = y.cpu().numpy().astype(np.int32)
         rank = torch.distributed.get_rank() if _n_processes() > 1 else 0
-        step = np.random.SeedSequence((self.random_state, int(self.n_steps), rank)).generate_state(1, np.uint64)
+        step = np.random.SeedSequence((self.random_state, int(self.n_steps), rank)).generate_state(
+            1, np.uint64
+        )
         negatives, log_noise = noise.sample(Z, self.n_negatives, int(step[0]), n_jobs=self.n_jobs)
         labels = np.concatenate([targets[:, None], negatives], axis=1)
         positive = noise.log_prob(Z, targets, n_jobs=self.n_jobs)
@@ -234,15 +256,16 @@ class AdversarialSoftmax(nn.Module):
             b = F.embedding(labels, self.bias, sparse=self.sparse)
             return torch.bmm(w, h.to(w.dtype).unsqueeze(-1)).squeeze(-1).float() + b.squeeze(-1).float()
 
-    # -- the tree ------------------------------------------------------------------------------------------------------------
+    # -- the tree
+    # ------------------------------------------------------------------------------------------------------------
 
     def fit_tree(
         self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike, *, keep_scores: bool | None = None
     ) -> Rebase | None:
         """Fit the label tree to hidden states and their targets; from now on negatives come from it.
 
-        With ``base="noise"`` the weights change too: where processes train copies of the head together, call this in each of
-        them with the same rows.
+        With ``base="noise"`` the weights change too: where processes train copies of the head together, call
+        this in each of them with the same rows.
 
         Parameters
         ----------
@@ -251,8 +274,9 @@ class AdversarialSoftmax(nn.Module):
         targets : (n,)
             Their classes.
         keep_scores : bool, optional
-            With ``base="noise"``, whether debiased scores shall stay what they are, as far as a linear head can follow
-            (`extremax.nn.rebase`); False leaves the weights alone.  None: True unless all weights are zero.  With
+            With ``base="noise"``, whether debiased scores shall stay what they are, as far as a linear head
+            can follow (`extremax.nn.rebase`); False leaves the weights alone. None: True unless all weights
+            are zero. With
             ``base="none"`` scores always stay.
 
         Returns
@@ -274,14 +298,18 @@ class AdversarialSoftmax(nn.Module):
         X, y = (X, y) if rows.all() else (X[rows], y[rows])
         self._check_targets(torch.from_numpy(y))
         if not np.isfinite(X).all():
-            raise ValueError("features hold NaN or infinity; the tree needs finite hidden states. Has training diverged?")
+            raise ValueError(
+                "features hold NaN or infinity; the tree needs finite hidden states. Has training diverged?"
+            )
         labels = y.astype(np.int32)
         if keep_scores is None:
             keep_scores = bool(self.weight.detach().any()) or bool(self.bias.detach().any())
         projection = PCA.fit(X, self.noise.components.shape[0], n_jobs=self.n_jobs)
         Z = projection.transform(X, n_jobs=self.n_jobs)
         if self.regularization == "auto":
-            tree = fit_tuned(Z, labels, n_classes=self.n_classes, n_jobs=self.n_jobs, seed=self.random_state).tree
+            tree = fit_tuned(
+                Z, labels, n_classes=self.n_classes, n_jobs=self.n_jobs, seed=self.random_state
+            ).tree
         else:
             tree = LabelTree.fit(
                 Z, labels, n_classes=self.n_classes, regularization=self.regularization, n_jobs=self.n_jobs,
@@ -300,7 +328,12 @@ class AdversarialSoftmax(nn.Module):
         return self.last_rebase
 
     def _rebase(
-        self, X: NDArray[np.float32], y: NDArray[np.int32], tree: LabelTree, projection: PCA, counts: NDArray[np.float64]
+        self,
+        X: NDArray[np.float32],
+        y: NDArray[np.int32],
+        tree: LabelTree,
+        projection: PCA,
+        counts: NDArray[np.float64],
     ) -> Rebase:
         """Change the noise and carry the scores over."""
         rng = np.random.default_rng((self.random_state, int(self.n_steps)))
@@ -320,13 +353,17 @@ class AdversarialSoftmax(nn.Module):
         with torch.no_grad():
             scores = self._score(hidden, torch.from_numpy(pairs.astype(np.int64)).to(hidden.device)).cpu()
             share = F.softmax(scores + torch.from_numpy(log_old), dim=1).numpy()
-        # Mostly where the head puts its probability; the rest keeps classes that are hardly ever probable in place.
+        # Mostly where the head puts its probability; the rest keeps classes that are hardly ever probable in
+        # place.
         change = fit_change(new_Z, pairs, delta, 0.8 * pairs.shape[1] * share + 0.2)
-        # A score changes by u.z + b with z = components (h - mean): w by u components, the bias by b - u components mean.
+        # A score changes by u.z + b with z = components (h - mean): w by u components, the bias by b - u
+        # components mean.
         with torch.no_grad():
             places = torch.from_numpy(change.classes.astype(np.int64)).to(self.weight.device)
             weights = torch.from_numpy(change.weights @ projection.components.astype(np.float64))
-            biases = torch.from_numpy(change.biases) - weights @ torch.from_numpy(projection.mean.astype(np.float64))
+            biases = torch.from_numpy(change.biases) - weights @ torch.from_numpy(
+                projection.mean.astype(np.float64)
+            )
             self.weight.index_add_(0, places, weights.to(self.weight))
             self.bias.index_add_(0, places, biases.unsqueeze(1).to(self.bias))
         return change.quality
@@ -342,19 +379,22 @@ class AdversarialSoftmax(nn.Module):
             )
         steps = int(self.n_steps)
         if steps > 0 and steps % self.refit_every == 0 and self._recent:
-            self.fit_tree(torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent]))
+            self.fit_tree(
+                torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent])
+            )
         self._recent.append((h.detach().float().cpu(), y.cpu()))
         rows = sum(len(part) for _, part in self._recent)
         while len(self._recent) > 1 and rows - len(self._recent[0][1]) >= self.refit_rows:
             rows -= len(self._recent.pop(0)[1])
 
-    # -- prediction ----------------------------------------------------------------------------------------------------------
+    # -- prediction
+    # ----------------------------------------------------------------------------------------------------------
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """log p(y|h) of every class, (..., n_classes): normalised, bias removed.
 
-        Differentiable in hidden states and weights, log p_n being a constant; takes time and memory in proportion to n_classes.
-        """
+        Differentiable in hidden states and weights, log p_n being a constant; takes time and memory in
+        proportion to n_classes."""
         h = self._flat(hidden)
         return self._log_prob_all(h).reshape(*hidden.shape[:-1], self.n_classes)
 
@@ -367,11 +407,14 @@ class AdversarialSoftmax(nn.Module):
         return F.log_softmax(scores, dim=1)
 
     def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """log p(target|h) of each row (n,), exact, over all classes; ignored rows are left out.  Not differentiated."""
+        """log p(target|h) of each row (n,), exact, over all classes; ignored rows are left out. Not
+        differentiated.
+        """
         h, y = self._flat_pairs(hidden, targets)
         with torch.no_grad():
             parts = [
-                self._log_prob_all(h[a:b]).gather(1, y[a:b, None].to(h.device)).squeeze(1) for a, b in self._blocks(len(h))
+                self._log_prob_all(h[a:b]).gather(1, y[a:b, None].to(h.device)).squeeze(1)
+                for a, b in self._blocks(len(h))
             ]
         return torch.cat(parts) if parts else torch.empty(0, device=h.device)
 
@@ -385,7 +428,8 @@ class AdversarialSoftmax(nn.Module):
     def predict_topk(
         self, hidden: Tensor, k: int = 1, *, search: Literal["exact", "beam"] = "exact", beam_width: int = 64
     ) -> tuple[Tensor, Tensor]:
-        """The k most probable classes of each hidden state, best first, and their log-probabilities: (..., k) each.
+        """The k most probable classes of each hidden state, best first, and their log-probabilities: (..., k)
+        each.
 
         ``search="beam"`` scores only the classes that survive a beam down the tree; log-probabilities are then normalised over
         these candidates.
@@ -409,7 +453,9 @@ class AdversarialSoftmax(nn.Module):
     def _beam(self, h: Tensor, width: int, labels: Tensor, log_prob: Tensor) -> None:
         tree, noise = self.noise.tree, self.noise.current()
         if tree is None:
-            raise ValueError("search='beam' needs a label tree, and none was fitted yet. Call fit_tree, or use search='exact'.")
+            raise ValueError(
+                "search='beam' needs a label tree, and none was fitted yet. Call fit_tree, or use search='exact'."
+            )
         width, k = min(width, self.n_classes), labels.shape[1]
         for a, b in self._blocks(len(h), width * self.in_features):
             Z = self.noise.project(h[a:b])
@@ -423,7 +469,8 @@ class AdversarialSoftmax(nn.Module):
             best, place = F.log_softmax(scores, dim=1).topk(k, dim=1)
             log_prob[a:b], labels[a:b] = best, candidates.gather(1, place)
 
-    # -- parts ---------------------------------------------------------------------------------------------------------------
+    # -- parts
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
         step = max(1, _BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
@@ -431,7 +478,9 @@ class AdversarialSoftmax(nn.Module):
 
     def _flat(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
-            raise ValueError(f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}.")
+            raise ValueError(
+                f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}."
+            )
         return hidden.reshape(-1, self.in_features)
 
     def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

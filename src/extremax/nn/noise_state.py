@@ -1,8 +1,9 @@
-"""The noise distribution of a head: class frequencies at first, then a label tree over principal components of hidden states.
+"""The noise distribution of a head: class frequencies at first, then a label tree over principal components
+of hidden states.
 
-Everything that defines it is a buffer, so that it travels with ``state_dict`` and ``.to(device)``.  Draws and log-probabilities
-come from the compiled tree on the CPU, which is made from the buffers when it is first needed.
-"""
+Everything that defines it is a buffer, so that it travels with ``state_dict`` and ``.to(device)``. Draws and
+log-probabilities come from the compiled tree on the CPU, which is made from the buffers when it is first
+needed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class NoiseState(nn.Module):
     has_tree: Tensor
     version: Tensor
 
-    def __init__(self, in_features: int, n_classes: int, n_components: int, tree_share: float, counts: NDArray[Any]) -> None:
+    def __init__(
+        self, in_features: int, n_classes: int, n_components: int, tree_share: float, counts: NDArray[Any]
+    ) -> None:
         super().__init__()
         self.tree_share = tree_share
         n_leaves = 1 << depth_of(n_classes)
@@ -48,8 +51,8 @@ class NoiseState(nn.Module):
         self.register_buffer("mean", torch.zeros(in_features))
         self.register_buffer("class_counts", torch.from_numpy(np.array(counts, np.float32)))
         self.register_buffer("has_tree", torch.zeros((), dtype=torch.bool))
-        # Changes with the content of the others.  DistributedDataParallel copies the buffers of the first process into those of
-        # all others, and tells nobody.
+        # Changes with the content of the others.  DistributedDataParallel copies the buffers of the first
+        # process into those of all others, and tells nobody.
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
         self._noise: Noise | None = None
         self._tree: LabelTree | None = None
@@ -66,7 +69,9 @@ class NoiseState(nn.Module):
         return state
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoiseState:
-        """``.to(device)`` moves the buffers; ``.half()`` leaves them in float32, which the tree's log-probabilities need."""
+        """``.to(device)`` moves the buffers; ``.half()`` leaves them in float32, which the tree's
+        log-probabilities need.
+        """
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -97,7 +102,9 @@ class NoiseState(nn.Module):
             arrays = (self.tree_weights, self.tree_biases, self.tree_leaf_class)
             self._tree = LabelTree(*(array.cpu().numpy() for array in arrays))
             tree = TreeNoise(self._tree)
-            self._noise = tree if self.tree_share == 1.0 else MixtureNoise(tree, frequencies, weight=self.tree_share)
+            self._noise = (
+                tree if self.tree_share == 1.0 else MixtureNoise(tree, frequencies, weight=self.tree_share)
+            )
         return self._noise
 
     def set_tree(self, tree: LabelTree, projection: PCA, counts: NDArray[Any]) -> None:
@@ -117,7 +124,9 @@ class NoiseState(nn.Module):
         self.forget()
 
     def project(self, hidden: Tensor) -> Float32:
-        """The tree's coordinates of hidden states (n, in_features), on the CPU; no columns before there is a tree."""
+        """The tree's coordinates of hidden states (n, in_features), on the CPU; no columns before there is
+        a tree.
+        """
         if not bool(self.has_tree):
             return np.empty((len(hidden), 0), np.float32)
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):

@@ -1,11 +1,11 @@
 """A head's scores, expressed against another noise distribution.
 
-A debiased score is s = xi + log p_n(y|x).  When p_n changes from old to new, s stays what it was if every xi_y(x) grows by
-``delta = log p_old(y|x) - log p_new(y|x)``.  A linear head can follow only as far as delta is linear in x, class by class:
-ridge regression of delta on the coordinates that the tree sees, over the rows' own labels and draws from either distribution,
-pairs that the head thinks probable weighing most.  A tenth of the rows is kept out to choose the ridge and to measure what was
-lost.
-"""
+A debiased score is s = xi + log p_n(y|x). When p_n changes from old to new, s stays what it was if every
+xi_y(x) grows by
+``delta = log p_old(y|x) - log p_new(y|x)``. A linear head can follow only as far as delta is linear in x, class by class:
+ridge regression of delta on the coordinates that the tree sees, over the rows' own labels and draws from
+either distribution, pairs that the head thinks probable weighing most. A tenth of the rows is kept out to
+choose the ridge and to measure what was lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Rebase:
     Attributes
     ----------
     shift : float
-        Weighted root mean square of ``log p_old - log p_new`` over held-out pairs: the error if the scores were left alone.
+        Weighted root mean square of ``log p_old - log p_new`` over held-out pairs: the error if the scores
+        were left alone.
     residual : float
         The same of what the head could not absorb: the error of debiased scores after the change.
     """
@@ -108,7 +109,12 @@ def _blocks(sorted_classes: Int32) -> Iterator[tuple[int, int]]:
 
 
 def _solve(
-    inputs: Float64, rows: NDArray[np.int64], classes: Int32, wanted: Float64, root: Float64, ridges: tuple[float, ...]
+    inputs: Float64,
+    rows: NDArray[np.int64],
+    classes: Int32,
+    wanted: Float64,
+    root: Float64,
+    ridges: tuple[float, ...],
 ) -> tuple[Int32, Float64]:
     """Ridge solutions (len(ridges), n_known, k + 1) of every class that occurs."""
     order = np.argsort(classes, kind="stable")

@@ -1,8 +1,8 @@
-"""The paper's claims, weighed against learning curves: final accuracy, and the time to the best baseline's accuracy.
+"""The paper's claims, weighed against learning curves: final accuracy, and the time to the best baseline's
+accuracy.
 
-Validation chooses the point of a curve, test rows give its figures.  Two accuracies count as different when they are more than
-two standard errors of their difference apart.
-"""
+Validation chooses the point of a curve, test rows give its figures. Two accuracies count as different when
+they are more than two standard errors of their difference apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from extremax.experiments.curve import Point, best_point
-from extremax.paper.methods import BASELINES, METHODS, PROPOSED
+from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 
 # Test accuracy read off the paper's Figure 1, at the end of its curves; the appendix states the last two.
 PAPER: dict[str, dict[str, float]] = {
@@ -86,10 +86,16 @@ def weigh(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Ve
     baselines = [outcomes[name] for name in BASELINES if name in outcomes]
     if PROPOSED in outcomes and baselines:
         proposed, best = outcomes[PROPOSED], max(baselines, key=lambda outcome: outcome.accuracy)
-        verdicts += [_fastest(proposed, best, clock), _most_accurate(proposed, best), _log_likelihood(proposed, baselines)]
+        verdicts += [
+            _fastest(proposed, best, clock),
+            _most_accurate(proposed, best),
+            _log_likelihood(proposed, baselines),
+        ]
     blind = [outcomes[name] for name in ("uniform", "frequency") if name in outcomes]
     if PROPOSED in outcomes and blind:
-        verdicts.append(_beats_blind_noise(outcomes[PROPOSED], max(blind, key=lambda outcome: outcome.accuracy), clock))
+        verdicts.append(
+            _beats_blind_noise(outcomes[PROPOSED], max(blind, key=lambda outcome: outcome.accuracy), clock)
+        )
     if "nce" in outcomes and PROPOSED in outcomes:
         verdicts.append(_beats_nce(outcomes[PROPOSED], outcomes["nce"]))
     if "softmax" in outcomes and "uniform" in outcomes:
@@ -121,19 +127,19 @@ def _fastest(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
         return Verdict(claim, False, f"It never reached {target}; that took the baseline {theirs:.1f} s.")
     factor = theirs / ours
     pace = f"{factor:.1f} times faster" if factor >= 1 else f"{1 / factor:.1f} times slower"
-    words = (
-        f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace} (in the paper, ten times or more)."
-    )
+    words = f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace} (in the paper, ten times or more)."
     return Verdict(claim, factor > 1.0, words)
 
 
 def _most_accurate(proposed: Outcome, best: Outcome) -> Verdict:
     difference, clear = _difference(proposed, best)
-    words = (
-        f"It reached {_figure(proposed)}, the best baseline ({_label(best)}) {_figure(best)}: {100 * difference:+.1f} points"
-    )
+    words = f"It reached {_figure(proposed)}, the best baseline ({_label(best)}) {_figure(best)}: {100 * difference:+.1f} points"
     words += "." if clear else ", within what the number of test rows can tell."
-    return Verdict("The proposed method reaches a better accuracy than all baselines", difference > 0 if clear else None, words)
+    return Verdict(
+        "The proposed method reaches a better accuracy than all baselines",
+        difference > 0 if clear else None,
+        words,
+    )
 
 
 def _log_likelihood(proposed: Outcome, baselines: Sequence[Outcome]) -> Verdict:
@@ -158,7 +164,11 @@ def _beats_blind_noise(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
 def _beats_nce(proposed: Outcome, nce: Outcome) -> Verdict:
     difference, clear = _difference(proposed, nce)
     words = f"{_figure(proposed)} with bias removal, {_figure(nce)} for NCE, which has to learn again what the tree knows."
-    return Verdict("Using the tree in prediction, too, beats NCE with the same tree", difference > 0 if clear else None, words)
+    return Verdict(
+        "Using the tree in prediction, too, beats NCE with the same tree",
+        difference > 0 if clear else None,
+        words,
+    )
 
 
 def _softmax(softmax: Outcome, uniform: Outcome) -> Verdict:

@@ -1,8 +1,7 @@
 """The paper's comparison end to end: six methods of Figure 1, and softmax of the appendix, on one data set.
 
-Each method runs with the recipe of its name (``recipes/DATA/METHOD.toml``), or with what a search finds; the result is a folder
-with a run per method, ``figure.png`` and its kin, ``outcomes.json`` and ``report.md``.
-"""
+Each method runs with the recipe of its name (``recipes/DATA/METHOD.toml``), or with what a search finds; the
+result is a folder with a run per method, ``figure.png`` and its kin, ``outcomes.json`` and ``report.md``."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from typing import Any
 from extremax.experiments.curve import read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.machine import describe_machine
+from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.experiments.recipes import find_recipe, load_recipe, shipped_recipes
 from extremax.experiments.rows import Rows, Say, load_rows
 from extremax.experiments.runner import OnPoint, run
 from extremax.experiments.tuning import tune
 from extremax.paper.claims import PAPER, Outcome, Verdict, outcome_of, time_to_accuracy, weigh
-from extremax.paper.methods import BASELINES, FIGURE_1, METHODS
 from extremax.runtime.atomic_files import write_json, write_text
 
-# Multiply-adds of one epoch of full softmax (scores, and both gradients) beyond which it is left out unless asked for: some
-# minutes an epoch on two cores.
+# Multiply-adds of one epoch of full softmax (scores, and both gradients) beyond which it is left out unless
+# asked for: some minutes an epoch on two cores.
 SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 
@@ -64,8 +63,8 @@ def reproduce(
     out : path
         Folder for everything.
     methods : sequence of str, optional
-        Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default all, softmax only
-        where an epoch of it takes minutes at most.
+        Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default
+        all, softmax only where an epoch of it takes minutes at most.
     max_seconds : float, optional
         Training time per method, in place of the recipe's epochs.
     n_trials : int
@@ -75,7 +74,9 @@ def reproduce(
     """
     unknown = [name for name in methods if name not in ALL_METHODS]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}.")
+        raise ValueError(
+            f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}."
+        )
     folder = Path(out)
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, say=say)
@@ -85,21 +86,33 @@ def reproduce(
     for name, recipe in recipes.items():
         if n_trials:
             say(f"searching settings for {METHODS[name].label}")
-            recipe = tune(recipe, folder / "search" / name, n_trials=n_trials, rows=rows, n_jobs=n_jobs, say=say).best
+            recipe = tune(
+                recipe, folder / "search" / name, n_trials=n_trials, rows=rows, n_jobs=n_jobs, say=say
+            ).best
         if max_seconds is not None:
             # Epochs without end: the clock decides.
-            recipe = replace(recipe, evaluation=replace(recipe.evaluation, max_seconds=max_seconds)).with_model(n_epochs=10**6)
+            recipe = replace(
+                recipe, evaluation=replace(recipe.evaluation, max_seconds=max_seconds)
+            ).with_model(n_epochs=10**6)
         say(f"running {METHODS[name].label}")
         run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, clock=clock, say=say, on_point=on_point)
     return report(folder, methods=list(recipes), clock=clock, command=command)
 
 
 def recipe_for(data: str, method: str) -> Recipe:
-    """The recipe of a method for a data set, or where there is none a plain one with the method's own settings."""
+    """The recipe of a method for a data set, or where there is none a plain one with the method's own
+    settings.
+    """
     if f"{data}/{method}" in shipped_recipes():
         return load_recipe(find_recipe(f"{data}/{method}"))
     features = FeaturesConfig(kind="tfidf") if data == "eurlex57k" else FeaturesConfig()
-    return Recipe(name=method, method=method, data=DataConfig(name=data), features=features, model=dict(METHODS[method].model))
+    return Recipe(
+        name=method,
+        method=method,
+        data=DataConfig(name=data),
+        features=features,
+        model=dict(METHODS[method].model),
+    )
 
 
 def softmax_work(rows: Rows) -> float:
@@ -108,25 +121,40 @@ def softmax_work(rows: Rows) -> float:
     return 3.0 * float(n_rows) * float(n_features) * rows.n_classes
 
 
-def report(folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "seconds", command: str = "") -> Reproduction:
+def report(
+    folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "seconds", command: str = ""
+) -> Reproduction:
     """Figure, table and verdicts from the runs in a folder: reads files only."""
-    runs = {name: folder / "runs" / name for name in methods if (folder / "runs" / name / "summary.json").exists()}
+    runs = {
+        name: folder / "runs" / name for name in methods if (folder / "runs" / name / "summary.json").exists()
+    }
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
-    summaries = {name: json.loads((path / "summary.json").read_text(encoding="utf-8")) for name, path in runs.items()}
+    summaries = {
+        name: json.loads((path / "summary.json").read_text(encoding="utf-8")) for name, path in runs.items()
+    }
     outcomes = {
-        name: outcome_of(name, read_curve(path / "curve.jsonl"), n_test=summaries[name]["evaluated_rows"]["test"], clock=clock)
+        name: outcome_of(
+            name,
+            read_curve(path / "curve.jsonl"),
+            n_test=summaries[name]["evaluated_rows"]["test"],
+            clock=clock,
+        )
         for name, path in runs.items()
     }
     verdicts = weigh(outcomes, clock=clock)
     figures = plot(runs.values(), folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
-    settings = {name: json.loads((path / "config.json").read_text(encoding="utf-8"))["model"] for name, path in runs.items()}
+    settings = {
+        name: json.loads((path / "config.json").read_text(encoding="utf-8"))["model"]
+        for name, path in runs.items()
+    }
     title = describe_data(read_run(next(iter(runs.values()))))
     text = _markdown(title, outcomes, verdicts, summaries, settings, clock, command)
     target = folder / "report.md"
     write_text(target, text)
     plain = {
-        name: {key: value for key, value in vars(outcome).items() if key != "points"} for name, outcome in outcomes.items()
+        name: {key: value for key, value in vars(outcome).items() if key != "points"}
+        for name, outcome in outcomes.items()
     }
     verdict_list = [vars(verdict) for verdict in verdicts]
     write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": verdict_list})
@@ -152,7 +180,9 @@ def _markdown(
         f"{made}{describe_machine(some['machine'])}, {some['date'][:10]}. Times are "
         + ("those of the clock on the wall" if clock == "seconds" else "processor time, all threads together")
         + ", training alone: tree included; evaluation, checkpoints and compilation left out."
-        + (f" Other programs used the machine at the same time (load up to {busiest:.0f})." if shared else ""),
+        + (
+            f" Other programs used the machine at the same time (load up to {busiest:.0f})." if shared else ""
+        ),
         "",
         "![Learning curves](figure.png)",
         "",
@@ -170,12 +200,24 @@ def _markdown(
         strength = next((model.get(searched) for searched in METHODS[name].searched), None)
         reached = None if best is None else time_to_accuracy(outcome.points, best, clock=clock)
         rate = model["learning_rate"]
-        cells = [METHODS[name].label, "default" if rate is None else f"{rate:g}", "-" if strength is None else f"{strength:g}"]
-        cells += [f"{last['epoch']:g}", f"{last[clock]:.1f} s", f"{outcome.accuracy:.1%} ± {outcome.standard_error:.1%}"]
+        cells = [
+            METHODS[name].label,
+            "default" if rate is None else f"{rate:g}",
+            "-" if strength is None else f"{strength:g}",
+        ]
+        cells += [
+            f"{last['epoch']:g}",
+            f"{last[clock]:.1f} s",
+            f"{outcome.accuracy:.1%} ± {outcome.standard_error:.1%}",
+        ]
         cells += [f"{outcome.log_likelihood:.3f}", "never" if reached is None else f"{reached:.1f} s"]
         cells += [f"{PAPER[source][name]:.1%}" if name in PAPER[source] else "-" for source in PAPER]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "The paper's figures are of other data and other features: what can be compared is the order.", ""]
+    lines += [
+        "",
+        "The paper's figures are of other data and other features: what can be compared is the order.",
+        "",
+    ]
     lines += ["## What held", "", *(f"- {verdict}" for verdict in verdicts), ""]
     return "\n".join(lines)
 

@@ -1,6 +1,8 @@
-"""How much signal a stochastic gradient of negative sampling carries, for a data and a noise distribution (paper, section 4).
+"""How much signal a stochastic gradient of negative sampling carries, for a data and a noise distribution
+(paper, section 4).
 
-Nonparametric limit: one free score xi_{x,y} for every x of the data and every class y.  With sigma the logistic function,
+Nonparametric limit: one free score xi_{x,y} for every x of the data and every class y. With sigma the
+logistic function,
 
     expected loss   l(xi) = sum_{x,y} [-p_D(y|x) log sigma(xi_{x,y}) - p_n(y|x) log sigma(-xi_{x,y})]
     its minimum     xi* = log p_D(y|x) - log p_n(y|x), so that xi* + log p_n is the softmax score                  (Theorem 1)
@@ -8,12 +10,13 @@ Nonparametric limit: one free score xi_{x,y} for every x of the data and every c
     one estimate    g = N grad of [-log sigma(xi_{x,y}) - log sigma(-xi_{x,y'})], (x, y) from the data, y' from p_n(.|x)
     SNR             eta = 1 / Tr[Cov[g, g] H^-1] = 1 / (N sum_x [C - 2 sum_y alpha_{x,y}])                         (Eq. 12)
 
-It is computed three ways that share no formula beyond the distribution of g: through alpha, through the matrices, and from
-simulated gradients.  ``2 sum_y alpha`` is the sum of harmonic means of p_D and p_n, the *overlap* of the two: 1 if they are
-equal, 0 if they share no class.  Since 1 / eta = N sum_x (C - overlap), the best noise has only C / (C - 1) times the SNR of
-the worst: with many classes, compare overlaps.
+It is computed three ways that share no formula beyond the distribution of g: through alpha, through the
+matrices, and from simulated gradients. ``2 sum_y alpha`` is the sum of harmonic means of p_D and p_n, the
+*overlap* of the two: 1 if they are equal, 0 if they share no class. Since 1 / eta = N sum_x (C - overlap),
+the best noise has only C / (C - 1) times the SNR of the worst: with many classes, compare overlaps.
 
-With m negatives, each weighted 1/m, the covariance changes and with it the best noise: Theorem 2 is about one negative.
+With m negatives, each weighted 1/m, the covariance changes and with it the best noise: Theorem 2 is about one
+negative.
 
 Tables are (n, n_classes) in float64, a row for every x.
 """
@@ -28,7 +31,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Float64 = NDArray[np.float64]
 
-_SUM_TOLERANCE = 1e-3  # float32 tables of ten thousand classes add up to one within this; they are normalised here
+# float32 tables of ten thousand classes add up to one within this; they are normalised here
+_SUM_TOLERANCE = 1e-3
 _LARGEST_MATRIX = 4096  # scores for which full matrices are formed: 128 MB each
 _DRAWS_AT_ONCE = 1 << 16
 
@@ -44,7 +48,8 @@ class SimulatedSnr:
 
 @dataclass(frozen=True)
 class NoiseFigures:
-    """One noise distribution against the data distribution; a row of the table that ``extremax theory`` prints.
+    """One noise distribution against the data distribution; a row of the table that ``extremax theory``
+    prints.
 
     Attributes
     ----------
@@ -76,7 +81,8 @@ class MixingCurve:
     overlap: Float64
 
 
-# -- the loss ------------------------------------------------------------------------------------------------------------------
+# -- the loss
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def expected_loss(scores: ArrayLike, p_data: ArrayLike, p_noise: ArrayLike) -> tuple[float, Float64]:
@@ -107,11 +113,13 @@ def optimal_scores(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     return scores
 
 
-# -- three ways to the signal-to-noise ratio -----------------------------------------------------------------------------------
+# -- three ways to the signal-to-noise ratio
+# -----------------------------------------------------------------------------------
 
 
 def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n): (n, n_classes), the curvature along each score.
+    """alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n): (n, n_classes), the curvature along
+    each score.
 
     Examples
     --------
@@ -123,7 +131,8 @@ def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 
 
 def overlap(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """``2 sum_y alpha_{x,y}`` of each row, (n,): 1 where the distributions are equal, 0 where they share no class.
+    """``2 sum_y alpha_{x,y}`` of each row, (n,): 1 where the distributions are equal, 0 where they share no
+    class.
 
     Examples
     --------
@@ -142,10 +151,10 @@ def snr(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float
     p_data
         p_D(y|x), (n, n_classes); rows that add up to 1.
     p_noise
-        p_n(y|x), in the same shape, or (n_classes,) for noise that does not depend on x.  A class of probability 0 counts as
-        the limit of small probabilities, in which alpha is 0.
+        p_n(y|x), in the same shape, or (n_classes,) for noise that does not depend on x. A class of
+        probability 0 counts as the limit of small probabilities, in which alpha is 0.
     n_negatives
-        m, negatives drawn for each positive.  The paper's formula is that for 1; for more,
+        m, negatives drawn for each positive. The paper's formula is that for 1; for more,
         ``1 / eta = N sum_x [sum_y (sigma(-xi*) + sigma(xi*) / m) - (1 + 1/m) sum_y alpha]``, and all probabilities must be
         positive.
 
@@ -182,8 +191,9 @@ def hessian(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 def gradient_covariance(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> Float64:
     """Cov[g, g] at the minimum, (n C, n C): the sum over every x, positive and negative that could be drawn.
 
-    Positive and negatives of one x are independent, so that the covariance given x is that of the positive's gradient plus
-    that of one negative's divided by `n_negatives`, and the means of both enter through the mean given x.
+    Positive and negatives of one x are independent, so that the covariance given x is that of the positive's
+    gradient plus that of one negative's divided by `n_negatives`, and the means of both enter through the
+    mean given x.
 
     Examples
     --------
@@ -202,7 +212,8 @@ def gradient_covariance(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: i
         from_positive, from_negative = -_sigmoid(-xi[x])[:, None] * single, _sigmoid(xi[x])[:, None] * single
         given_x = data[x] @ from_positive + noise[x] @ from_negative
         spread = _covariance(from_positive, data[x]) + _covariance(from_negative, noise[x]) / n_negatives
-        second_moment[cut, cut] += n * (spread + np.outer(given_x, given_x))  # N**2, and each x has probability 1 / N
+        # N**2, and each x has probability 1 / N
+        second_moment[cut, cut] += n * (spread + np.outer(given_x, given_x))
         mean[cut] += given_x
     covariance: Float64 = second_moment - np.outer(mean, mean)
     return covariance
@@ -225,10 +236,11 @@ def snr_from_matrices(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int
 def simulate_snr(
     p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1, n_draws: int = 200_000, seed: int = 0
 ) -> SimulatedSnr:
-    """The same from stochastic gradients: draw x, its positive and its negatives, and take the covariance of what comes out.
+    """The same from stochastic gradients: draw x, its positive and its negatives, and take the covariance of
+    what comes out.
 
-    Every term divides by a probability of the class drawn, so classes of probability far below ``1 / n_draws`` are missed and
-    the standard error does not show it.
+    Every term divides by a probability of the class drawn, so classes of probability far below ``1 /
+    n_draws`` are missed and the standard error does not show it.
 
     Parameters
     ----------
@@ -258,13 +270,18 @@ def simulate_snr(
     for start in range(0, n_draws, _DRAWS_AT_ONCE):
         count = min(_DRAWS_AT_ONCE, n_draws - start)
         x = rng.integers(n, size=count)
-        entries = np.column_stack([positive_draw(x, rng), *(negative_draw(x, rng) for _ in range(n_negatives))])
-        values = n * np.where(np.arange(n_negatives + 1) == 0, -_sigmoid(-xi[entries]), _sigmoid(xi[entries]) / n_negatives)
+        entries = np.column_stack(
+            [positive_draw(x, rng), *(negative_draw(x, rng) for _ in range(n_negatives))]
+        )
+        values = n * np.where(
+            np.arange(n_negatives + 1) == 0, -_sigmoid(-xi[entries]), _sigmoid(xi[entries]) / n_negatives
+        )
         # A class drawn twice, as positive and negative say, is one component of the gradient.
         keys = (np.arange(count)[:, None] * data.size + entries).ravel()
         component, inverse = np.unique(keys, return_inverse=True)
         gradient, where = np.bincount(inverse, values.ravel()), component % data.size
-        terms = np.bincount(component // data.size, gradient**2 / curvature[where], minlength=count)  # g^T H^-1 g of each draw
+        # g^T H^-1 g of each draw
+        terms = np.bincount(component // data.size, gradient**2 / curvature[where], minlength=count)
         total += np.bincount(where, gradient, minlength=data.size)
         sum_terms += float(terms.sum())
         sum_squares += float((terms**2).sum())
@@ -275,7 +292,8 @@ def simulate_snr(
     return SimulatedSnr(1.0 / trace, float(np.sqrt(spread / (n_draws - 1))) / trace**2, n_draws)
 
 
-# -- comparisons ---------------------------------------------------------------------------------------------------------------
+# -- comparisons
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[NoiseFigures, ...]:
@@ -292,13 +310,20 @@ def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[
     for name, p_noise in noises.items():
         value = snr(p_data, p_noise)
         rows.append(
-            NoiseFigures(name, value, value / best, float(overlap(p_data, p_noise).mean()), _divergence(p_data, p_noise))
+            NoiseFigures(
+                name,
+                value,
+                value / best,
+                float(overlap(p_data, p_noise).mean()),
+                _divergence(p_data, p_noise),
+            )
         )
     return tuple(rows)
 
 
 def mixing_curve(p_data: ArrayLike, p_noise: ArrayLike, weights: ArrayLike) -> MixingCurve:
-    """From one noise distribution to p_D: SNR of ``(1 - weight) p_n + weight p_D`` for each weight from 0 to 1.
+    """From one noise distribution to p_D: SNR of ``(1 - weight) p_n + weight p_D`` for each weight from 0 to
+    1.
 
     Examples
     --------
@@ -316,7 +341,8 @@ def mixing_curve(p_data: ArrayLike, p_noise: ArrayLike, weights: ArrayLike) -> M
     return MixingCurve(shares, relative, np.array([overlap(data, p).mean() for p in mixed], np.float64))
 
 
-# -- parts ---------------------------------------------------------------------------------------------------------------------
+# -- parts
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Draws:
@@ -330,7 +356,8 @@ class _Draws:
 
     def __call__(self, x: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         place = np.searchsorted(self.steps, x + rng.random(len(x)), side="right")
-        drawn: NDArray[np.int64] = np.minimum(place, (x + 1) * self.n_classes - 1)  # x + u may round up to x + 1
+        # x + u may round up to x + 1
+        drawn: NDArray[np.int64] = np.minimum(place, (x + 1) * self.n_classes - 1)
         return drawn
 
 
@@ -374,11 +401,15 @@ def _check_size(n_scores: int) -> None:
         )
 
 
-def _check_tables(p_data: ArrayLike, p_noise: ArrayLike, *, positive: bool = False) -> tuple[Float64, Float64]:
+def _check_tables(
+    p_data: ArrayLike, p_noise: ArrayLike, *, positive: bool = False
+) -> tuple[Float64, Float64]:
     """Both as normalised float64 tables of one shape."""
     data = np.asarray(p_data, np.float64)
     if data.ndim != 2 or 0 in data.shape:
-        raise ValueError(f"p_data has shape {data.shape}; it needs one row of class probabilities for each x.")
+        raise ValueError(
+            f"p_data has shape {data.shape}; it needs one row of class probabilities for each x."
+        )
     noise = np.asarray(p_noise, np.float64)
     if noise.shape != data.shape and noise.shape != data.shape[1:]:
         raise ValueError(
@@ -390,12 +421,18 @@ def _check_tables(p_data: ArrayLike, p_noise: ArrayLike, *, positive: bool = Fal
 
 def _normalised(name: str, table: Float64, positive: bool) -> Float64:
     if not np.all(table >= 0.0):  # NaN fails as well
-        raise ValueError(f"{name} holds negative or missing values; it needs probabilities. Did you pass logarithms?")
+        raise ValueError(
+            f"{name} holds negative or missing values; it needs probabilities. Did you pass logarithms?"
+        )
     if positive and not np.all(table > 0.0):
-        raise ValueError(f"{name} holds a probability of 0, which leaves a score without a finite optimum. Use theory.snr.")
+        raise ValueError(
+            f"{name} holds a probability of 0, which leaves a score without a finite optimum. Use theory.snr."
+        )
     sums = table.sum(axis=1, keepdims=True)
     wrong = np.flatnonzero(~(np.abs(sums[:, 0] - 1.0) <= _SUM_TOLERANCE))
     if len(wrong):
-        raise ValueError(f"Row {wrong[0]} of {name} adds up to {sums[wrong[0], 0]:.6g}; class probabilities add up to 1.")
+        raise ValueError(
+            f"Row {wrong[0]} of {name} adds up to {sums[wrong[0], 0]:.6g}; class probabilities add up to 1."
+        )
     result: Float64 = table / sums
     return result

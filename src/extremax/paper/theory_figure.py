@@ -10,16 +10,26 @@ import numpy as np
 from extremax.paper.theory import MixingCurve
 
 # Okabe and Ito's colours, told apart by readers with any kind of colour vision; shapes differ as well.
-_MARKS = {"uniform": ("s", "#000000"), "frequency": ("D", "#E69F00"), "tree": ("o", "#0072B2"), "p_D": ("*", "#D55E00")}
+_MARKS = {
+    "uniform": ("s", "#000000"),
+    "frequency": ("D", "#E69F00"),
+    "tree": ("o", "#0072B2"),
+    "p_D": ("*", "#D55E00"),
+}
 _LINE = "#595959"
-_LABELS = {"uniform": "uniform", "frequency": "class frequencies", "tree": "label tree (adversarial)", "p_D": r"$p_n = p_D$"}
+_LABELS = {
+    "uniform": "uniform",
+    "frequency": "class frequencies",
+    "tree": "label tree (adversarial)",
+    "p_D": r"$p_n = p_D$",
+}
 
 
 def draw(curve: MixingCurve, relative_snr: Mapping[str, float], *, n_classes: int, title: str = "") -> Any:
     """A matplotlib figure of the curve from uniform noise to p_D, with a mark for each noise distribution.
 
-    A distribution that is not on the way from uniform to p_D is marked where the curve has the same ratio: at the share of p_D
-    that would do as well.
+    A distribution that is not on the way from uniform to p_D is marked where the curve has the same ratio: at
+    the share of p_D that would do as well.
 
     Parameters
     ----------
@@ -65,7 +75,11 @@ def draw(curve: MixingCurve, relative_snr: Mapping[str, float], *, n_classes: in
     # relative = (C - 1) / (C - overlap), read in both directions; one class has no such scale.
     if n_classes > 1:
         right = axes.secondary_yaxis(
-            "right", functions=(lambda r: n_classes - (n_classes - 1) / r, lambda o: (n_classes - 1) / (n_classes - o))
+            "right",
+            functions=(
+                lambda r: n_classes - (n_classes - 1) / r,
+                lambda o: (n_classes - 1) / (n_classes - o),
+            ),
         )
         right.set_ylabel(r"overlap of $p_n$ and $p_D$")
     axes.legend(loc="lower right", frameon=False)

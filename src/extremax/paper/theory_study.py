@@ -1,9 +1,9 @@
-"""Section 4 of the paper on data: how close to p_D do uniform, frequency and tree noise come, and what is it worth?
+"""Section 4 of the paper on data: how close to p_D do uniform, frequency and tree noise come, and what is it
+worth?
 
 ``three_ways`` puts the exact signal-to-noise ratio beside that from matrices and from simulated gradients on a problem small
-enough for all three.  ``planted_study`` compares noise distributions where p_D is known, ``icd10cm_study`` on real texts, where
-a trained classifier stands in for p_D.
-"""
+enough for all three. ``planted_study`` compares noise distributions where p_D is known, ``icd10cm_study`` on
+real texts, where a trained classifier stands in for p_D."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from extremax.noise import FrequencyNoise, Noise, TreeNoise, UniformNoise
 from extremax.paper import theory
 from extremax.tree.tuning import fit_tuned
 
-WEIGHTS = np.concatenate([np.linspace(0.0, 0.1, 11)[:-1], np.linspace(0.1, 1.0, 37)])  # dense where the curve is steep
+# dense where the curve is steep
+WEIGHTS = np.concatenate([np.linspace(0.0, 0.1, 11)[:-1], np.linspace(0.1, 1.0, 37)])
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -29,7 +30,9 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class ThreeWays:
-    """The signal-to-noise ratio of one noise distribution: through alpha, through matrices, from simulated gradients."""
+    """The signal-to-noise ratio of one noise distribution: through alpha, through matrices, from simulated
+    gradients.
+    """
 
     noise: str
     exact: float
@@ -65,13 +68,26 @@ class TheoryStudy:
 
     def as_dict(self) -> dict[str, Any]:
         """The study as JSON has it."""
-        rows = [{**asdict(row), "log_likelihood": value} for row, value in zip(self.noises, self.log_likelihood, strict=True)]
+        rows = [
+            {**asdict(row), "log_likelihood": value}
+            for row, value in zip(self.noises, self.log_likelihood, strict=True)
+        ]
         curve = {name: values.tolist() for name, values in asdict(self.curve).items()}
-        return {"data": self.data, "n_rows": self.n_rows, "n_classes": self.n_classes, "noises": rows, "curve": curve}
+        return {
+            "data": self.data,
+            "n_rows": self.n_rows,
+            "n_classes": self.n_classes,
+            "noises": rows,
+            "curve": curve,
+        }
 
 
-def three_ways(*, seed: int = 0, n_draws: int = 1_000_000, n_jobs: int | None = None) -> tuple[ThreeWays, ...]:
-    """Uniform, frequency, tree and p_D on 5 rows and 8 overlapping classes, each through alpha, matrices and simulation."""
+def three_ways(
+    *, seed: int = 0, n_draws: int = 1_000_000, n_jobs: int | None = None
+) -> tuple[ThreeWays, ...]:
+    """Uniform, frequency, tree and p_D on 5 rows and 8 overlapping classes, each through alpha, matrices
+    and simulation.
+    """
     # Wide clouds: a class whose probability is far below 1 / n_draws would be missed by the simulation.
     data = planted_hierarchy(4000, 8, 8, seed=seed, n_latent=8, noise_scale=3.0, n_test=5)
     p_data, tables = _tables(data.X, data.y, data.X_test, data.truth.log_prob_all(data.X_test), seed, n_jobs)
@@ -85,7 +101,12 @@ def three_ways(*, seed: int = 0, n_draws: int = 1_000_000, n_jobs: int | None = 
 
 
 def planted_study(
-    *, n_classes: int = 1000, n_samples: int = 20_000, n_rows: int = 500, seed: int = 0, n_jobs: int | None = None
+    *,
+    n_classes: int = 1000,
+    n_samples: int = 20_000,
+    n_rows: int = 500,
+    seed: int = 0,
+    n_jobs: int | None = None,
 ) -> TheoryStudy:
     """Classes in a planted hierarchy with Zipf frequencies; p_D is the distribution the rows were drawn from.
 
@@ -95,9 +116,13 @@ def planted_study(
     >>> [row.noise for row in sorted(study.noises, key=lambda row: row.snr)]
     ['uniform', 'frequency', 'tree', 'p_D']
     """
-    data = planted_hierarchy(n_samples, n_classes, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=n_rows, n_jobs=n_jobs)
+    data = planted_hierarchy(
+        n_samples, n_classes, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=n_rows, n_jobs=n_jobs
+    )
     words = f"planted hierarchy, {n_samples:,} training rows"
-    return _study(words, data.X, data.y, data.X_test, data.y_test, data.truth.log_prob_all(data.X_test), seed, n_jobs)
+    return _study(
+        words, data.X, data.y, data.X_test, data.y_test, data.truth.log_prob_all(data.X_test), seed, n_jobs
+    )
 
 
 def icd10cm_study(
@@ -109,10 +134,12 @@ def icd10cm_study(
     seed: int = 0,
     n_jobs: int | None = None,
 ) -> TheoryStudy:
-    """ICD-10-CM descriptions and their parent codes; a classifier trained on the training rows stands in for p_D.
+    """ICD-10-CM descriptions and their parent codes; a classifier trained on the training rows stands in for
+    p_D.
 
-    Its probabilities are sharpened or flattened by the temperature under which validation rows are most probable: an estimate
-    of p_D that is too flat would make uniform noise look good.  Figures are means over test rows.
+    Its probabilities are sharpened or flattened by the temperature under which validation rows are most
+    probable: an estimate of p_D that is too flat would make uniform noise look good. Figures are means over
+    test rows.
 
     Parameters
     ----------
@@ -157,7 +184,8 @@ def icd10cm_study(
 
 
 def best_temperature(log_prob: NDArray[Any], y: Int32) -> float:
-    """The temperature that makes the labels `y` most probable under ``softmax(log_prob / temperature)``, from 0.1 to 10.
+    """The temperature that makes the labels `y` most probable under ``softmax(log_prob / temperature)``, from
+    0.1 to 10.
 
     Examples
     --------
@@ -191,7 +219,10 @@ def _tables(
         "frequency": FrequencyNoise(np.bincount(y, minlength=n_classes)),
         "tree": TreeNoise(tree),
     }
-    tables = {name: np.exp(noise.log_prob_all(Z_test, n_jobs=n_jobs).astype(np.float64)) for name, noise in noises.items()}
+    tables = {
+        name: np.exp(noise.log_prob_all(Z_test, n_jobs=n_jobs).astype(np.float64))
+        for name, noise in noises.items()
+    }
     p_data = np.exp(log_p_data)
     return p_data, tables | {"p_D": p_data}
 

@@ -15,14 +15,17 @@ class NotEnoughMemoryError(MemoryError):
 
 
 def available_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes this process can still take without swapping, limits of its container included; ``sys.maxsize`` if unknown."""
+    """Bytes this process can still take without swapping, limits of its container included;
+    ``sys.maxsize`` if unknown.
+    """
     limits = [sys.maxsize]
     meminfo = _read_numbers(proc / "meminfo")
     if "MemAvailable:" in meminfo:
         limits.append(meminfo["MemAvailable:"] * 1024)
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    # Version 2 has one tree ("0::/path"), version 1 one for memory ("4:memory:/path"); any folder of the path may have a limit.
+    # Version 2 has one tree ("0::/path"), version 1 one for memory ("4:memory:/path"); any folder of the path
+    # may have a limit.
     for line in _read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         root = cgroups if controllers == "" else cgroups / "memory"
@@ -69,13 +72,21 @@ def describe_memory(need: Mapping[str, int]) -> str:
     '2.0 MiB (weights 2.0 MiB, biases 3.9 KiB)'
     """
     parts = sorted(need.items(), key=lambda part: -part[1])
-    return f"{format_bytes(sum(need.values()))} ({', '.join(f'{what} {format_bytes(n)}' for what, n in parts)})"
+    return (
+        f"{format_bytes(sum(need.values()))} ({', '.join(f'{what} {format_bytes(n)}' for what, n in parts)})"
+    )
 
 
 def check_memory(
-    need: Mapping[str, int], *, available: int | None = None, ways_out: Sequence[str], what: str = f"{ESTIMATOR}.fit"
+    need: Mapping[str, int],
+    *,
+    available: int | None = None,
+    ways_out: Sequence[str],
+    what: str = f"{ESTIMATOR}.fit",
 ) -> None:
-    """Raise if `need` (bytes by name of the part) exceeds `available`, by default what the machine has free."""
+    """Raise if `need` (bytes by name of the part) exceeds `available`, by default what the machine has
+    free.
+    """
     available = available_memory() if available is None else available
     if sum(need.values()) > available:
         there_is = format_bytes(available)

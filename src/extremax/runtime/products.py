@@ -1,4 +1,6 @@
-"""Matrix products on our own threads, the same whatever their number: BLAS on one thread, and sparse rows times a matrix."""
+"""Matrix products on our own threads, the same whatever their number: BLAS on one thread, and sparse rows
+times a matrix.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache
 def _libraries() -> threadpoolctl.ThreadpoolController:
-    """Those loaded when this is first called, numpy's and scipy's among them: looking for them takes a millisecond or more."""
+    """Those loaded when this is first called, numpy's and scipy's among them: looking for them takes a
+    millisecond or more.
+    """
     return threadpoolctl.ThreadpoolController()
 
 
@@ -54,8 +58,8 @@ def _lift(limit: Any) -> None:
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread for the duration; any number of callers at once.
 
-    The limit belongs to the whole process: where two uses overlap, the first to come sets it and the last to leave lifts it.
-    """
+    The limit belongs to the whole process: where two uses overlap, the first to come sets it and the last to
+    leave lifts it."""
     global _users, _limit
     with _lock:
         if _users == 0:
@@ -73,16 +77,19 @@ def one_blas_thread() -> Iterator[None]:
 def read_only(array: Any, dtype: type = np.float32) -> NDArray[Any]:
     """A C-ordered view that cannot be written.
 
-    For numba, arrays that can and cannot be written are two types, and a file opened read-only is of the second: with every
-    array of the second type, a kernel is compiled once.
-    """
+    For numba, arrays that can and cannot be written are two types, and a file opened read-only is of the
+    second: with every array of the second type, a kernel is compiled once."""
     view: NDArray[Any] = np.ascontiguousarray(array, dtype=dtype).view()
     view.flags.writeable = False
     return view
 
 
 def sparse_times_dense(
-    A: sp.csr_matrix, B: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
+    A: sp.csr_matrix,
+    B: NDArray[np.float32],
+    *,
+    out: NDArray[np.float32] | None = None,
+    n_jobs: int | None = None,
 ) -> NDArray[np.float32]:
     """``A @ B`` in float32 for CSR A; every row of the result is one sum in the order of A's row."""
     result = np.empty((A.shape[0], B.shape[1]), dtype=np.float32) if out is None else out

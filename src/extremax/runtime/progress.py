@@ -1,4 +1,6 @@
-"""One line in the terminal while long work runs: share done, rate, loss, time left.  Silent when nobody is watching."""
+"""One line in the terminal while long work runs: share done, rate, loss, time left. Silent when nobody is
+watching.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,11 @@ class ProgressLine:
             self.stream.write(text + "\n")
             self.stream.flush()
 
-    def update(self, label: str, done: float, total: float, started: float, detail: str = "", *, unit: str = "") -> None:
-        """Redraw the bar, at most five times a second; `started` is the ``time.perf_counter`` of the beginning.
+    def update(
+        self, label: str, done: float, total: float, started: float, detail: str = "", *, unit: str = ""
+    ) -> None:
+        """Redraw the bar, at most five times a second; `started` is the ``time.perf_counter`` of the
+        beginning.
 
         `unit` names what is counted, and has its rate shown; "B" is shown as megabytes.
         """
@@ -56,7 +61,13 @@ class ProgressLine:
         self._drawn = now
         share = done / total if total > 0 else 1.0
         elapsed = max(now - started, 1e-9)
-        rate = f"{done / elapsed / 1e6:,.1f} MB/s" if unit == "B" else f"{done / elapsed:,.0f} {unit}/s" if unit else ""
+        rate = (
+            f"{done / elapsed / 1e6:,.1f} MB/s"
+            if unit == "B"
+            else f"{done / elapsed:,.0f} {unit}/s"
+            if unit
+            else ""
+        )
         left = f"{format_seconds(elapsed * (1.0 - share) / share)} left" if share > 0 else ""
         words = "  ".join(word for word in (f"{share:4.0%}", rate, detail, left) if word)
         # A line longer than the terminal is wide would break, and every update would start another one.

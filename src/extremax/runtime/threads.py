@@ -1,7 +1,7 @@
 """Threads for kernels that release the GIL: one shared pool, safe from any number of calling threads.
 
-A call splits its work into numbered tasks whose results do not depend on who runs them, so the thread count never changes a
-result.  The calling thread works too: a busy pool slows a call down but can never block it.
+A call splits its work into numbered tasks whose results do not depend on who runs them, so the thread count
+never changes a result. The calling thread works too: a busy pool slows a call down but can never block it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def resolve_threads(n_jobs: int | None) -> int:
     if n_jobs is None:
         return available_threads()
     if n_jobs == 0:
-        raise ValueError("n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all processors.")
+        raise ValueError(
+            "n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all processors."
+        )
     if n_jobs < 0:
         return max(1, available_threads() + 1 + n_jobs)
     return n_jobs
@@ -63,8 +65,8 @@ def _workers(count: int) -> ThreadPoolExecutor:
 def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
     """Call ``task(i)`` for every i in ``range(n_tasks)`` on up to `n_threads` threads, the caller among them.
 
-    After an exception, or Ctrl-C, no further task is started.  Returns, or raises, only when no task is running any more.
-    """
+    After an exception, or Ctrl-C, no further task is started. Returns, or raises, only when no task is
+    running any more."""
     n_threads = min(n_threads, n_tasks)
     if n_threads <= 1:
         for i in range(n_tasks):
@@ -87,7 +89,9 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
         for _ in range(n_threads - 1):
             try:
                 helpers.append(_workers(n_threads - 1).submit(drain))
-            except RuntimeError:  # the pool was replaced by a larger one between the two calls, or the interpreter is ending
+            except (
+                RuntimeError
+            ):  # the pool was replaced by a larger one between the two calls, or the interpreter is ending
                 break
         drain()
     except BaseException as caught:
@@ -112,12 +116,13 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
 
 
 def run_together(task: Callable[[int], object], n_threads: int) -> None:
-    """Call ``task(i)`` for every i in ``range(n_threads)``, all at the same time, each on a thread of its own.
+    """Call ``task(i)`` for every i in ``range(n_threads)``, all at the same time, each on a thread of its
+    own.
 
-    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that each hold a part
-    of the pool would wait for ever.  For the same reason the caller takes no part, unless it is alone: Ctrl-C would take it
-    away from those who wait for it.  Returns, or raises the first exception, only when all tasks have ended.
-    """
+    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that
+    each hold a part of the pool would wait for ever. For the same reason the caller takes no part, unless it
+    is alone: Ctrl-C would take it away from those who wait for it. Returns, or raises the first exception,
+    only when all tasks have ended."""
     if n_threads == 1:
         task(0)
         return
@@ -147,7 +152,8 @@ def run_together(task: Callable[[int], object], n_threads: int) -> None:
     waiting = True
     while waiting:  # Ctrl-C or not: the tasks still write to the caller's arrays
         try:
-            for event in ended:  # not Thread.join: interrupted once, it takes a running thread for one that has ended
+            # not Thread.join: interrupted once, it takes a running thread for one that has ended
+            for event in ended:
                 event.wait()
             waiting = False
         except KeyboardInterrupt as interrupt:
@@ -177,5 +183,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def split(n_items: int, block: int) -> list[tuple[int, int]]:
-    """Cut ``range(n_items)`` into consecutive blocks; the cut depends on `block` alone, never on the thread count."""
+    """Cut ``range(n_items)`` into consecutive blocks; the cut depends on `block` alone, never on the
+    thread count.
+    """
     return [(start, min(start + block, n_items)) for start in range(0, n_items, block)]

@@ -1,9 +1,8 @@
 """The best classes of rows that have any number of true labels, and the probability of each of those labels.
 
-One pass over all classes gives the k best of a row with their normalised log-probabilities.  A true label's follows from the
-best class's: log p(y|x) = log p(best|x) + (s_y - s_best) / temperature with debiased scores s (Eq. 5), so that a row is scanned
-once however many labels it has.
-"""
+One pass over all classes gives the k best of a row with their normalised log-probabilities. A true label's
+follows from the best class's: log p(y|x) = log p(best|x) + (s_y - s_best) / temperature with debiased scores
+s (Eq. 5), so that a row is scanned once however many labels it has."""
 
 from __future__ import annotations
 
@@ -25,7 +24,9 @@ _TASK_PAIRS = 512  # pairs of these that a thread takes at a time
 
 
 class Judged(NamedTuple):
-    """Ranked classes (n, k) of each row, their log-probabilities (n, k), and those of the given pairs (n_pairs,)."""
+    """Ranked classes (n, k) of each row, their log-probabilities (n, k), and those of the given pairs
+    (n_pairs,).
+    """
 
     labels: NDArray[np.int32]
     log_prob: NDArray[np.float32]
@@ -72,10 +73,13 @@ def judge_pairs(
         return Judged(found[0], *(lift(log_prob, floor, n_classes) for log_prob in found[1:]))
     targets = check_targets(y, len(rows), n_classes)
     labels, log_prob, _ = scan(X, model, noise, Z, k, **options)
-    # Behind the pairs, one more for each row: its best class.  Class -1 means scores that are no numbers, and must not be read.
+    # Behind the pairs, one more for each row: its best class.  Class -1 means scores that are no numbers, and
+    # must not be read.
     best, finite = np.maximum(labels[:, 0], 0), labels[:, 0] >= 0
     every_row = np.arange(X.shape[0], dtype=np.int64)
-    scores = _debiased(X, np.append(targets, best), np.append(rows, every_row), model, noise, Z, resolve_threads(n_jobs))
+    scores = _debiased(
+        X, np.append(targets, best), np.append(rows, every_row), model, noise, Z, resolve_threads(n_jobs)
+    )
     shift = scores[: len(rows)] - scores[len(rows) :][rows]
     pair_log_prob = log_prob[rows, 0] + shift * np.float32(1.0 / temperature)
     pair_log_prob[~finite[rows]] = np.nan
@@ -99,18 +103,31 @@ def _debiased(
         chosen = order[bounds[number] : bounds[number + 1]]
         local, labels = rows[chosen] - first, np.ascontiguousarray(classes[chosen, None], np.int32)
         out = np.empty(labels.shape, np.float32)
-        # Always writable and of one type: a read-only array is another type to numba, and would compile the kernel again.
+        # Always writable and of one type: a read-only array is another type to numba, and would compile the
+        # kernel again.
         block: Any = X[first:last]
         score: Any = updates.score_dense
         if sparse.issparse(block):
             parts = ((block.data, np.float32), (block.indices, np.int32), (block.indptr, np.int64))
-            score, block = updates.score_csr, updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
+            score, block = (
+                updates.score_csr,
+                updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts)),
+            )
         else:
             block = np.require(block, np.float32, ["C", "W"])
         tasks = split(len(chosen), _TASK_PAIRS)
 
         def work(i: int) -> None:
-            score(block, local, labels, model.weights, model.biases, np.float32(model.feature_scale), out, *tasks[i])
+            score(
+                block,
+                local,
+                labels,
+                model.weights,
+                model.biases,
+                np.float32(model.feature_scale),
+                out,
+                *tasks[i],
+            )
 
         run(work, len(tasks), threads)
         if noise is not None:

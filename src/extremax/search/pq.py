@@ -1,24 +1,26 @@
 """An index over the scores of all classes: short codes from which a score is guessed, many at a time.
 
-Where the label tree's log-probability is no part of the scores, the best class of a row may hang anywhere in that tree, and the
-scores of trained classes have no leading directions that a smaller product could make use of.  So every class is looked at, but
-briefly.  Weights and rows are turned into coordinates z of the rows that are uncorrelated and of unit variance, and then by a
-random rotation, after which the direction u_y of a weight vector looks like Gaussian noise whatever the data:
+Where the label tree's log-probability is no part of the scores, the best class of a row may hang anywhere in
+that tree, and the scores of trained classes have no leading directions that a smaller product could make use
+of. So every class is looked at, but briefly. Weights and rows are turned into coordinates z of the rows that
+are uncorrelated and of unit variance, and then by a random rotation, after which the direction u_y of a
+weight vector looks like Gaussian noise whatever the data:
 
     s_y(x) = |r_y| u_y . z + b_y + (the same for all classes).
 
-Cut into 56 pieces, each is replaced by the nearest of 16 fixed centres, together u'_y, and named by four bits.  The guess
+Cut into 56 pieces, each is replaced by the nearest of 16 fixed centres, together u'_y, and named by four
+bits. The guess
 
     s_y(x)  ~  |r_y| (u_y . u_y) / (u_y . u'_y)  u'_y . z + b_y
 
-is right on average over rotations: without the quotient, the best classes, those along z, would come out lowest.  Its sum
-over the pieces is a sum of table entries (`extremax.kernels.pq`).  The classes with the highest guesses are scored exactly.
+is right on average over rotations: without the quotient, the best classes, those along z, would come out
+lowest. Its sum over the pieces is a sum of table entries (`extremax.kernels.pq`). The classes with the
+highest guesses are scored exactly.
 
-The guesses at some of the other classes tell what probability is left for these.  The error of a guess has a variance v in
-proportion to |z|^2.  Under temperature 1 / t, classes of a guess have exp(t^2 v / 2) times its mass on average, or where there
-are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t d v) times: most high guesses are too high.
-Rows whose sums are known choose both terms.
-"""
+The guesses at some of the other classes tell what probability is left for these. The error of a guess has a
+variance v in proportion to |z|^2. Under temperature 1 / t, classes of a guess have exp(t^2 v / 2) times its
+mass on average, or where there are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t
+d v) times: most high guesses are too high. Rows whose sums are known choose both terms."""
 
 from __future__ import annotations
 
@@ -46,13 +48,15 @@ Float32: TypeAlias = NDArray[np.float32]
 
 LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
 MOST_FEATURES = 2048  # the covariance takes their square in memory and their cube in time
-# Share of the rows kept back whose exact best class the default width finds: 99%, and what a thousand rows may be wrong by.
+# Share of the rows kept back whose exact best class the default width finds: 99%, and what a thousand rows
+# may be wrong by.
 AGREEMENT = 0.997
 _ROWS_PER_FEATURE = 8  # rows of the covariance for each feature ...
 _ROWS = (2048, 8192)  # ... between these
 MOST_JUDGES = 2048  # rows that choose the width ...
 _FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
-_ENOUGH_JUDGES = 500  # fewer that are given would leave the width to the hardest two or three: others take their place
+# fewer that are given would leave the width to the hardest two or three: others take their place
+_ENOUGH_JUDGES = 500
 _RIDGE = 1e-3  # of the mean variance of a feature
 _LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
 _PIECES = 56  # of a weight vector at most, each with a code of four bits: 28 bytes for a class
@@ -63,9 +67,11 @@ _LEAST_REST = 1e-3  # mass of the classes not scored, over that of the others, t
 _BLOCK_ROWS = 2048  # rows that are searched together: the weights of a class are read once for all of them
 _BLOCK_FOUND = 1 << 22  # ... fewer where the beam is wide
 _TABLED_ROWS = 256  # rows of these whose tables are in the second cache
-_TASK_NUMBERS, _TASKS_AT_ONCE = 1 << 19, 8  # of weights that a thread encodes at a time, and threads that memory is counted for
+# of weights that a thread encodes at a time, and threads that memory is counted for
+_TASK_NUMBERS, _TASKS_AT_ONCE = 1 << 19, 8
 _SEED = 20_200_430  # of the rotation, which no data and no user choose
-# Time of a code's table entry, and of a class scored exactly, over that of a feature and of a class in exact search; of a row.
+# Time of a code's table entry, and of a class scored exactly, over that of a feature and of a class in exact
+# search; of a row.
 _ENTRY_COST, _CLASS_COST, _ROW_COST = (0.3 if BYTE_SHUFFLE else 6.0), 6.0, 1.5
 
 
@@ -84,7 +90,9 @@ def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
     rotation = 4 * n_features * (n_pieces * size + 4)
     rows = 4 * sample_size(n_features) * n_features
     blocks = 3 * 4 * _task_classes(n_features) * n_features * _TASKS_AT_ONCE
-    return n_places * (n_pieces // 2 + 12) + rotation + sample, 4 * rows + 16 * rotation + blocks + 16 * n_classes
+    return n_places * (
+        n_pieces // 2 + 12
+    ) + rotation + sample, 4 * rows + 16 * rotation + blocks + 16 * n_classes
 
 
 def _task_classes(n_features: int) -> int:
@@ -132,15 +140,18 @@ class CodeIndex:
         Of each class: a guess is ``factor * (u' . z) + base``; (blocks, 32).
     turn, shift
         ``turn @ x - shift`` are the numbers of z, the first of all pieces, then the second, and so on; at last comes what the
-        scores of all classes have in common, and three zeros: (size * pieces + 4, n_features), (size * pieces + 4,).
+        scores of all classes have in common, and three zeros: (size * pieces + 4, n_features), (size * pieces
+        + 4,).
     centres
         What the codes stand for, (16, size).
     beam_width
-        Classes to score so that the exact best is found in at least 99% of the rows; None where scoring all takes no longer.
+        Classes to score so that the exact best is found in at least 99% of the rows; None where scoring all
+        takes no longer.
     agreement
         Share of the rows kept back in `fit` whose exact best class that width finds.
     excess
-        Log of how much too high the mass is that guesses promise, over |z|^2: terms in 1 / temperature and its square.
+        Log of how much too high the mass is that guesses promise, over |z|^2: terms in 1 / temperature and
+        its square.
     temperature, largest
         Around which temperature the excess was found, and up to which |z|^2.
     n_epochs
@@ -170,7 +181,8 @@ class CodeIndex:
         places = (
             (2 * np.arange(size) + 1) * n_classes // (2 * size)
         )  # each so many-th in the order of their sizes: of all kinds
-        # Those that come out high for some row first: they raise the threshold, and the others are passed over.
+        # Those that come out high for some row first: they raise the threshold, and the others are passed
+        # over.
         spread = np.float32(np.sqrt(0.5 * (len(self.turn) - 4)))  # of u' . z, about
         high = self.bases.reshape(-1)[places] + 3 * spread * self.factors.reshape(-1)[places]
         self.sample = _copied(self.blocks, places[np.argsort(-high, kind="stable")])
@@ -187,13 +199,14 @@ class CodeIndex:
         temperature: float = 1.0,
         n_jobs: int | None = None,
     ) -> CodeIndex:
-        """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added to the biases.
+        """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added
+        to the biases.
 
         Log-probabilities are set right for temperatures around the one given.
 
-        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it.  The model is surer
-        of rows that it was trained on, and finds their best classes sooner than those of others.
-        """
+        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it. The
+        model is surer of rows that it was trained on, and finds their best classes sooner than those of
+        others."""
         threads = resolve_threads(n_jobs)
         if judges is None or len(judges) < _ENOUGH_JUDGES:
             kept_back = min(MOST_JUDGES, len(X) // 3)
@@ -229,7 +242,9 @@ class CodeIndex:
         self._fit_excess(X[:_EXCESS_JUDGES], model, threads)
 
     def _fit_excess(self, X: Float32, model: _Shifted, threads: int) -> None:
-        """So that log-probabilities come out right, as far as two numbers can do it, where the best class is found."""
+        """So that log-probabilities come out right, as far as two numbers can do it, where the best class
+        is found.
+        """
         width = self.beam_width or _UNCHOSEN_WIDTH
         turned = np.empty((len(X), len(self.turn)), np.float32)
         kernels.turn_rows(X, self.turn, self.shift, turned)
@@ -241,13 +256,18 @@ class CodeIndex:
             options: dict[str, Any] = {"temperature": 1.0 / sharpness, "n_jobs": threads}
             best, exact = exact_topk(X, model, None, None, 1, **options)
             given = []
-            for self.excess in ((np.inf, 0.0), (0.0, 0.0)):  # nothing is left for the other classes, and what guesses promise
+            # nothing is left for the other classes, and what guesses promise
+            for self.excess in ((np.inf, 0.0), (0.0, 0.0)):
                 labels, found = codes_topk(X, model, self, 1, beam_width=width, **options)
                 given.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
             with np.errstate(over="ignore", invalid="ignore"):
-                known, guessed = np.expm1(given[0] - exact[:, 0]), np.expm1(given[0] - given[1])  # over the classes scored
+                # over the classes scored
+                known, guessed = np.expm1(given[0] - exact[:, 0]), np.expm1(given[0] - given[1])
                 good = (
-                    (known > _LEAST_REST) & (guessed > _LEAST_REST) & np.isfinite(known + guessed) & (squares <= self.largest)
+                    (known > _LEAST_REST)
+                    & (guessed > _LEAST_REST)
+                    & np.isfinite(known + guessed)
+                    & (squares <= self.largest)
                 )
             known, guessed, square = known[good], guessed[good], squares[good]
             weight = known / (1.0 + known)  # what a change of the rest does to the log-probability
@@ -265,13 +285,19 @@ class CodeIndex:
         return float(looking + _CLASS_COST * beam_width / n_classes)
 
     def rest(self, threshold: Float32, tail: Float32, square: Float32, sharpness: float) -> Float32:
-        """Log-mass of the classes below a score, where guesses promise them `tail` times that of a class there.
+        """Log-mass of the classes below a score, where guesses promise them `tail` times that of a class
+        there.
 
-        Beyond the temperatures and lengths of rows that it was found for, the excess stays as it is at the border.
-        """
-        t = float(np.clip(sharpness * self.temperature, _EXCESS_SHARPNESS[0], _EXCESS_SHARPNESS[-1])) / self.temperature
+        Beyond the temperatures and lengths of rows that it was found for, the excess stays as it is at the
+        border."""
+        t = (
+            float(np.clip(sharpness * self.temperature, _EXCESS_SHARPNESS[0], _EXCESS_SHARPNESS[-1]))
+            / self.temperature
+        )
         with np.errstate(all="ignore"):
-            excess = np.float32(self.excess[0] * t + self.excess[1] * t**2) * np.minimum(square, np.float32(self.largest))
+            excess = np.float32(self.excess[0] * t + self.excess[1] * t**2) * np.minimum(
+                square, np.float32(self.largest)
+            )
             mass = np.minimum(np.log(tail) - excess, np.float32(np.log(len(self.order))))
             total: Float32 = mass + threshold * np.float32(sharpness)
         total[~(tail > 0.0)] = -np.inf
@@ -279,12 +305,16 @@ class CodeIndex:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """What `from_arrays` takes, beside the fields of `header`."""
-        return {name: getattr(self, name) for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres")}
+        return {
+            name: getattr(self, name)
+            for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres")
+        }
 
     def header(self) -> dict[str, Any]:
         """The rest, for a JSON header."""
         return {
-            name: getattr(self, name) for name in ("beam_width", "agreement", "excess", "temperature", "largest", "n_epochs")
+            name: getattr(self, name)
+            for name in ("beam_width", "agreement", "excess", "temperature", "largest", "n_epochs")
         }
 
     @classmethod
@@ -362,7 +392,9 @@ def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
         alike = np.empty(len(classes), np.float32)
         kernels.encode(directions, centres, first, codes, alike)
         good = (alike > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
-        factors.reshape(-1)[first:last] = np.where(good, long * np.sqrt(width) / np.where(good, alike, 1.0), 0.0)
+        factors.reshape(-1)[first:last] = np.where(
+            good, long * np.sqrt(width) / np.where(good, alike, 1.0), 0.0
+        )
         bases.reshape(-1)[first:last] = at_mean[classes]
 
     run(encode, len(blocks), threads)
@@ -397,22 +429,24 @@ def codes_topk(
     floor: float = 0.0,
     n_jobs: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The k best classes of each row among about `beam_width` with the highest guesses, which are scored exactly.
+    """The k best classes of each row among about `beam_width` with the highest guesses, which are scored
+    exactly.
 
-    Log-probabilities are normalised over all classes, **by guesses at those that were not scored**: differences between the
-    classes of a row are exact, their level is not.  A row's result depends neither on the other rows nor on the number of
-    threads, but for the rounding of rows that go to exact search: where beams are wide, where more than four times as many
-    classes as wanted are above the threshold.
+    Log-probabilities are normalised over all classes, **by guesses at those that were not scored**:
+    differences between the classes of a row are exact, their level is not. A row's result depends neither on
+    the other rows nor on the number of threads, but for the rounding of rows that go to exact search: where
+    beams are wide, where more than four times as many classes as wanted are above the threshold.
 
     Parameters are those of `exact_topk`, and
 
     index
         Made by `CodeIndex.fit`.
     beam_width
-        Classes to score, about; more where k classes need more.  Of very many classes, one in 16 sets a row's threshold: under
-        a hundred, their number is less certain.
+        Classes to score, about; more where k classes need more. Of very many classes, one in 16 sets a row's
+        threshold: under a hundred, their number is less certain.
     offsets
-        Added to the biases, where `CodeIndex.fit` had them: log p_n of a distribution that is the same for all rows.
+        Added to the biases, where `CodeIndex.fit` had them: log p_n of a distribution that is the same for
+        all rows.
     """
     check_arguments(X, None, model, k, temperature, floor)
     own = _shifted(model, offsets)
@@ -422,7 +456,10 @@ def codes_topk(
     if index.cost(expected) >= 1.0:
         return exact_topk(X, own, None, None, k, temperature=temperature, floor=floor, n_jobs=n_jobs)
     most = 4 * expected + LANES
-    weights, biases = np.require(own.weights, np.float32, ["C", "W"]), np.require(own.biases, np.float32, ["C", "W"])
+    weights, biases = (
+        np.require(own.weights, np.float32, ["C", "W"]),
+        np.require(own.biases, np.float32, ["C", "W"]),
+    )
     scale, sharpness = np.float32(own.feature_scale), np.float32(1.0 / temperature)
     threads = resolve_threads(n_jobs)
     rows_at_once = int(np.clip(_BLOCK_FOUND // most, ROWS_AT_ONCE, _BLOCK_ROWS))
@@ -441,7 +478,9 @@ def codes_topk(
         ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(count, most).sum()), np.int32)
         kernels.list_rows(found, count, ends, listed)
         kernels.score_listed(x, ends, listed, most, index.order, weights, biases, scale, scores)
-        kernels.choose_classes(scores, found, count, index.order, sharpness, rest, labels[part], log_prob[part])
+        kernels.choose_classes(
+            scores, found, count, index.order, sharpness, rest, labels[part], log_prob[part]
+        )
 
     run(search, len(blocks), threads)
     lifted = lift(log_prob, floor, n_classes)
@@ -465,11 +504,18 @@ def _find(
     turned = np.empty((len(x), len(index.turn)), np.float32)
     kernels.turn_rows(x, index.turn, index.shift, turned)
     shape = (n_groups, ROWS_AT_ONCE)
-    tables = kernels.Tables(np.empty((*shape, n_tables, kernels.CENTRES), np.uint8), *np.empty((2, *shape), np.float32))
+    tables = kernels.Tables(
+        np.empty((*shape, n_tables, kernels.CENTRES), np.uint8), *np.empty((2, *shape), np.float32)
+    )
     squares, thresholds, tails = np.empty((3, *shape), np.float32)
     entries = tables.entries.reshape(-1, n_tables, kernels.CENTRES)
     kernels.make_tables(
-        turned, index.centres, entries, tables.steps.reshape(-1), tables.offsets.reshape(-1), squares.reshape(-1)
+        turned,
+        index.centres,
+        entries,
+        tables.steps.reshape(-1),
+        tables.offsets.reshape(-1),
+        squares.reshape(-1),
     )
     kernels.set_thresholds(index.sample, tables, kept, sharpness, thresholds, tails)
     kernels.find_classes(index.blocks, tables, thresholds, found, counts)

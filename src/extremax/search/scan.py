@@ -1,9 +1,9 @@
 """One pass over all classes for blocks of rows: tiles of scores, made and consumed in cache.
 
-A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.  Noise from a label
-tree comes subtree by subtree, classes in the order of the leaves, and never exists for more than a tile.  Any other noise comes
-in the order of the classes, for a block of rows at once if it depends on the row.
-"""
+A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
+Noise from a label tree comes subtree by subtree, classes in the order of the leaves, and never exists for
+more than a tile. Any other noise comes in the order of the classes, for a block of rows at once if it depends
+on the row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.kernels import tree_tiles as leaf_tiles, topk
+from extremax.kernels import topk
+from extremax.kernels import tree_tiles as leaf_tiles
 from extremax.noise import Noise, TreeNoise
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import resolve_threads, run, split
@@ -27,12 +28,15 @@ Float32: TypeAlias = NDArray[np.float32]
 Piece: TypeAlias = tuple[int, int, topk.LogNoise]  # log p_n of one tile for rows from, to
 
 SCRATCH_BYTES = 256 << 20  # scratch memory of one call on up to _TILES_AT_ONCE threads
-_TILES_AT_ONCE = 8  # assumed, not counted: the thread count must not change the cut, and with it the last bits of a result
-_GROUPS = 16  # groups of classes, which threads share; a number of its own, so that the thread count changes no result
+# assumed, not counted: the thread count must not change the cut, and with it the last bits of a result
+_TILES_AT_ONCE = 8
+# groups of classes, which threads share; a number of its own, so that the thread count changes no result
+_GROUPS = 16
 _BLOCK_ROWS = 1024  # rows at a time: more no longer help the matrix product
 _TILE_DEPTH = 10  # levels of a subtree that makes a tile: 1,024 leaves
 _LEAST_DEPTH = 8  # ... or fewer levels, so that every thread has tiles, but at least so many
-_TILE_SCORES = 2 << 20  # scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
+# scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
+_TILE_SCORES = 2 << 20
 _NOISE_ROWS = 256  # rows for which log p_n is made and used at once
 _FEW_ROWS = 64  # so few rows do not repay copying the weights into the order of the leaves
 _SMALL_WEIGHTS = 1 << 22  # ... unless the weights are so few
@@ -51,7 +55,9 @@ class Scorer(Protocol):
 
 
 class Buffers:
-    """Memory of one thread that tile after tile uses again: fresh pages would cost more than the arithmetic."""
+    """Memory of one thread that tile after tile uses again: fresh pages would cost more than the
+    arithmetic.
+    """
 
     def __init__(self) -> None:
         self._flat: dict[str, Float32] = {}
@@ -66,13 +72,16 @@ class Buffers:
 class Rows:
     """A block of rows of X, ready for products with the weights of classes, these in a given order."""
 
-    def __init__(self, X: Features, first: int, last: int, weights: Float32, order: NDArray[np.int32] | None) -> None:
+    def __init__(
+        self, X: Features, first: int, last: int, weights: Float32, order: NDArray[np.int32] | None
+    ) -> None:
         self.weights, self.order = weights, order
         self.used: NDArray[np.intp] | None = None
         if sparse.issparse(X):
             block: Any = X[first:last]
             used = np.unique(block.indices)
-            # Text has many features and few of them in any block: a dense product over those that occur is far smaller.
+            # Text has many features and few of them in any block: a dense product over those that occur is
+            # far smaller.
             if 2 * len(used) < X.shape[1]:
                 self.used = used
                 block = block[:, used]
@@ -81,7 +90,9 @@ class Rows:
             self.x = np.ascontiguousarray(X[first:last])
 
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
-        """``x . w_y``, (rows, stop - start); a copy of weights, where one is needed, is no larger than a tile."""
+        """``x . w_y``, (rows, stop - start); a copy of weights, where one is needed, is no larger than a
+        tile.
+        """
         in_place = self.order is None and self.used is None
         piece = stop - start if in_place else max(topk.STRIP, _TILE_SCORES // max(self.x.shape[1], 1))
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the scores, and name the row
@@ -98,7 +109,8 @@ class Rows:
             scattered: Float32 = self.weights[np.ix_(classes, self.used)]
             return scattered
         copy = buffers.get("weights", len(classes), self.weights.shape[1])
-        return np.take(self.weights, classes, axis=0, out=copy, mode="clip")  # the default mode would copy once more
+        # the default mode would copy once more
+        return np.take(self.weights, classes, axis=0, out=copy, mode="clip")
 
 
 def _even_blocks(n_rows: int, most: int) -> int:
@@ -108,12 +120,20 @@ def _even_blocks(n_rows: int, most: int) -> int:
 
 
 class ClassTiles:
-    """Tiles in the order of the classes, for any noise: log p_n of all classes for a block of rows, or one row for all rows."""
+    """Tiles in the order of the classes, for any noise: log p_n of all classes for a block of rows, or one
+    row for all rows.
+    """
 
     order: NDArray[np.int32] | None = None
 
     def __init__(
-        self, noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None
+        self,
+        noise: Noise | None,
+        Z: Float32 | None,
+        model: Scorer,
+        n_rows: int,
+        scratch: int,
+        n_jobs: int | None,
     ) -> None:
         self.noise, self.Z, self.model, self.n_jobs = noise, Z, model, n_jobs
         n_classes, n_features = model.weights.shape
@@ -126,7 +146,9 @@ class ClassTiles:
         self.bounds = split(n_classes, max(1, width // topk.STRIP) * topk.STRIP)
         self.labels = np.arange(n_classes, dtype=np.int32)
         self.table = (
-            np.empty((self.block_rows, n_classes), np.float32) if fixed is None else np.array(fixed[None, :], np.float32)
+            np.empty((self.block_rows, n_classes), np.float32)
+            if fixed is None
+            else np.array(fixed[None, :], np.float32)
         )
 
     def start_block(self, first: int, last: int) -> Float32:
@@ -134,7 +156,9 @@ class ClassTiles:
         if self.noise is None or self.row_step == 0:
             return self.table
         if self.Z is None:
-            raise ValueError("Z is None; a noise distribution that depends on the row needs the tree's features of each row.")
+            raise ValueError(
+                "Z is None; a noise distribution that depends on the row needs the tree's features of each row."
+            )
         return self.noise.log_prob_all(self.Z[first:last], out=self.table[: last - first], n_jobs=self.n_jobs)
 
     def columns(self, number: int) -> topk.Columns:
@@ -146,7 +170,9 @@ class ClassTiles:
 
 
 class SubtreeTiles:
-    """Tiles that are subtrees of a label tree: logits by a matrix product, then from the root of the subtree to its leaves."""
+    """Tiles that are subtrees of a label tree: logits by a matrix product, then from the root of the
+    subtree to its leaves.
+    """
 
     def __init__(
         self, cut: leaf_tiles.LeafTiles, tree: LabelTree, Z: Float32, model: Scorer, n_rows: int, scratch: int
@@ -157,10 +183,18 @@ class SubtreeTiles:
         self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
         n_leaves = len(cut.place) + 1
         row_bytes = 4 * (model.weights.shape[1] + len(cut.roots) + n_leaves * _TILES_AT_ONCE)
-        self.block_rows = _even_blocks(n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves))
+        self.block_rows = _even_blocks(
+            n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves)
+        )
 
     def _descend(
-        self, Z: Float32, nodes: NDArray[np.int64], table: Float32, start: Float32, column: int, buffers: Buffers
+        self,
+        Z: Float32,
+        nodes: NDArray[np.int64],
+        table: Float32,
+        start: Float32,
+        column: int,
+        buffers: Buffers,
     ) -> Float32:
         logits, loss = buffers.get("logits", len(Z), len(nodes)), np.empty(len(nodes), np.float32)
         out = buffers.get("log_noise", len(Z), len(nodes) + 1)
@@ -169,15 +203,21 @@ class SubtreeTiles:
         return out
 
     def start_block(self, first: int, last: int) -> tuple[Float32, Float32]:
-        """The tree's features of the rows, and log-probabilities with which they reach the roots of the subtrees."""
+        """The tree's features of the rows, and log-probabilities with which they reach the roots of the
+        subtrees.
+        """
         Z, top = self.Z[first:last], self.cut.top
-        return Z, self._descend(Z, top, self.tree.weights[top], np.zeros((last - first, 1), np.float32), 0, Buffers())
+        return Z, self._descend(
+            Z, top, self.tree.weights[top], np.zeros((last - first, 1), np.float32), 0, Buffers()
+        )
 
     def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
         return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
 
-    def log_noise(self, number: int, block: tuple[Float32, Float32], n: int, buffers: Buffers) -> Iterator[Piece]:
+    def log_noise(
+        self, number: int, block: tuple[Float32, Float32], n: int, buffers: Buffers
+    ) -> Iterator[Piece]:
         (Z, reached), nodes = block, self.cut.nodes(number)
         table = np.take(self.tree.weights, nodes, axis=0)
         for first, last in split(n, _NOISE_ROWS):
@@ -189,7 +229,11 @@ def _choose_tiles(
     noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None
 ) -> ClassTiles | SubtreeTiles:
     tree = noise.tree if isinstance(noise, TreeNoise) else noise
-    if isinstance(tree, LabelTree) and Z is not None and (n_rows > _FEW_ROWS or model.weights.size <= _SMALL_WEIGHTS):
+    if (
+        isinstance(tree, LabelTree)
+        and Z is not None
+        and (n_rows > _FEW_ROWS or model.weights.size <= _SMALL_WEIGHTS)
+    ):
         tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
         cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
         if cut is not None:
@@ -238,7 +282,9 @@ def scan(
             start, stop = source.bounds[number]
             products = rows.products(start, stop, buffers, buffers.get("products", n, stop - start))
             for first, last, log_noise in source.log_noise(number, block, n, buffers):
-                topk.scan_tile(products, source.columns(number), log_noise, scaling, first, last, state, strip)
+                topk.scan_tile(
+                    products, source.columns(number), log_noise, scaling, first, last, state, strip
+                )
         spare.append(buffers)
 
     # BLAS on its own threads would leave one spinning beside the kernels, on the processors that they need.
@@ -247,7 +293,13 @@ def scan(
             states = _new_states(len(groups), last - first, k, columns[first:last])
             rows, block = Rows(X, first, last, model.weights, source.order), source.start_block(first, last)
             run(partial(scan_group, rows, block, states), len(groups), resolve_threads(n_jobs))
-            topk.finish_rows(states, scaling.sharpness, labels[first:last], log_prob[first:last], target_log_prob[first:last])
+            topk.finish_rows(
+                states,
+                scaling.sharpness,
+                labels[first:last],
+                log_prob[first:last],
+                target_log_prob[first:last],
+            )
     return labels, log_prob, target_log_prob
 
 

@@ -17,9 +17,13 @@ _BLOCK_SCORES = 4 << 20
 
 
 def remove_bias(
-    scores: NDArray[np.float32], log_noise: NDArray[np.float32] | None, *, out: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32],
+    log_noise: NDArray[np.float32] | None,
+    *,
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Debiased scores ``scores + log_noise`` (Eq. 5); the scores themselves where there is no bias (``log_noise`` None).
+    """Debiased scores ``scores + log_noise`` (Eq. 5); the scores themselves where there is no bias
+    (``log_noise`` None).
 
     Examples
     --------
@@ -67,9 +71,13 @@ def check_arguments(
     if k < 1:
         raise ValueError(f"k is {k}; ask for at least one class per row.")
     if not temperature > 0.0:
-        raise ValueError(f"temperature is {temperature}; it must be positive. 1 leaves the probabilities as they are.")
+        raise ValueError(
+            f"temperature is {temperature}; it must be positive. 1 leaves the probabilities as they are."
+        )
     if not 0.0 <= floor < 1.0:
-        raise ValueError(f"floor is {floor}; it must be at least 0, which leaves the probabilities as they are, and below 1.")
+        raise ValueError(
+            f"floor is {floor}; it must be at least 0, which leaves the probabilities as they are, and below 1."
+        )
 
 
 def check_targets(y: NDArray[np.int32], n_rows: int, n_classes: int) -> NDArray[np.int32]:
@@ -80,7 +88,9 @@ def check_targets(y: NDArray[np.int32], n_rows: int, n_classes: int) -> NDArray[
         raise ValueError("A mean over no rows is not defined; pass at least one row.")
     if targets.min() < 0 or targets.max() >= n_classes:
         bad = int(targets.min() if targets.min() < 0 else targets.max())
-        raise ValueError(f"y holds class {bad}; the model has classes 0 to {n_classes - 1}. Leave out rows of unknown classes.")
+        raise ValueError(
+            f"y holds class {bad}; the model has classes 0 to {n_classes - 1}. Leave out rows of unknown classes."
+        )
     return targets
 
 
@@ -98,8 +108,8 @@ def debiased_scores(
 ) -> NDArray[np.float32]:
     """x.w_y + b_y + log p_n(y|x) of every class: (n, n_classes).
 
-    Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.  `first_row` is the
-    number of X[0] for the user.
+    Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.
+    `first_row` is the number of X[0] for the user.
 
     Examples
     --------
@@ -130,7 +140,9 @@ class ScoreOverflowError(ValueError):
     """For a row of X whose scores are no numbers."""
 
     def __init__(self, row: int) -> None:
-        super().__init__(f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows.")
+        super().__init__(
+            f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows."
+        )
         self.row = row
 
     def __reduce__(self) -> tuple[type[ScoreOverflowError], tuple[int]]:
@@ -149,7 +161,8 @@ def predict_log_proba(
     scratch_bytes: int = SCRATCH_BYTES,
     n_jobs: int | None = None,
 ) -> NDArray[np.float32]:
-    """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names predict_topk.
+    """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names
+    predict_topk.
 
     Examples
     --------
@@ -158,7 +171,11 @@ def predict_log_proba(
     [[0.5, 0.5]]
     """
     check_arguments(X, Z, model, 1, temperature, floor)
-    options: dict[str, Any] = {"scratch_bytes": scratch_bytes, "n_jobs": n_jobs, "caller": "predict_log_proba"}
+    options: dict[str, Any] = {
+        "scratch_bytes": scratch_bytes,
+        "n_jobs": n_jobs,
+        "caller": "predict_log_proba",
+    }
     scores = debiased_scores(X, model, noise, Z, memory_limit=memory_limit, **options)
     return lift(log_softmax(scores, temperature=temperature, out=scores), floor, scores.shape[1], out=scores)
 
@@ -186,7 +203,9 @@ def predict_proba(
     _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
     check_arguments(X, Z, model, 1, temperature, floor)
     options: dict[str, Any] = {"temperature": temperature, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
-    prob = np.exp(predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options), dtype=np.float64)
+    prob = np.exp(
+        predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options), dtype=np.float64
+    )
     if floor > 0.0:  # as `lift`; in float64 classes far below the floor keep their order
         prob *= 1.0 - floor
         prob += floor / prob.shape[1]

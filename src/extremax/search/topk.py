@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.calibration import lift
-from extremax.kernels import topk, row_updates as updates
+from extremax.kernels import row_updates as updates
+from extremax.kernels import topk
 from extremax.metrics import accuracy_at_k
 from extremax.noise import Noise, TreeNoise
 from extremax.runtime.threads import resolve_threads, run, split
@@ -62,7 +63,7 @@ def exact_topk(
     scratch_bytes
         Bound of the working memory on up to eight threads: it decides how many rows are taken at a time.
     n_jobs
-        Threads, as in scikit-learn; BLAS is kept to one thread in each.  The result does not depend on it.
+        Threads, as in scikit-learn; BLAS is kept to one thread in each. The result does not depend on it.
 
     Returns
     -------
@@ -81,7 +82,9 @@ def exact_topk(
     ([[2, 1]], [[0.5, 0.375]])
     """
     check_arguments(X, Z, model, k, temperature, floor)
-    labels, log_prob, _ = scan(X, model, noise, Z, k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs)
+    labels, log_prob, _ = scan(
+        X, model, noise, Z, k, temperature=temperature, scratch_bytes=scratch_bytes, n_jobs=n_jobs
+    )
     return labels, lift(log_prob, floor, len(model.weights))
 
 
@@ -100,9 +103,9 @@ def beam_topk(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The k best classes of each row among the leaves that survive a beam down `tree`.
 
-    The cost per row is O(beam_width (n_components log n_classes + n_features)).  **Log-probabilities are normalised over the
-    candidates alone**, not over all classes: they are too large by minus the logarithm of the probability that the beam kept.
-    A beam as wide as the tree is exact search.
+    The cost per row is O(beam_width (n_components log n_classes + n_features)). **Log-probabilities are
+    normalised over the candidates alone**, not over all classes: they are too large by minus the logarithm of
+    the probability that the beam kept. A beam as wide as the tree is exact search.
 
     Parameters are those of `exact_topk`, and
 
@@ -133,7 +136,16 @@ def beam_topk(
     for first, last in split(n_rows, _BEAM_BLOCK):  # so that X may lie on disk and candidates stay few
         cut = slice(first, last)
         candidates, log_noise = _candidates(tree, noise, Z[cut], max(beam_width, k), n_jobs)
-        _rescore(X[cut], model, candidates, log_noise, 1.0 / temperature, labels[cut], log_prob[cut], resolve_threads(n_jobs))
+        _rescore(
+            X[cut],
+            model,
+            candidates,
+            log_noise,
+            1.0 / temperature,
+            labels[cut],
+            log_prob[cut],
+            resolve_threads(n_jobs),
+        )
     return labels, lift(log_prob, floor, len(model.weights))
 
 
@@ -162,7 +174,8 @@ def _rescore(
     """Fill `labels` and `log_prob` with the best of each row's candidates."""
     scores, rows = np.empty(candidates.shape, np.float32), np.arange(len(candidates))
     known = np.maximum(candidates, 0)  # a kernel must never read the weights of class -1
-    # Always writable and of one type: a read-only array is another type to numba, and would compile the kernel again.
+    # Always writable and of one type: a read-only array is another type to numba, and would compile the
+    # kernel again.
     score: Any
     matrix: Any = X
     if sparse.issparse(X):
@@ -174,8 +187,20 @@ def _rescore(
 
     def work(i: int) -> None:
         start, stop = tasks[i]
-        score(matrix, rows, known, model.weights, model.biases, np.float32(model.feature_scale), scores, start, stop)
-        remove_bias(scores[start:stop], None if log_noise is None else log_noise[start:stop], out=scores[start:stop])
+        score(
+            matrix,
+            rows,
+            known,
+            model.weights,
+            model.biases,
+            np.float32(model.feature_scale),
+            scores,
+            start,
+            stop,
+        )
+        remove_bias(
+            scores[start:stop], None if log_noise is None else log_noise[start:stop], out=scores[start:stop]
+        )
         topk.choose_candidates(scores, candidates, np.float32(sharpness), start, stop, labels, log_prob)
 
     run(work, len(tasks), threads)
@@ -198,9 +223,9 @@ def evaluate(
 ) -> Evaluation:
     """Mean log p(y|x), accuracy and top-k accuracy in one pass; parameters as in `exact_topk`.
 
-    Where `rows` gives the row of each entry of `y`, a row has several true labels: the likelihood is a mean over these pairs,
-    and a row counts as right when one of its labels is among the first predicted.  Weights are then those of the pairs, and a
-    row's is that of its first.
+    Where `rows` gives the row of each entry of `y`, a row has several true labels: the likelihood is a mean
+    over these pairs, and a row counts as right when one of its labels is among the first predicted. Weights
+    are then those of the pairs, and a row's is that of its first.
 
     Examples
     --------
@@ -209,7 +234,12 @@ def evaluate(
     >>> evaluate(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), model, None, np.zeros((2, 0), np.float32)).accuracy
     0.5
     """
-    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "floor": floor,
+        "scratch_bytes": scratch_bytes,
+        "n_jobs": n_jobs,
+    }
     labels, _, log_prob = judge_pairs(X, y, rows, model, noise, Z, k=k, **options)
     likelihood = float(np.average(log_prob.astype(np.float64), weights=sample_weight))
     if rows is None:
@@ -220,7 +250,8 @@ def evaluate(
         )
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     weight = None if sample_weight is None else sample_weight[first]
-    place = np.where(labels[rows] == np.asarray(y)[:, None], np.arange(k), k).min(axis=1)  # of each pair in its ranking
+    # of each pair in its ranking
+    place = np.where(labels[rows] == np.asarray(y)[:, None], np.arange(k), k).min(axis=1)
     best = np.minimum.reduceat(place, first)
     return Evaluation(
         log_likelihood=likelihood,
@@ -243,7 +274,8 @@ def log_likelihood(
     n_jobs: int | None = None,
     rows: NDArray[np.int64] | None = None,
 ) -> float:
-    """Weighted mean of log p(y|x), normalised over all classes, bias removed; parameters as in `exact_topk` and `evaluate`.
+    """Weighted mean of log p(y|x), normalised over all classes, bias removed; parameters as in `exact_topk`
+    and `evaluate`.
 
     Examples
     --------
@@ -251,6 +283,11 @@ def log_likelihood(
     >>> round(log_likelihood(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32), LinearModel.zeros(4, 1), None, None), 4)
     -1.3863
     """
-    options: dict[str, Any] = {"temperature": temperature, "floor": floor, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "floor": floor,
+        "scratch_bytes": scratch_bytes,
+        "n_jobs": n_jobs,
+    }
     _, _, log_prob = judge_pairs(X, y, rows, model, noise, Z, k=1, **options)
     return float(np.average(log_prob.astype(np.float64), weights=sample_weight))

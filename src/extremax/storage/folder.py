@@ -1,12 +1,11 @@
 """Models on disk: one folder, safetensors for the arrays, JSON for the rest, no pickle.
 
 ``header.json`` names the format and its version, the kind of model, and for every array its dtype, shape and checksums; it
-carries a checksum of itself.  Each array is a `safetensors <https://huggingface.co/docs/safetensors>`_ file of its own whose
-data starts at a multiple of 64 bytes, so that it can be memory-mapped and read at full speed.
+carries a checksum of itself. Each array is a `safetensors <https://huggingface.co/docs/safetensors>`_ file of
+its own whose data starts at a multiple of 64 bytes, so that it can be memory-mapped and read at full speed.
 
-A folder is written beside its target, flushed, and then takes its place: a reader finds the old model or the new one, never a
-part of either.
-"""
+A folder is written beside its target, flushed, and then takes its place: a reader finds the old model or the
+new one, never a part of either."""
 
 from __future__ import annotations
 
@@ -66,7 +65,8 @@ def save_folder(
     Parameters
     ----------
     path : path-like
-        The folder.  If it exists, it must be empty or a model of this format: anything else is left alone, with an error.
+        The folder. If it exists, it must be empty or a model of this format: anything else is left alone,
+        with an error.
     kind : str
         What the folder holds, to be asked for again by :func:`load_folder`.
     header : dict
@@ -89,7 +89,9 @@ def save_folder(
     target = Path(os.path.realpath(path))
     _refuse_foreign(target)
     if reserved := [name for name in arrays if _is_reserved(name)]:
-        raise ValueError(f"{reserved[0]!r} cannot be the name of an array: it is where the labels are stored.")
+        raise ValueError(
+            f"{reserved[0]!r} cannot be the name of an array: it is where the labels are stored."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     stage = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     stage.mkdir()
@@ -102,7 +104,9 @@ def save_folder(
             "kind": kind,
             "header": header,
             "labels": label_coding,
-            "arrays": {name: _write_array(stage, name, array) for name, array in {**arrays, **label_arrays}.items()},
+            "arrays": {
+                name: _write_array(stage, name, array) for name, array in {**arrays, **label_arrays}.items()
+            },
         }
         text = _canonical_json(content)
         document = json.dumps({"checksum": _checksum(text), **json.loads(text)}, indent=1)
@@ -127,7 +131,9 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise PermissionError(f"{above} may not be written to; choose another place for the model.")
 
 
-def load_folder(path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False) -> ModelFolder:
+def load_folder(
+    path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False
+) -> ModelFolder:
     """Open a model folder; its arrays are memory-mapped, so that opening takes no longer for a larger model.
 
     Every load checks the header, the size of every file and a sample of the data.
@@ -141,8 +147,8 @@ def load_folder(path: str | os.PathLike[str], *, kind: str, verify: bool = False
     verify : bool
         Check all of the data, which means to read it.
     copy_on_write : bool
-        Give arrays that may be written to, in memory only: a page is copied when it is first changed.  By default the arrays
-        are read-only.
+        Give arrays that may be written to, in memory only: a page is copied when it is first changed. By
+        default the arrays are read-only.
 
     Raises
     ------
@@ -159,11 +165,14 @@ def load_folder(path: str | os.PathLike[str], *, kind: str, verify: bool = False
     }
     labels = None
     if content["labels"] is not None:
-        labels = unpack_labels(content["labels"], {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)})
+        labels = unpack_labels(
+            content["labels"], {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)}
+        )
     return ModelFolder(content["header"], arrays, labels)
 
 
-# -- the header ----------------------------------------------------------------------------------------------------------------
+# -- the header
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
@@ -175,7 +184,9 @@ def _read_header(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelFileError(f"{folder} is not an extremax model: it has no readable {HEADER}.") from None
     if content_format != FORMAT:
-        raise ModelFileError(f"{folder} is not an extremax model: its {HEADER} says format {content_format!r}.")
+        raise ModelFileError(
+            f"{folder} is not an extremax model: its {HEADER} says format {content_format!r}."
+        )
     found = content.get("format_version")
     if isinstance(found, int) and found > FORMAT_VERSION:
         raise ModelFileError(
@@ -192,7 +203,9 @@ def _canonical_json(content: Any) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
-        raise TypeError(f"A model header holds numbers, strings, lists and dicts; got a {type(value).__name__}.")
+        raise TypeError(
+            f"A model header holds numbers, strings, lists and dicts; got a {type(value).__name__}."
+        )
 
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=plain)
 
@@ -208,7 +221,8 @@ def _package_version() -> str:
         return "unknown"
 
 
-# -- arrays --------------------------------------------------------------------------------------------------------------------
+# -- arrays
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def _is_reserved(name: str) -> bool:
@@ -217,7 +231,9 @@ def _is_reserved(name: str) -> bool:
 
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]*", name) is None:
-        raise ValueError(f"{name!r} cannot be the name of an array: use letters, digits, dots and underscores.")
+        raise ValueError(
+            f"{name!r} cannot be the name of an array: use letters, digits, dots and underscores."
+        )
     array = np.asarray(array)
     if array.dtype.name not in DTYPES:
         raise TypeError(f"Array {name!r} has dtype {array.dtype}, which a model folder cannot hold.")
@@ -246,9 +262,15 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
     }
 
 
-def _open_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool, copy_on_write: bool) -> NDArray[Any]:
+def _open_array(
+    folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool, copy_on_write: bool
+) -> NDArray[Any]:
     path = folder / f"{name}.safetensors"
-    dtype, shape, offset = np.dtype(entry["dtype"]).newbyteorder("<"), tuple(entry["shape"]), int(entry["offset"])
+    dtype, shape, offset = (
+        np.dtype(entry["dtype"]).newbyteorder("<"),
+        tuple(entry["shape"]),
+        int(entry["offset"]),
+    )
     size = prod(shape) * dtype.itemsize
     try:
         found = path.stat().st_size
@@ -259,7 +281,9 @@ def _open_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bo
         with open(path, "rb") as file:
             prefix = file.read(offset)
         data = (
-            np.memmap(path, dtype=np.uint8, mode="c" if copy_on_write else "r", offset=offset, shape=(size,)) if size else None
+            np.memmap(path, dtype=np.uint8, mode="c" if copy_on_write else "r", offset=offset, shape=(size,))
+            if size
+            else None
         )
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}). {_AGAIN}") from error
@@ -283,7 +307,8 @@ def _sum_of(data: bytes | memoryview) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-# -- folders that appear whole -------------------------------------------------------------------------------------------------
+# -- folders that appear whole
+# -------------------------------------------------------------------------------------------------
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -295,7 +320,9 @@ def _refuse_foreign(target: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
     if not ours:
-        raise FileExistsError(f"{target} exists and is not an extremax model, so it is left alone. Choose another folder.")
+        raise FileExistsError(
+            f"{target} exists and is not an extremax model, so it is left alone. Choose another folder."
+        )
 
 
 def _put_in_place(stage: Path, target: Path) -> None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from extremax.storage.dtypes import DTYPES
 
-# Scalars that JSON does not know, each with its tag, its text and the way back; tuples and numpy scalars are handled beside it.
+# Scalars that JSON does not know, each with its tag, its text and the way back; tuples and numpy scalars are
+# handled beside it.
 _SCALARS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     float: ("float", float.hex, float.fromhex),
     complex: ("complex", repr, complex),
@@ -78,7 +79,11 @@ def unpack_labels(coding: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
 
 def _as_matrix(labels: NDArray[Any], code: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     width = labels.dtype.itemsize // np.dtype(code).itemsize
-    return np.ascontiguousarray(labels).view(code).reshape(len(labels), width) if labels.size else np.empty((0, width), code)
+    return (
+        np.ascontiguousarray(labels).view(code).reshape(len(labels), width)
+        if labels.size
+        else np.empty((0, width), code)
+    )
 
 
 def _pack_label(value: Any, place: int) -> Any:
@@ -108,5 +113,9 @@ def _unpack_label(packed: Any) -> Any:
     if tag == "frozenset":
         return frozenset(_unpack_label(part) for part in parts)
     if tag == "numpy":
-        return np.frombuffer(bytes.fromhex(parts[1]), dtype=parts[0])[0] if parts[1] else np.zeros((), dtype=parts[0])[()]
+        return (
+            np.frombuffer(bytes.fromhex(parts[1]), dtype=parts[0])[0]
+            if parts[1]
+            else np.zeros((), dtype=parts[0])[()]
+        )
     return _SCALAR_OF_TAG[tag](parts[0])

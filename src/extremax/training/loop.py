@@ -1,7 +1,7 @@
 """The loop over epochs: clock, history, validation, early stopping, interruption.
 
-The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of ``seconds``.
-"""
+The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of
+``seconds``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ Callback = Callable[[Record], bool | None]
 
 
 class Watcher:
-    """A callback that is also told of the start and of moments inside an epoch, with the clock standing still meanwhile.
+    """A callback that is also told of the start and of moments inside an epoch, with the clock standing still
+    meanwhile.
 
-    Subclasses override what they need.  All weights are consistent whenever a method is called, so that the model can be
-    evaluated; it must not be changed.
-    """
+    Subclasses override what they need. All weights are consistent whenever a method is called, so that the
+    model can be evaluated; it must not be changed."""
 
     def at_start(self, record: Record) -> None:
         """Before the first epoch, with the last record so far."""
 
     def wants(self, record: Record) -> bool:
-        """Whether `during_epoch` is worth calling now: for some models, weights have to be made ready for it."""
+        """Whether `during_epoch` is worth calling now: for some models, weights have to be made ready for
+        it.
+        """
         return True
 
     def during_epoch(self, record: Record) -> None:
@@ -57,7 +59,8 @@ class Plan:
     patience
         Stop after this many epochs without a better validation log-likelihood; None never stops early.
     decay_epochs
-        Epochs, counted from the model's first, over which the step size falls to zero, in a straight line; None keeps it.
+        Epochs, counted from the model's first, over which the step size falls to zero, in a straight line;
+        None keeps it.
     """
 
     n_epochs: int
@@ -109,11 +112,10 @@ def train(
 ) -> bool:
     """Train `model` in place, appending one record per epoch to `history`.
 
-    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and the middle.  With
-    `patience`, the parameters of the best validated epoch are put back at the end, however it ends.  Returns False when the run
-    was cut short by Ctrl-C; without a best epoch to go back to, the model is then as after the last minibatch.  A loss that is
-    no longer finite is a ValueError.
-    """
+    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and
+    the middle. With `patience`, the parameters of the best validated epoch are put back at the end, however
+    it ends. Returns False when the run was cut short by Ctrl-C; without a best epoch to go back to, the model
+    is then as after the last minibatch. A loss that is no longer finite is a ValueError."""
     report = report or ProgressLine(0)
     best = _Best(epoch=model.n_epochs)
     seconds = history[-1]["seconds"] if history else 0.0
@@ -121,7 +123,12 @@ def train(
     began = time.perf_counter()
     finished = True
     # Only a run that is validated has a best epoch to go back to, whatever the runs before it were.
-    if plan.patience is not None and evaluate is not None and history and history[-1].get("valid_log_likelihood") is not None:
+    if (
+        plan.patience is not None
+        and evaluate is not None
+        and history
+        and history[-1].get("valid_log_likelihood") is not None
+    ):
         best.keep(model, history[-1])  # where the run starts may stay the best
     watchers = [callback for callback in callbacks if isinstance(callback, Watcher)]
     try:
@@ -134,10 +141,18 @@ def train(
 
             def show(rows: int, loss: float) -> None:
                 nonlocal paused
-                label, done = f"epoch {epoch}/{n_before + plan.n_epochs}", (epoch - n_before - 1) * n_rows + rows
+                label, done = (
+                    f"epoch {epoch}/{n_before + plan.n_epochs}",
+                    (epoch - n_before - 1) * n_rows + rows,
+                )
                 report.update(label, done, plan.n_epochs * n_rows, began, f"loss {loss:.4f}", unit="rows")
                 looked = time.perf_counter()
-                moment = {"epoch": epoch, "rows": rows, "seconds": seconds + looked - started - paused, "loss": loss}
+                moment = {
+                    "epoch": epoch,
+                    "rows": rows,
+                    "seconds": seconds + looked - started - paused,
+                    "loss": loss,
+                }
                 wanted = [watcher for watcher in watchers if watcher.wants(moment)]
                 if wanted:
                     with data.for_prediction(model) if isinstance(data, SharedSet) else nullcontext():
@@ -162,7 +177,8 @@ def train(
                 record |= {f"valid_{name}": value for name, value in evaluate().items()}
             history.append(record)
             report.say(_line(record))
-            wishes = [callback(record) for callback in callbacks]  # each hears of the epoch, whatever the others want
+            # each hears of the epoch, whatever the others want
+            wishes = [callback(record) for callback in callbacks]
             stop = any(wishes)
             if plan.patience is not None and "valid_log_likelihood" in record:
                 if record["valid_log_likelihood"] > best.log_likelihood:

@@ -37,8 +37,9 @@ class Objective:
     removes_bias
         Whether the debiased score is xi + log p_n (True) or xi itself (False).
     starts_at_noise
-        Whether biases start at the mean of log p_n over the rows: an objective whose scores are log-probabilities stalls when
-        it starts far from them, and what the noise hardly ever draws is never pushed down to where it belongs.
+        Whether biases start at the mean of log p_n over the rows: an objective whose scores are
+        log-probabilities stalls when it starts far from them, and what the noise hardly ever draws is never
+        pushed down to where it belongs.
     keeps_eta
         Whether each training row keeps a parameter eta of its own from epoch to epoch.
     """

@@ -1,9 +1,9 @@
 """LabelTree: a balanced binary tree with a logistic regression at every node and a class at every leaf.
 
 ``log p_n(y|x)`` is the sum of ``log sigma(zeta (w_v.x + b_v))`` over the nodes v on the way to the leaf of y, with zeta = 1 to
-the right and -1 to the left (paper, section 3).  It is normalised over the classes and costs O(k log C), like a draw from it.
-Nodes are numbered as in a heap: the children of node i are 2 i + 1 and 2 i + 2, and leaf j is node ``n_leaves - 1 + j``.
-"""
+the right and -1 to the left (paper, section 3). It is normalised over the classes and costs O(k log C), like
+a draw from it. Nodes are numbered as in a heap: the children of node i are 2 i + 1 and 2 i + 2, and leaf j is
+node ``n_leaves - 1 + j``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ class LabelTree:
             )
         n_classes = int(np.count_nonzero(leaves >= 0))
         if n_classes == 0 or not np.array_equal(np.sort(leaves[leaves >= 0]), np.arange(n_classes)):
-            raise ValueError(f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_OF_A_FIT}")
+            raise ValueError(
+                f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_OF_A_FIT}"
+            )
         self.n_classes: int = n_classes
         self.depth: int = n_leaves.bit_length() - 1
         self.n_components: int = given.shape[1]
@@ -116,14 +118,19 @@ class LabelTree:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The tree as named arrays, for saving; `from_arrays` is the way back."""
-        return {"weights": np.ascontiguousarray(self.weights), "biases": self.biases, "leaf_class": self.leaf_class}
+        return {
+            "weights": np.ascontiguousarray(self.weights),
+            "biases": self.biases,
+            "leaf_class": self.leaf_class,
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> LabelTree:
         """The tree that `to_arrays` wrote."""
         return cls(arrays["weights"], arrays["biases"], arrays["leaf_class"])
 
-    # -- fitting -------------------------------------------------------------------------------------------------------------
+    # -- fitting
+    # -------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def fit(
@@ -142,7 +149,8 @@ class LabelTree:
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
-        """Fit structure and parameters greedily from the root: Newton ascent alternating with balanced re-splits.
+        """Fit structure and parameters greedily from the root: Newton ascent alternating with balanced
+        re-splits.
 
         Parameters
         ----------
@@ -151,17 +159,17 @@ class LabelTree:
         y : (n_samples,)
             Classes 0 to n_classes - 1.
         n_classes
-            By default the largest label plus one.  Classes without rows get a leaf as well.
+            By default the largest label plus one. Classes without rows get a leaf as well.
         regularization
-            The paper's lambda_n: each node maximises its log-likelihood - lambda_n |w|^2 - bias_regularization b^2.  One
-            number, or one per level from the root.
+            The paper's lambda_n: each node maximises its log-likelihood - lambda_n |w|^2 -
+            bias_regularization b^2. One number, or one per level from the root.
         bias_regularization
             None: the same as `regularization`.
         max_points
             Nodes with more points take Newton steps on a sample of this many; None: on all.
         n_starts
-            Large nodes try this many leading eigenvectors of the covariance of class sums as first direction and go on from
-            the best; small nodes start from the first, as in the paper.
+            Large nodes try this many leading eigenvectors of the covariance of class sums as first direction
+            and go on from the best; small nodes start from the first, as in the paper.
         max_alternations
             Bound on the re-splits of a node.
         tolerance
@@ -186,9 +194,13 @@ class LabelTree:
             )
         k = features.shape[1]
         strengths = penalties(regularization, bias_regularization, depth_of(n_classes))
-        settings = Effort(max_points, n_starts, max_alternations, tolerance, random_state).settings(len(features), k)
+        settings = Effort(max_points, n_starts, max_alternations, tolerance, random_state).settings(
+            len(features), k
+        )
         nodes = new_nodes(np.arange(n_classes, dtype=np.int32), k, strengths)
-        fit_nodes(group_by_class(features, labels, share, n_classes), nodes, settings, alternate=True, n_jobs=n_jobs)
+        fit_nodes(
+            group_by_class(features, labels, share, n_classes), nodes, settings, alternate=True, n_jobs=n_jobs
+        )
         return cls(nodes.table[:, :k], nodes.biases, leaves_of(nodes.order))
 
     def refit(
@@ -206,8 +218,8 @@ class LabelTree:
     ) -> LabelTree:
         """A tree with the structure of this one and node parameters fitted to `Z` and `y`.
 
-        `Z` may hold other features, even another number of them; with the same number, nodes start from their present
-        parameters.  Parameters are those of `fit`.
+        `Z` may hold other features, even another number of them; with the same number, nodes start from their
+        present parameters. Parameters are those of `fit`.
 
         Examples
         --------
@@ -219,7 +231,9 @@ class LabelTree:
         True
         """
         if not is_balanced(self.leaf_class):
-            raise ValueError("This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one.")
+            raise ValueError(
+                "This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one."
+            )
         features, labels, share = _check_data(Z, y, sample_weight, self.n_classes)
         k = features.shape[1]
         settings = Effort(max_points, 1, 0, tolerance, random_state).settings(len(features), k)
@@ -228,12 +242,21 @@ class LabelTree:
         if k == self.n_components:
             nodes.table[...] = self._table
             nodes.biases[...] = self._biases
-        fit_nodes(group_by_class(features, labels, share, self.n_classes), nodes, settings, alternate=False, n_jobs=n_jobs)
+        fit_nodes(
+            group_by_class(features, labels, share, self.n_classes),
+            nodes,
+            settings,
+            alternate=False,
+            n_jobs=n_jobs,
+        )
         return LabelTree(nodes.table[:, :k], nodes.biases, self.leaf_class)
 
-    # -- the distribution ----------------------------------------------------------------------------------------------------
+    # -- the distribution
+    # ----------------------------------------------------------------------------------------------------
 
-    def sample(self, Z: ArrayLike, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None) -> tuple[Int32, Float32]:
+    def sample(
+        self, Z: ArrayLike, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         """Draw classes from p_n(.|x) of every row.
 
         A draw is a function of `seed`, the number of the row in `Z` and the number of the draw.
@@ -249,7 +272,11 @@ class LabelTree:
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
         arrays = (self._table, self._biases[:, None], self.leaf_class, features)
-        flat_labels, flat_log_prob, key = labels.reshape(-1), log_prob.reshape(-1), np.uint64(check_random_state(seed))
+        flat_labels, flat_log_prob, key = (
+            labels.reshape(-1),
+            log_prob.reshape(-1),
+            np.uint64(check_random_state(seed)),
+        )
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
             lambda i: sample_paths(*arrays, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
@@ -263,22 +290,31 @@ class LabelTree:
         return self._path_log_prob(Z, labels, 0, self.depth, n_jobs)
 
     def level_log_prob(self, Z: ArrayLike, y: ArrayLike, *, n_jobs: int | None = None) -> NDArray[np.float64]:
-        """Mean log-probability of the decisions of each level on the way to `y`: (depth,), with the mean of `log_prob` as sum.
+        """Mean log-probability of the decisions of each level on the way to `y`: (depth,), with the mean of
+        `log_prob` as sum.
 
         By this figure on held-out rows a regularization is chosen for each level.
         """
         levels = (self._path_log_prob(Z, y, level, level + 1, n_jobs) for level in range(self.depth))
         return np.array([part.mean(dtype=np.float64) for part in levels], np.float64)
 
-    def _path_log_prob(self, Z: ArrayLike, labels: ArrayLike, first: int, last: int, n_jobs: int | None) -> Float32:
+    def _path_log_prob(
+        self, Z: ArrayLike, labels: ArrayLike, first: int, last: int, n_jobs: int | None
+    ) -> Float32:
         features, classes = self._check_rows(Z), _check_classes(labels, self.n_classes, "labels")
         if classes.ndim not in (1, 2) or len(classes) != len(features):
-            raise ValueError(f"labels has shape {classes.shape}, but Z has {len(features)} rows; it must be (n,) or (n, m).")
+            raise ValueError(
+                f"labels has shape {classes.shape}, but Z has {len(features)} rows; it must be (n,) or (n, m)."
+            )
         log_prob = np.empty(classes.shape, np.float32)
         arrays = (self._table, self._biases[:, None], self.class_leaf, features, classes.reshape(-1))
         n_labels, flat = classes.size // max(len(classes), 1), log_prob.reshape(-1)
         pairs = split(flat.size, _PAIRS_PER_TASK)
-        run(lambda i: path_log_prob(*arrays, n_labels, first, last, *pairs[i], flat), len(pairs), resolve_threads(n_jobs))
+        run(
+            lambda i: path_log_prob(*arrays, n_labels, first, last, *pairs[i], flat),
+            len(pairs),
+            resolve_threads(n_jobs),
+        )
         return log_prob
 
     def log_prob_all(self, Z: ArrayLike, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
@@ -287,7 +323,11 @@ class LabelTree:
         shape = (len(features), self.n_classes)
         if out is None:
             out = np.empty(shape, np.float32)
-        elif out.shape != shape or out.dtype != np.float32 or not (out.flags.c_contiguous and out.flags.writeable):
+        elif (
+            out.shape != shape
+            or out.dtype != np.float32
+            or not (out.flags.c_contiguous and out.flags.writeable)
+        ):
             raise ValueError(
                 f"out is {out.dtype} of shape {out.shape}; it must be writable C-ordered float32 of shape {shape}."
             )
@@ -308,7 +348,9 @@ class LabelTree:
         run(task, len(rows), resolve_threads(n_jobs))
         return result
 
-    def candidates(self, Z: ArrayLike, beam_width: int = 64, *, n_jobs: int | None = None) -> tuple[Int32, Float32]:
+    def candidates(
+        self, Z: ArrayLike, beam_width: int = 64, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         """Classes that a beam search finds: at every level the `beam_width` most probable nodes go on.
 
         Returns
@@ -322,16 +364,26 @@ class LabelTree:
         if beam_width < 1:
             raise ValueError(f"beam_width is {beam_width}; a beam search needs at least 1.")
         width = min(beam_width, self.n_classes)
-        labels, log_prob = np.empty((len(features), width), np.int32), np.empty((len(features), width), np.float32)
+        labels, log_prob = (
+            np.empty((len(features), width), np.int32),
+            np.empty((len(features), width), np.float32),
+        )
         arrays = (self._table, self._biases[:, None], self.leaf_class, features)
         rows = split(len(features), _BEAM_ROWS_PER_TASK)
-        run(lambda i: beam_leaves(*arrays, width, *rows[i], labels, log_prob), len(rows), resolve_threads(n_jobs))
+        run(
+            lambda i: beam_leaves(*arrays, width, *rows[i], labels, log_prob),
+            len(rows),
+            resolve_threads(n_jobs),
+        )
         return labels, log_prob
 
-    def top_k(self, Z: ArrayLike, k: int, *, beam_width: int = 64, n_jobs: int | None = None) -> tuple[Int32, Float32]:
+    def top_k(
+        self, Z: ArrayLike, k: int, *, beam_width: int = 64, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         """The k most probable classes of p_n(.|x) by beam search, best first, ties by the smaller label.
 
-        The beam is at least k wide; one of n_classes is exact.  Where there are fewer than k classes: -1 and -inf.
+        The beam is at least k wide; one of n_classes is exact. Where there are fewer than k classes: -1 and
+        -inf.
 
         Returns
         -------
@@ -349,10 +401,11 @@ class LabelTree:
         return labels, log_prob
 
     def expected_features(self, Z: ArrayLike, values: ArrayLike, *, n_jobs: int | None = None) -> Float32:
-        """Mean of `values` (n_classes, d) under p_n(.|x) of every row: (n, d), over all classes, in blocks of rows.
+        """Mean of `values` (n_classes, d) under p_n(.|x) of every row: (n, d), over all classes, in blocks of
+        rows.
 
-        With the mean feature vector of each class as `values`, this is the feature vector that the tree expects at x.
-        """
+        With the mean feature vector of each class as `values`, this is the feature vector that the tree
+        expects at x."""
         features = self._check_rows(Z)[:, : self.n_components]
         table = check_features(values, name="values", estimator_name="expected_features")
         if sparse.issparse(table) or len(table) != self.n_classes:
@@ -375,7 +428,9 @@ class LabelTree:
 def _check_matrix(Z: ArrayLike, n_components: int | None) -> Float32:
     features = check_features(Z, name="Z", n_features=n_components, estimator_name=_NAME, allow_empty=True)
     if sparse.issparse(features):
-        raise TypeError("Z is sparse; LabelTree needs dense features. Give it principal components, or Z.toarray().")
+        raise TypeError(
+            "Z is sparse; LabelTree needs dense features. Give it principal components, or Z.toarray()."
+        )
     return plain(features, np.float32)
 
 
@@ -384,7 +439,9 @@ def _check_classes(labels: ArrayLike, n_classes: int | None, name: str) -> Int32
     if classes.size == 0:
         return np.empty(classes.shape, np.int32)
     if classes.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {classes.dtype}; LabelTree needs integers from 0. Encode the classes first.")
+        raise TypeError(
+            f"{name} has dtype {classes.dtype}; LabelTree needs integers from 0. Encode the classes first."
+        )
     lowest, highest = int(classes.min()), int(classes.max())
     if lowest < 0 or highest >= (np.iinfo(np.int32).max if n_classes is None else n_classes):
         allowed = "from 0" if n_classes is None else f"0 to {n_classes - 1}"
@@ -399,6 +456,8 @@ def _check_data(
 ) -> tuple[Float32, Int32, Float32]:
     features, labels = _check_matrix(Z, None), _check_classes(y, n_classes, "y")
     if labels.shape != (len(features),):
-        raise ValueError(f"y has shape {labels.shape}, but Z has {len(features)} rows; it needs one class per row.")
+        raise ValueError(
+            f"y has shape {labels.shape}, but Z has {len(features)} rows; it needs one class per row."
+        )
     share = check_sample_weight(sample_weight, len(features))
     return features, labels, np.ones(len(features), np.float32) if share is None else share

@@ -1,9 +1,10 @@
-"""How a label tree lies in memory: aligned and padded rows, which leaves are padding, and nodes in bit-reversed order.
+"""How a label tree lies in memory: aligned and padded rows, which leaves are padding, and nodes in
+bit-reversed order.
 
-Splitting every node's c classes into ceil(c / 2) on the left and floor(c / 2) on the right fixes where padding is: only right
-children of the last level.  In bit-reversed order (the first decision is the lowest bit) the padding comes last: of a tree over
-C classes, places 0 to C - 1 of the leaves are real, and so are both children of the first nodes of the last level.
-"""
+Splitting every node's c classes into ceil(c / 2) on the left and floor(c / 2) on the right fixes where
+padding is: only right children of the last level. In bit-reversed order (the first decision is the lowest
+bit) the padding comes last: of a tree over C classes, places 0 to C - 1 of the leaves are real, and so are
+both children of the first nodes of the last level."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def is_balanced(leaf_class: Int32) -> bool:
 
 
 def padding_is_closed(table: Float32, biases: Float32, leaf_class: Int32) -> bool:
-    """Whether on the way to every padding leaf some node without weights sends everything to its other child."""
+    """Whether on the way to every padding leaf some node without weights sends everything to its other
+    child.
+    """
     node = len(leaf_class) + np.flatnonzero(leaf_class < 0)  # binary digits: 1, then the decisions
     closed = np.zeros(len(node), bool)
     while len(node) and node[0] > 1:
@@ -108,7 +111,9 @@ class Chunks(NamedTuple):
 
 
 def make_chunks(table: Float32, biases: Float32, leaf_class: Int32, class_leaf: Int32) -> Chunks:
-    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start a chunk."""
+    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start a
+    chunk.
+    """
     depth = len(biases).bit_length()
     n_places = len(class_leaf) if is_balanced(leaf_class) else len(leaf_class)
     nodes = np.zeros((-(-n_places // CHUNK), table.shape[1] + 1, CHUNK), np.float32)

@@ -1,11 +1,11 @@
 """How strongly to regularize the label tree, level by level, by the likelihood of held-out rows.
 
-One strength for all nodes is wrong for most of them: near the root a node has every row and noise in every direction, near the
-leaves a handful of rows of a few classes.  What overfits there goes straight into every prediction, for bias removal adds
-log p_n.  So: the structure is fitted on nine tenths of the rows; node parameters are refitted at each strength of a grid;
-each level takes the strength under which its decisions for the last tenth are most probable; and the parameters are fitted
-once more, on all rows.  The strongest penalty leaves only the biases, that is the class frequencies: the tree cannot end up
-far below them.
+One strength for all nodes is wrong for most of them: near the root a node has every row and noise in every
+direction, near the leaves a handful of rows of a few classes. What overfits there goes straight into every
+prediction, for bias removal adds log p_n. So: the structure is fitted on nine tenths of the rows; node
+parameters are refitted at each strength of a grid; each level takes the strength under which its decisions
+for the last tenth are most probable; and the parameters are fitted once more, on all rows. The strongest
+penalty leaves only the biases, that is the class frequencies: the tree cannot end up far below them.
 
 Deep levels have thousands of nodes that all behave alike, so a sample of subtrees decides for them.
 """
@@ -50,8 +50,9 @@ def fit_tuned(
 ) -> TunedTree:
     """Fit a `LabelTree` whose regularization is chosen per level on a tenth of the rows.
 
-    `rows` tells which lines of `Z` and `y` belong to one row with several labels: they are held out together, or the judged
-    lines would not be new to the tree.  A `rough` fit takes a third of the time and loses some likelihood.
+    `rows` tells which lines of `Z` and `y` belong to one row with several labels: they are held out together,
+    or the judged lines would not be new to the tree. A `rough` fit takes a third of the time and loses some
+    likelihood.
 
     Examples
     --------
@@ -64,7 +65,8 @@ def fit_tuned(
     True
     """
     rng = np.random.default_rng((seed, 2))
-    row = np.arange(len(y)) if rows is None else np.cumsum(np.diff(rows, prepend=rows[0]) != 0)  # of those with a line
+    # of those with a line
+    row = np.arange(len(y)) if rows is None else np.cumsum(np.diff(rows, prepend=rows[0]) != 0)
     held_out = (rng.random(int(row.max()) + 1) < _HELD_OUT)[row]
     if not held_out.any() or held_out.all():
         held_out = row % 10 == 9
@@ -113,7 +115,9 @@ def fit_tuned(
 def _groups(
     tree: LabelTree, y: NDArray[np.int32], rng: np.random.Generator, sample: int
 ) -> list[tuple[NDArray[np.bool_], slice]]:
-    """Rows that decide for a range of levels: all rows if few; else a sample for the top, some subtrees below it."""
+    """Rows that decide for a range of levels: all rows if few; else a sample for the top, some subtrees
+    below it.
+    """
     share = sample / len(y)
     if share >= 1.0:
         return [(np.ones(len(y), bool), slice(0, tree.depth))]

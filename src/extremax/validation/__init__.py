@@ -1,10 +1,16 @@
 """What users hand in, checked once at the door: features, labels, weights, seeds, parameters, memory.
 
-Kernels do not check bounds, so nothing reaches them that has not come through here.  Every sentence a user can cause to be
-raised about data or parameters is worded in this package: what is wrong, where, what was got, what to do.
-"""
+Kernels do not check bounds, so nothing reaches them that has not come through here. Every sentence a user can
+cause to be raised about data or parameters is worded in this package: what is wrong, where, what was got,
+what to do."""
 
-from extremax.runtime.memory import NotEnoughMemoryError, available_memory, check_memory, describe_memory, format_bytes
+from extremax.runtime.memory import (
+    NotEnoughMemoryError,
+    available_memory,
+    check_memory,
+    describe_memory,
+    format_bytes,
+)
 from extremax.validation.features import check_features
 from extremax.validation.labels import LabelIndex, check_classes, encode_labels, lookup_labels
 from extremax.validation.parameters import (

@@ -12,17 +12,23 @@ from sklearn.utils.validation import check_array
 
 from extremax.validation.wording import ESTIMATOR
 
-_BLOCK_BYTES = 4 << 20  # checks go over the data in pieces that stay in cache, and over a memmap without loading it whole
+# checks go over the data in pieces that stay in cache, and over a memmap without loading it whole
+_BLOCK_BYTES = 4 << 20
 _INT32_MAX = np.iinfo(np.int32).max
 
 
 def check_features(
-    X: Any, *, name: str = "X", n_features: int | None = None, estimator_name: str = ESTIMATOR, allow_empty: bool = False
+    X: Any,
+    *,
+    name: str = "X",
+    n_features: int | None = None,
+    estimator_name: str = ESTIMATOR,
+    allow_empty: bool = False,
 ) -> Any:
     """Return features as float32: a C-ordered array, or a CSR array with sorted, unique column indices.
 
-    The input is never changed, and is returned itself when it already has that form.  A float32 ``np.memmap`` in C order stays
-    one: it is read block by block to look for NaN and infinity, never copied.
+    The input is never changed, and is returned itself when it already has that form. A float32 ``np.memmap``
+    in C order stays one: it is read block by block to look for NaN and infinity, never copied.
 
     Parameters
     ----------
@@ -71,7 +77,9 @@ def check_features(
 def _as_numpy(X: Any, name: str) -> Any:
     if hasattr(X, "iloc"):  # a pandas frame: scikit-learn knows its nullable, sparse and categorical columns
         any_shape = {"ensure_2d": False, "allow_nd": True, "ensure_min_samples": 0, "ensure_min_features": 0}
-        return check_array(X, dtype=None, accept_sparse=True, ensure_all_finite=False, input_name=name, **any_shape)
+        return check_array(
+            X, dtype=None, accept_sparse=True, ensure_all_finite=False, input_name=name, **any_shape
+        )
     if isinstance(X, np.ma.MaskedArray):
         return np.ma.filled(X.astype(np.float32), np.nan)
     try:
@@ -92,7 +100,9 @@ def _check_number_type(dtype: np.dtype[Any], name: str, estimator_name: str) -> 
 
 
 # Where a sentence opens like one of scikit-learn's, it is because its estimator checks look for those words.
-def _check_shape(shape: tuple[int, ...], name: str, n_features: int | None, estimator_name: str, allow_empty: bool) -> None:
+def _check_shape(
+    shape: tuple[int, ...], name: str, n_features: int | None, estimator_name: str, allow_empty: bool
+) -> None:
     if len(shape) < 2:
         raise ValueError(
             f"Expected 2D array, got {len(shape)}D array instead: {name} has shape {shape}. Reshape your data with "
@@ -109,9 +119,13 @@ def _check_shape(shape: tuple[int, ...], name: str, n_features: int | None, esti
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required by {estimator_name} in {name}."
         )
     if n_features is not None and shape[1] != n_features:
-        raise ValueError(f"{name} has {shape[1]} features, but {estimator_name} is expecting {n_features} features as input.")
+        raise ValueError(
+            f"{name} has {shape[1]} features, but {estimator_name} is expecting {n_features} features as input."
+        )
     if shape[1] > _INT32_MAX:
-        raise ValueError(f"{name} has {shape[1]:,} features; at most {_INT32_MAX:,} fit into int32 column numbers.")
+        raise ValueError(
+            f"{name} has {shape[1]:,} features; at most {_INT32_MAX:,} fit into int32 column numbers."
+        )
 
 
 def _to_float32(values: Any, name: str, estimator_name: str) -> NDArray[np.float32]:
@@ -121,11 +135,14 @@ def _to_float32(values: Any, name: str, estimator_name: str) -> NDArray[np.float
         with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported with its place
             return np.ascontiguousarray(np.asarray(values), dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} holds something that is not a number ({error}); {estimator_name} needs numbers.") from error
+        raise type(error)(
+            f"{name} holds something that is not a number ({error}); {estimator_name} needs numbers."
+        ) from error
 
 
 def _check_sparse(X: Any, name: str, estimator_name: str) -> Any:
-    # Sorting and merging work in place, so a CSR input that needs them is copied; another format is converted anyway.
+    # Sorting and merging work in place, so a CSR input that needs them is copied; another format is converted
+    # anyway.
     csr = sparse.csr_array(X, copy=X.format == "csr" and not X.has_canonical_format)
     csr.sum_duplicates()
     given, data = csr.data, _to_float32(csr.data, name, estimator_name)
@@ -146,9 +163,13 @@ def _check_sparse(X: Any, name: str, estimator_name: str) -> Any:
 def _reject_value(value: Any, place: str, estimator_name: str) -> NoReturn:
     number = float(value)
     if math.isnan(number):
-        raise ValueError(f"{place} is NaN; {estimator_name} needs finite numbers. Drop such rows or fill the gaps first.")
+        raise ValueError(
+            f"{place} is NaN; {estimator_name} needs finite numbers. Drop such rows or fill the gaps first."
+        )
     if math.isinf(number):
         raise ValueError(
             f"{place} is {number} (infinity); {estimator_name} needs finite numbers. Drop or clip such values first."
         )
-    raise ValueError(f"{place} is {number:g}, which becomes infinity in float32; scale the features down first.")
+    raise ValueError(
+        f"{place} is {number:g}, which becomes infinity in float32; scale the features down first."
+    )

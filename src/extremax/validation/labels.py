@@ -21,8 +21,9 @@ def encode_labels(
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return the distinct labels and, for every row, the position of its label among them.
 
-    Labels are of any hashable type; equal values (``1``, ``1.0``, ``True``) are one label.  The classes are sorted if they can
-    be compared with one another, else in order of first appearance.  Arrays of numbers and strings keep their dtype.
+    Labels are of any hashable type; equal values (``1``, ``1.0``, ``True``) are one label. The classes are
+    sorted if they can be compared with one another, else in order of first appearance. Arrays of numbers and
+    strings keep their dtype.
 
     Examples
     --------
@@ -35,7 +36,11 @@ def encode_labels(
     """
     values = flat_labels(y, n_samples, name, estimator_name)
     classes, ids = unique_labels(values, name)
-    if classes.dtype.kind == "f" and 2 * classes.size > ids.size and bool((classes != np.floor(classes)).any()):
+    if (
+        classes.dtype.kind == "f"
+        and 2 * classes.size > ids.size
+        and bool((classes != np.floor(classes)).any())
+    ):
         raise ValueError(
             f"Unknown label type: continuous. {name} has {classes.size} distinct fractional numbers in {ids.size} rows, which "
             f"looks like a regression target. If each number names a class, pass them as strings."
@@ -44,7 +49,9 @@ def encode_labels(
 
 
 def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
-    """Return the distinct labels of a declared list of classes, in the order :func:`encode_labels` would give them."""
+    """Return the distinct labels of a declared list of classes, in the order :func:`encode_labels` would
+    give them.
+    """
     return unique_labels(flat_labels(classes, None, name, estimator_name), name)[0]
 
 
@@ -78,7 +85,12 @@ class LabelIndex:
         return self.find(values, where=lambda i: f"{name}[{i}]", way_out=way_out, allow_unseen=allow_unseen)
 
     def find(
-        self, values: NDArray[Any] | list[Any], *, where: Callable[[int], str], way_out: str, allow_unseen: bool
+        self,
+        values: NDArray[Any] | list[Any],
+        *,
+        where: Callable[[int], str],
+        way_out: str,
+        allow_unseen: bool,
     ) -> NDArray[np.int32]:
         """Ids of labels that are one array or list; `where` words the position of one that is unknown."""
         if isinstance(values, np.ndarray) and self._sorted and self._comparable(values.dtype):
@@ -115,8 +127,12 @@ def lookup_labels(y: Any, classes: NDArray[Any], **options: Any) -> NDArray[np.i
     return LabelIndex(classes).lookup(y, **options)
 
 
-def flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR) -> NDArray[Any] | list[Any]:
-    """One label per row, as a 1-D array of a plain dtype, an object array, or a list; missing labels are rejected."""
+def flat_labels(
+    y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
+) -> NDArray[Any] | list[Any]:
+    """One label per row, as a 1-D array of a plain dtype, an object array, or a list; missing labels are
+    rejected.
+    """
     if y is None:
         raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
     if sparse.issparse(y):
@@ -136,9 +152,13 @@ def flat_labels(y: Any, n_samples: int | None, name: str, estimator_name: str = 
         if values.ndim == 2:
             _reject_many_labels(np.full(values.shape[0], values.shape[1]), name)
         if values.ndim != 1:
-            raise ValueError(f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row.")
+            raise ValueError(
+                f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
+            )
         if values.dtype.kind == "c":
-            raise ValueError(f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings.")
+            raise ValueError(
+                f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
+            )
         if values.dtype.kind == "V":
             values = values.tolist()
     if n_samples is not None and len(values) != n_samples:
@@ -168,7 +188,9 @@ def _rows_to_labels(rows: Iterable[Any], name: str) -> list[Any]:
 
 
 def _reject_many_labels(counts: NDArray[Any], name: str) -> NoReturn:
-    """Rows hold any number of labels: name the first that does not hold one (or the first, in an indicator matrix)."""
+    """Rows hold any number of labels: name the first that does not hold one (or the first, in an indicator
+    matrix).
+    """
     row = int(np.argmax(counts != 1)) if len(counts) else 0
     count = int(counts[row]) if len(counts) else 0
     what = "1 label in an indicator matrix" if count == 1 else f"{count} labels"
@@ -180,7 +202,9 @@ def _reject_many_labels(counts: NDArray[Any], name: str) -> NoReturn:
 def _reject_unhashable(values: NDArray[Any] | list[Any], where: Callable[[int], str]) -> NoReturn:
     row = next(i for i, value in enumerate(values) if not isinstance(value, Hashable))
     kind = type(values[row]).__name__
-    raise TypeError(f"{where(row)} is of type {kind}, which is not hashable, so it cannot be a label.") from None
+    raise TypeError(
+        f"{where(row)} is of type {kind}, which is not hashable, so it cannot be a label."
+    ) from None
 
 
 def _reject_missing(value: Any, where: str) -> NoReturn:
@@ -190,7 +214,9 @@ def _reject_missing(value: Any, where: str) -> NoReturn:
 def unique_labels(
     values: NDArray[Any] | list[Any], name: str, where: Callable[[int], str] | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The distinct values, sorted if they can be, and the place of each value among them; `where` words a position."""
+    """The distinct values, sorted if they can be, and the place of each value among them; `where` words a
+    position.
+    """
     where = where or (lambda i: f"{name}[{i}]")
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         classes, ids = np.unique(values, return_inverse=True)
@@ -220,15 +246,20 @@ def _is_missing(value: Any) -> bool:
 
 
 def _label_array(labels: list[Any], *, keep_objects: bool) -> NDArray[Any]:
-    """A 1-D array of labels: of a plain dtype if they are all numbers, or all strings, of one kind; else of objects."""
+    """A 1-D array of labels: of a plain dtype if they are all numbers, or all strings, of one kind; else
+    of objects.
+    """
     kinds = set(map(type, labels))
     if not keep_objects and len(kinds) == 1:
         kind = next(iter(kinds))
         if issubclass(kind, str):
             longest, total = max(map(len, labels)), sum(map(len, labels))
-            # A fixed-width array pays for its longest string in every entry and cannot end a string in a zero character.
+            # A fixed-width array pays for its longest string in every entry and cannot end a string in a zero
+            # character.
             if longest * len(labels) <= 4 * total + (1 << 20) and not any(s.endswith("\0") for s in labels):
                 return np.array(labels)
-        elif issubclass(kind, bool | float | np.generic) or (kind is int and labels[0] >= -(2**63) and labels[-1] < 2**63):
+        elif issubclass(kind, bool | float | np.generic) or (
+            kind is int and labels[0] >= -(2**63) and labels[-1] < 2**63
+        ):
             return np.array(labels)
     return np.fromiter(labels, dtype=object, count=len(labels))

@@ -1,6 +1,5 @@
-"""Labels of rows, one or several each: a label per row, a list of labels per row, or an indicator matrix, as pairs of a row and
-a class.
-"""
+"""Labels of rows, one or several each: a label per row, a list of labels per row, or an indicator matrix, as
+pairs of a row and a class."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ class Targets:
     n_rows : int
         Rows, with those that have no label.
     rows : int64 (n_pairs,) or None
-        Row of each pair, ascending, and within a row by class; None where every row has one label, and pair i is row i.
+        Row of each pair, ascending, and within a row by class; None where every row has one label, and pair i
+        is row i.
     """
 
     ids: NDArray[np.int32]
@@ -54,7 +54,9 @@ class Targets:
 
 
 class _Pairs(NamedTuple):
-    """Rows and column numbers of the true entries of an indicator matrix, and what names its columns, if anything does."""
+    """Rows and column numbers of the true entries of an indicator matrix, and what names its columns, if
+    anything does.
+    """
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
@@ -70,14 +72,14 @@ def encode_targets(
     Parameters
     ----------
     y
-        One label per row; or rows that are lists, sets or arrays of labels (a tuple is one label); or an indicator matrix
-        (n_samples, n_classes), sparse or dense, 1 where a row has the label of the column.  A label that a row repeats counts
-        once.
+        One label per row; or rows that are lists, sets or arrays of labels (a tuple is one label); or an
+        indicator matrix (n_samples, n_classes), sparse or dense, 1 where a row has the label of the column. A
+        label that a row repeats counts once.
     n_samples
         Rows that are needed.
     classes
-        For an indicator matrix the names of its columns, else all labels there are.  Without them, columns are named by a
-        DataFrame or numbered, and the classes are the labels that occur.
+        For an indicator matrix the names of its columns, else all labels there are. Without them, columns are
+        named by a DataFrame or numbered, and the classes are the labels that occur.
     name
         What error messages call `y`.
 
@@ -115,9 +117,11 @@ def lookup_targets(
     way_out: str = "Declare every class beforehand: fit(X, y, classes=all_labels).",
     allow_unseen: bool = False,
 ) -> Targets:
-    """Return the pairs of a row and a known class; an unknown label raises, or gets the class -1 with `allow_unseen`.
+    """Return the pairs of a row and a known class; an unknown label raises, or gets the class -1 with
+    `allow_unseen`.
 
-    Columns of an indicator matrix are the classes in their order, or those that the columns of a DataFrame name.
+    Columns of an indicator matrix are the classes in their order, or those that the columns of a DataFrame
+    name.
 
     Examples
     --------
@@ -134,7 +138,9 @@ def lookup_targets(
         return _targets(rows, ids, n_rows, name)
     found = _indicator_pairs(y, n_samples, name)
     if found.names is not None:
-        of_column = index.lookup(found.names, name=f"{name}.columns", way_out=way_out, allow_unseen=allow_unseen)
+        of_column = index.lookup(
+            found.names, name=f"{name}.columns", way_out=way_out, allow_unseen=allow_unseen
+        )
         return _targets(found.rows, of_column[found.columns], found.shape[0], name)
     if found.shape[1] != len(index.classes):
         raise ValueError(
@@ -149,7 +155,8 @@ def _kind(y: Any) -> str:
         return "indicator"
     if hasattr(y, "__array__"):
         values = np.asarray(y)
-        if values.ndim == 2 and values.shape[1] != 1:  # one column is a vector in disguise, as everywhere in scikit-learn
+        # one column is a vector in disguise, as everywhere in scikit-learn
+        if values.ndim == 2 and values.shape[1] != 1:
             return "indicator"
         rows: Any = values if values.ndim == 1 and values.dtype == np.dtype(object) else ()
     else:
@@ -174,7 +181,9 @@ def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _Pairs:
         rows, columns = np.nonzero(table)
         shape, values = table.shape, table[rows, columns]
     if n_samples is not None and shape[0] != n_samples:
-        raise ValueError(f"{name} has {shape[0]:,} rows of labels, but there are {n_samples:,} rows of features.")
+        raise ValueError(
+            f"{name} has {shape[0]:,} rows of labels, but there are {n_samples:,} rows of features."
+        )
     wrong = ~((values == 0) | (values == 1))
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -194,7 +203,9 @@ def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
         return np.arange(n_columns)
     values = flat_labels(given, None, "classes")
     if len(values) != n_columns:
-        raise ValueError(f"classes has {len(values):,} names, but {name} has {n_columns:,} columns; give one name per column.")
+        raise ValueError(
+            f"classes has {len(values):,} names, but {name} has {n_columns:,} columns; give one name per column."
+        )
     distinct, places = unique_labels(values, "classes")
     if len(distinct) < len(places):
         twice = distinct[int(np.argmax(np.bincount(places)))]
@@ -203,11 +214,20 @@ def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
     return distinct[places]
 
 
-def _list_pairs(y: Any, n_samples: int | None, name: str) -> tuple[NDArray[np.int64], list[Any], int, Callable[[int], str]]:
-    """Row of each label, the labels one after the other, the number of rows, and words for where a label stands."""
-    lists = [(row.ravel().tolist() if isinstance(row, np.ndarray) else row) if isinstance(row, _MANY) else (row,) for row in y]
+def _list_pairs(
+    y: Any, n_samples: int | None, name: str
+) -> tuple[NDArray[np.int64], list[Any], int, Callable[[int], str]]:
+    """Row of each label, the labels one after the other, the number of rows, and words for where a label
+    stands.
+    """
+    lists = [
+        (row.ravel().tolist() if isinstance(row, np.ndarray) else row) if isinstance(row, _MANY) else (row,)
+        for row in y
+    ]
     if n_samples is not None and len(lists) != n_samples:
-        raise ValueError(f"{name} has {len(lists):,} lists of labels, but there are {n_samples:,} rows of features.")
+        raise ValueError(
+            f"{name} has {len(lists):,} lists of labels, but there are {n_samples:,} rows of features."
+        )
     lengths = np.fromiter(map(len, lists), np.int64, count=len(lists))
     rows = np.repeat(np.arange(len(lists), dtype=np.int64), lengths)
 
@@ -224,7 +244,8 @@ def _targets(rows: NDArray[np.int64], ids: NDArray[Any], n_rows: int, name: str)
     order = np.lexsort((ids, rows))
     rows, classes = rows[order], ids[order].astype(np.int32, copy=False)
     first = np.ones(len(rows), bool)
-    first[1:] = (rows[1:] != rows[:-1]) | (classes[1:] != classes[:-1]) | (classes[1:] < 0)  # unknown ones may well differ
+    # unknown ones may well differ
+    first[1:] = (rows[1:] != rows[:-1]) | (classes[1:] != classes[:-1]) | (classes[1:] < 0)
     rows, classes = rows[first], classes[first]
     one_each = len(rows) == n_rows and bool((rows == np.arange(n_rows)).all())
     return Targets(classes, n_rows, None if one_each else rows)

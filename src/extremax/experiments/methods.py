@@ -1,8 +1,8 @@
 """The methods that the paper compares: their names, how they are set up, and how they look in every figure.
 
-Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart; each method also has a marker
-of its own, for print without colour.  The paper draws its own method in green and NCE in orange; so does this.
-"""
+Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart; each method
+also has a marker of its own, for print without colour. The paper draws its own method in green and NCE in
+orange; so does this."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def split_rows(
     seed : int
         Seed of the choice.
     keep_classes : bool
-        Keep one row of every class, chosen at random, in training: rows of an unseen class say nothing about a model.  The
-        held-out parts are then smaller than asked for where most classes have one row.
+        Keep one row of every class, chosen at random, in training: rows of an unseen class say nothing about
+        a model. The held-out parts are then smaller than asked for where most classes have one row.
 
     Returns
     -------
@@ -54,7 +54,9 @@ def split_rows(
         order = order[free]
     elif keep_classes:
         if np.ndim(y) != 1:
-            raise ValueError("keep_classes needs one label per row; pass keep_classes=False for a number of rows.")
+            raise ValueError(
+                "keep_classes needs one label per row; pass keep_classes=False for a number of rows."
+            )
         # In random order, the first row of each class stays; the others keep their random order.
         _, first = np.unique(np.asarray(y)[order], return_index=True)
         free = np.ones(n_samples, dtype=bool)
@@ -73,7 +75,8 @@ def split_rows(
 
 
 def seen_classes(y: Any, y_train: Any) -> NDArray[np.bool_]:
-    """Whether the class of each row occurs in training: rows of other classes are left out of test figures, and counted.
+    """Whether the class of each row occurs in training: rows of other classes are left out of test figures,
+    and counted.
 
     Examples
     --------

@@ -1,15 +1,17 @@
-"""Wikipedia-500K and Amazon-670K as the paper used them: dense XML-CNN features and label lists in text files.
+"""Wikipedia-500K and Amazon-670K as the paper used them: dense XML-CNN features and label lists in text
+files.
 
-The layout that the authors' scripts read (repository mandt-lab/adversarial-negative-sampling, folder of the set)::
+The layout that the authors' scripts read (repository mandt-lab/adversarial-negative-sampling, folder of the
+set)::
 
     trn_ft_mat_dense.txt    "N K", then N lines of K numbers separated by spaces
     trn_lbl_mat.txt         "N L", then N lines "label:1 label:1 ...", labels counted from 0
     tst_ft_mat_dense.txt    the same for the test rows
     tst_lbl_mat.txt
 
-Each may be compressed (``.gz``, ``.xz``, ``.zst``).  As there, the class of a row is its smallest label, test rows of classes
-without a training row are left out, and a random fifth of the other test rows serves as validation data.
-"""
+Each may be compressed (``.gz``, ``.xz``, ``.zst``). As there, the class of a row is its smallest label, test
+rows of classes without a training row are left out, and a random fifth of the other test rows serves as
+validation data."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
     Examples
     --------
     >>> import tempfile
-    >>> from extremax.paper.xml_cnn import read_dense_text
+    >>> from extremax.data.xml_cnn import read_dense_text
     >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
     ...     print("2 3", "0.5 1 -2", "0 1e-3 4", sep="\\n", file=file, flush=True)
     ...     read_dense_text(file.name).tolist()
@@ -47,7 +49,9 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
                 out = np.empty(_header(stream.name, lines.pop(0), "rows and features"), np.float32)
             lines = [line for line in lines if line.strip()]
             if done + len(lines) > len(out):
-                raise DataFileError(stream.name, f"more rows than the {len(out)} of the header.", line=len(out) + 2)
+                raise DataFileError(
+                    stream.name, f"more rows than the {len(out)} of the header.", line=len(out) + 2
+                )
             for line in lines:
                 done += 1
                 try:
@@ -55,7 +59,9 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
                 except ValueError as error:
                     raise DataFileError(stream.name, f"expected numbers: {error}.", line=done + 1) from None
                 if len(row) != out.shape[1]:
-                    raise DataFileError(stream.name, f"has {len(row)} numbers; expected {out.shape[1]}.", line=done + 1)
+                    raise DataFileError(
+                        stream.name, f"has {len(row)} numbers; expected {out.shape[1]}.", line=done + 1
+                    )
                 out[done - 1] = row
     if out is None:
         raise DataFileError(os.fspath(path), "is empty; expected a first line 'rows features'.", line=1)
@@ -80,9 +86,13 @@ def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None =
                     label, _, value = word.partition(b":")
                     if not label.isdigit() or value.strip() not in (b"1", b"1.0", b"1.000000", b""):
                         got = word.decode(errors="replace")
-                        raise DataFileError(stream.name, f"has {got!r}; expected a label as '17:1'.", line=where)
+                        raise DataFileError(
+                            stream.name, f"has {got!r}; expected a label as '17:1'.", line=where
+                        )
                     if int(label) >= shape[1]:
-                        raise DataFileError(stream.name, f"has label {int(label)} of {shape[1]}, counted from 0.", line=where)
+                        raise DataFileError(
+                            stream.name, f"has label {int(label)} of {shape[1]}, counted from 0.", line=where
+                        )
                     flat.append(int(label))
                 ends.append(len(flat))
     if shape is None or len(ends) - 1 != shape[0]:
@@ -98,7 +108,9 @@ def find_files(folder: Path) -> dict[str, Path]:
         choices = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]
         existing = [path for path in choices if path.exists()]
         if not existing:
-            raise FileNotFoundError(f"{folder} has no {name}; XML-CNN features are the four files {', '.join(FILES)}.")
+            raise FileNotFoundError(
+                f"{folder} has no {name}; XML-CNN features are the four files {', '.join(FILES)}."
+            )
         found[name] = existing[0]
     return found
 
@@ -107,6 +119,8 @@ def _header(name: str, line: bytes, what: str) -> tuple[int, int]:
     words = line.split()
     if len(words) != 2 or not all(word.isdigit() for word in words):
         raise DataFileError(
-            name, f"starts with {line[:40].decode(errors='replace')!r}; expected the numbers of {what}.", line=1
+            name,
+            f"starts with {line[:40].decode(errors='replace')!r}; expected the numbers of {what}.",
+            line=1,
         )
     return int(words[0]), int(words[1])

@@ -1,0 +1,182 @@
+"""Labelled rows: pairs of a row of X and one of its classes, each with a weight.
+
+With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by their
+pairs; X is never copied per pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from extremax.splits import split_rows
+from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Pairs of a row of X and a class.
+
+    Attributes
+    ----------
+    X : (n_rows, n_features)
+        Features; no columns where only labels matter.
+    y : int32 (n_pairs,)
+        Class of each pair; -1 for a label that is not among the known classes, where that is allowed.
+    row_index : int64 (n_pairs,) or None
+        Row of X of each pair, ascending, and within a row by class; None where pair i is row i.
+    weight : float32 (n_pairs,) or None
+        Weight of each pair; None means one.
+    """
+
+    X: Features
+    y: Int32
+    row_index: Int64 | None = None
+    weight: Float32 | None = None
+
+    @classmethod
+    def labels_only(cls, y: Int32, n_rows: int, row_index: Int64 | None = None) -> Examples:
+        """Make examples without features; `with_features` adds them."""
+        return cls(np.empty((n_rows, 0), np.float32), y, row_index)
+
+    def with_features(self, X: Features) -> Examples:
+        """Return the same pairs of the rows of X."""
+        return replace(self, X=X)
+
+    def with_row_weight(self, weight: Float32 | None) -> Examples:
+        """Return the same pairs, each with the weight of its row."""
+        if weight is None or self.row_index is None:
+            return replace(self, weight=weight)
+        return replace(self, weight=weight[self.row_index])
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.X.shape[0])
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.y)
+
+    @property
+    def rows(self) -> Int64:
+        """Row of each pair, as an array in any case."""
+        return np.arange(self.n_pairs, dtype=np.int64) if self.row_index is None else self.row_index
+
+    def rows_of(self, pairs: Int64) -> Int64:
+        """Return the rows of some pairs."""
+        return pairs if self.row_index is None else self.row_index[pairs]
+
+    def expand(self, per_row: Float32) -> Float32:
+        """Return an array with one line per pair from one with a line per row."""
+        return per_row if self.row_index is None else per_row[self.row_index]
+
+    @cached_property
+    def pair_weight(self) -> Float32:
+        """Weight of each pair, as an array in any case."""
+        return np.ones(self.n_pairs, np.float32) if self.weight is None else self.weight
+
+    @property
+    def labels_per_row(self) -> Int64:
+        return np.bincount(self.rows, minlength=self.n_rows).astype(np.int64)
+
+    @property
+    def n_unlabelled(self) -> int:
+        """Rows without any label."""
+        return 0 if self.row_index is None else int((self.labels_per_row == 0).sum())
+
+    @cached_property
+    def label_edges(self) -> Int64 | None:
+        """Where the pairs of each row begin and end; None if no row has several."""
+        index = self.row_index
+        if index is None or not np.any(index[1:] == index[:-1]):
+            return None
+        return np.searchsorted(index, np.arange(self.n_rows + 1))
+
+    def class_counts(self, n_classes: int, *, weighted: bool = False) -> Float64 | Int64:
+        """Return pairs, or their summed weight, of each class."""
+        counts: Float64 | Int64 = np.bincount(
+            self.y, weights=self.weight if weighted else None, minlength=n_classes
+        )
+        return counts
+
+    def take(self, kept: Bool) -> Examples:
+        """Return the marked pairs; X stays as it is."""
+        if kept.all():
+            return self
+        index = np.flatnonzero(kept) if self.row_index is None else self.row_index[kept]
+        return Examples(self.X, self.y[kept], index, None if self.weight is None else self.weight[kept])
+
+    def usable(self) -> Examples:
+        """Return the pairs of known classes that have a weight above zero."""
+        kept = self.y >= 0
+        return self.take(kept if self.weight is None else kept & (self.weight > 0.0))
+
+    def compact(self) -> Examples:
+        """Return the same pairs without the features of rows that have none: prediction goes through all
+        rows of X.
+        """
+        if self.row_index is None:
+            return self
+        used, rows = np.unique(self.row_index, return_inverse=True)
+        if len(used) == self.n_rows:
+            return self
+        return Examples(
+            self.X[used], self.y, None if len(used) == len(rows) else rows.astype(np.int64), self.weight
+        )
+
+    def sample_rows(self, n_rows: int) -> Examples:
+        """Return the pairs of so many random rows, or of all if there are no more."""
+        chosen = np.zeros(self.n_rows, bool)
+        chosen[np.random.default_rng(0).permutation(self.n_rows)[:n_rows]] = True
+        return self.take(chosen[self.rows]).compact()
+
+    def dense(self) -> Examples:
+        """Return the same pairs with sparse rows unpacked."""
+        X = self.X
+        return replace(self, X=X.toarray()) if sparse.issparse(X) else self  # type: ignore[union-attr]
+
+    def holdout(self, fraction: float, seed: int) -> tuple[Examples, Examples]:
+        """Split off a fraction of the rows for validation: whole rows, never the last one of a class, no
+        copy of X.
+        """
+        if self.row_index is None:
+            _, held_out = split_rows(self.y, fractions=(fraction,), seed=seed)
+            kept = np.ones(self.n_pairs, bool)
+            kept[held_out] = False
+        else:
+            offsets = np.searchsorted(self.row_index, np.arange(self.n_rows + 1))
+            matrix = sparse.csr_array((np.ones(self.n_pairs, np.int8), self.y, offsets))
+            _, held_out = split_rows(matrix, fractions=(fraction,), seed=seed)
+            kept = ~np.isin(self.row_index, held_out)
+        if len(held_out) == 0:
+            raise ValueError(
+                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one to train on. Give an"
+                " eval_set or more rows."
+            )
+        return self.take(kept), replace(self.take(~kept), weight=None)
+
+    def set_aside(self, n_rows: int, seed: int) -> tuple[Examples, Examples]:
+        """Split off some random rows for calibration: never the last row of a class, no copy of X for the
+        others.
+        """
+        if n_rows < 1:
+            raise ValueError(f"n_rows is {n_rows}; set at least one row aside.")
+        rows = self.rows
+        offsets = np.searchsorted(rows, np.arange(self.n_rows + 1))
+        left = np.bincount(self.y)
+        aside = np.zeros(self.n_rows, bool)
+        for row in np.random.default_rng((seed, 4)).permutation(self.n_rows):
+            labels = self.y[offsets[row] : offsets[row + 1]]
+            if len(labels) and (left[labels] > 1).all():
+                left[labels] -= 1
+                aside[row] = True
+                n_rows -= 1
+                if n_rows == 0:
+                    break
+        chosen = aside[rows]
+        weight = None if self.weight is None else self.weight[~chosen]
+        rest = Examples(self.X, self.y[~chosen], rows[~chosen], weight)
+        return rest, Examples(self.X, self.y[chosen], rows[chosen]).compact()
