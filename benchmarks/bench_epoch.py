@@ -1,28 +1,42 @@
-"""One epoch of the paper's method against a memory copy of the bytes it has to move.
+"""One epoch of the paper's method against a memory copy of the bytes that it has to move.
 
-    python benchmarks/bench_epoch.py            # shape S: N = 490,449, C = 213,874, K = 512, k = 16, one negative
+    python benchmarks/bench_epoch.py            # N = 490,449, C = 213,874, K = 512, k = 16, one negative
 
-Per row: x read once, and for the positive and each negative the weights and the Adagrad sums read and
-written. Epoch and copy are timed in turns, and the median of the ratios is printed: the machine's mood is in
-both."""
+Per row, x is read once, and for the positive and each negative the weights and the Adagrad sums are read
+and written.  Epochs and copies alternate, and ratios are medians of the ratios of neighbours: what other
+programs take of the machine then slows down both.
+"""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from extremax.data.synthetic import planted_hierarchy
-from extremax.fitting import Options, prepare, training_set
-from extremax.linear import train_epoch
-from extremax.runtime.progress import ProgressLine
-from timing import MemoryCopy, machine, stopwatch
+from extremax import ExtremeClassifier
+from extremax.data import SyntheticData, planted_hierarchy
+from timing import MemoryCopy, machine, make_parser, write_rows
+
+NAME = "bench_epoch"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def time_epochs(
+    data: SyntheticData, parameters: dict[str, Any], copy: MemoryCopy, bytes_moved: float, repeats: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds of some epochs, and of a memory copy after each; the first epoch is left out."""
+    copies: list[float] = []
+
+    def copy_memory(record: dict[str, Any]) -> None:  # the clock of the history stands still in callbacks
+        copies.append(copy.seconds(bytes_moved, parameters["n_jobs"]))
+
+    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=1 + repeats, random_state=0, **parameters)
+    clf.fit(data.X, data.y, classes=np.arange(data.n_classes), callbacks=[copy_memory])
+    return np.diff([record["seconds"] for record in clf.history_])[1:], np.array(copies[1:])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=490_449)
     parser.add_argument("--classes", type=int, default=213_874)
     parser.add_argument("--features", type=int, default=512)
@@ -30,64 +44,50 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--batch-size", type=int, default=None)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.rows, args.classes, args.features, args.repeats = 2000, 100, 16, 2
     print(machine())
-    print(
-        f"N = {args.rows:,}  C = {args.classes:,}  K = {args.features}  k = 16  negatives = {args.negatives}"
-    )
+    sizes = f"N = {args.rows:,}  C = {args.classes:,}  K = {args.features}"
+    print(f"{sizes}  k = 16  negatives = {args.negatives}")
 
     data = planted_hierarchy(args.rows, args.classes, args.features, seed=0)
-    X, y = data.X, data.y
-    pairs = 1 + args.negatives
-    row_bytes = 4 * args.features
+    row_bytes, n_pairs = 4 * args.features, 1 + args.negatives
     moved = {
-        "adagrad": args.rows * row_bytes * (1 + 4 * pairs),
-        "adagrad_row": args.rows * row_bytes * (1 + 2 * pairs),
+        "adagrad": args.rows * row_bytes * (1 + 4 * n_pairs),
+        "adagrad_row": args.rows * row_bytes * (1 + 2 * n_pairs),
     }
-    copy = MemoryCopy()
-    copy.seconds(1e9, 2)
-    median_seconds: dict[tuple[str, int], float] = {}
-    noise = None
-    for optimizer in ("adagrad", "adagrad_row"):
+    copy = MemoryCopy(tiny=args.tiny)
+    copy.seconds(1e9 if not args.tiny else 1e7, 2)
+    medians: dict[tuple[str, int], float] = {}
+    for optimizer, bytes_moved in moved.items():
         for threads in args.threads:
-            options = Options(
-                objective="negative_sampling", noise=noise or "adversarial", optimizer=optimizer, n_negatives=args.negatives,
-                score_penalty=1e-3, prior_variance=None, batch_size=args.batch_size, n_components=16, regularization=0.1,
-                noise_exponent=1.0,
-                tree_share=0.9, n_threads=threads,
-            )  # fmt: skip
-            prepared = prepare(X, y, None, args.classes, options, 0, ProgressLine(0))
-            if noise is None:  # one tree serves all runs
-                noise, projection = prepared.model.noise, prepared.model.projection
-            prepared.model.projection = projection
-            rows, epoch_options = training_set(prepared.model, X, y, None, options, 0)
-
-            def epoch(model=prepared.model, rows=rows, epoch_options=epoch_options) -> None:  # type: ignore[no-untyped-def]
-                train_epoch(model.linear, rows, epoch_options, learning_rate=0.1)
-
-            epoch()  # compiles, and touches every page
-            copies, epochs = [], []
-            for _ in range(args.repeats):
-                copies.append(copy.seconds(moved["adagrad"], threads))
-                epochs.append(stopwatch(epoch))
-            seconds = float(np.median(epochs))
-            median_seconds[optimizer, threads] = seconds
-            ratio = float(np.median(np.array(epochs) / np.array(copies)))
-            print(
-                f"{optimizer:12s} {threads} thread{'s' if threads > 1 else ' '}  {seconds:6.3f} s"
-                f"  {args.rows / seconds:12,.0f} samples/s"
-                f"  {moved[optimizer] / seconds / 1e9:5.1f} GB/s  {ratio:5.2f} x memcpy of {moved['adagrad'] / 1e9:.2f} GB"
-                f" (best epoch / best copy {min(epochs) / min(copies):.2f})"
-            )
+            parameters = {
+                "optimizer": optimizer,
+                "n_negatives": args.negatives,
+                "score_penalty": 1e-3,
+                "batch_size": args.batch_size,
+                "tree_components": min(16, args.features),
+                "tree_regularization": 0.1,
+                "n_jobs": threads,
+            }
+            epochs, copies = time_epochs(data, parameters, copy, moved["adagrad"], args.repeats)
+            medians[optimizer, threads] = seconds = float(np.median(epochs))
+            row = {
+                "case": f"{optimizer}, {threads} threads",
+                "seconds": seconds,
+                "rows/s": args.rows / seconds,
+                "GB/s": bytes_moved / seconds / 1e9,
+                f"times a copy of {moved['adagrad'] / 1e9:.3g} GB": float(np.median(epochs / copies)),
+                "best epoch / best copy": float(epochs.min() / copies.min()),
+            }
+            write_rows(NAME, [row])
     for threads in args.threads:
-        share = median_seconds["adagrad_row", threads] / median_seconds["adagrad", threads]
-        print(f"row-wise / per-weight Adagrad, {threads} thread(s): {share:.2f}")
+        ratio = medians["adagrad_row", threads] / medians["adagrad", threads]
+        write_rows(NAME, [{"case": f"adagrad_row / adagrad, {threads} threads", "ratio": ratio}])
     if {1, 2} <= set(args.threads):
-        for optimizer in moved:
-            print(
-                f"{optimizer}: two threads are {median_seconds[optimizer, 1] / median_seconds[optimizer, 2]:.2f}"
-                " times as fast as one"
-            )
+        speedups = {optimizer: medians[optimizer, 1] / medians[optimizer, 2] for optimizer in moved}
+        write_rows(NAME, [{"case": "one thread / two threads", **speedups}])
 
 
 if __name__ == "__main__":

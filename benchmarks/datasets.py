@@ -1,23 +1,25 @@
-"""The real data sets of the benchmarks, as dense float32 features and integer class ids, built once and
-cached.
+"""The data sets of the benchmarks: dense float32 features and integer class ids, built once and cached.
 
     python benchmarks/datasets.py                  # what there is, and what is cached
     python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
 
-Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project. Features
-are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench. Features:
+Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project. 
+Features are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench.
 
-eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the row's rarest label by training count,
-                 ties by smaller id. The complete label sets are in `labels_train` and so on.
-bibtex           the same with 256; a tenth of the training rows serves as validation data, as the set has none.
-npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted on train),
-npm-owner-282k   truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length; class = owner.
-icd10cm          from the package simple-icd-10-cm: each description, inclusion term and "includes" note of a code (without the
-                 seventh-character extensions) is a text; its class is the parent code, or for a
-                 three-character category the category itself. Repeated (text, class) pairs count once.
-                 80/10/10 random split, seed 0. Word 1-2-grams and character 2-5-grams within word boundaries,
-                 TF-IDF (sublinear, fitted on train, features of at least two rows), truncated SVD to 512,
-                 rows scaled to unit length.
+eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the rarest label of the row by
+                 training count, ties by smaller id.  The complete label sets are in `labels_train` and so on.
+bibtex           the same with 256; a tenth of the training rows is the validation set, as there is none.
+npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted on
+npm-owner-282k   train), truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length;
+                 class = owner.
+icd10cm          from the package simple-icd-10-cm: each description, inclusion term and "includes" note of a
+                 code (without the seventh-character extensions) is a text; its class is the parent code, or for
+                 a three-character category the category itself.  Repeated (text, class) pairs count once.
+                 80/10/10 random split, seed 0.  Word 1-2-grams and character 2-5-grams within word boundaries,
+                 TF-IDF (sublinear, fitted on train, features of at least two rows), truncated SVD to 512, rows
+                 scaled to unit length.
+planted          made up, for ``--tiny``: 60 classes, 16 features, two labels in some rows; never cached.
+planted-many     the same with 2,100 classes: enough for the index of beam search.
 
 Rows of validation and test whose class never occurs in train are left out and counted.
 """
@@ -31,7 +33,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from extremax.data import has_label, load_dataset, rarest_label
+from extremax.data import has_label, load_dataset, planted_hierarchy, rarest_label
 from extremax.data.icd10cm import load_icd10cm
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -66,8 +68,20 @@ class BenchmarkData:
     labels_test: sp.csr_matrix | None = field(default=None, repr=False)
 
 
+def load_available(names: Iterable[str]) -> Iterator[BenchmarkData]:
+    """Load one set after the other; print what is missing of one that cannot be had here, and leave it out."""
+    for name in names:
+        missing = available(name)
+        if missing:
+            print(f"left out: {missing}", flush=True)
+        else:
+            yield load(name)
+
+
 def load(name: str, *, mmap: bool = False) -> BenchmarkData:
     """Load a set, building it the first time; `mmap` leaves the features on disk."""
+    if name in PLANTED:
+        return _plant(name, *PLANTED[name])
     if name not in BUILDERS:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(BUILDERS)}.")
     folder = cache_folder() / f"{name}-v{VERSION}"
@@ -88,7 +102,9 @@ def load(name: str, *, mmap: bool = False) -> BenchmarkData:
 
 
 def available(name: str) -> str:
-    """Empty if the set can be loaded here, else one sentence that says what is missing and how to get it."""
+    """Return "" if the set can be loaded here, else a sentence that says what is missing and how to get it."""
+    if name in PLANTED:
+        return ""
     if (cache_folder() / f"{name}-v{VERSION}" / "about.json").exists():
         return ""
     if name == "icd10cm":
@@ -113,8 +129,31 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EXTREMAX_CACHE", Path.home() / ".cache" / "extremax-bench"))
 
 
+# -- made-up sets
+
+
+def _plant(name: str, n_rows: int, n_classes: int, n_features: int) -> BenchmarkData:
+    """Return a planted hierarchy; every third row has a second label, the next class."""
+    data = planted_hierarchy(n_rows, n_classes, n_features, seed=0, n_test=n_rows // 4)
+    half = len(data.y_test) // 2
+    splits = {
+        "train": (data.X, data.y),
+        "valid": (data.X_test[:half], data.y_test[:half]),
+        "test": (data.X_test[half:], data.y_test[half:]),
+    }
+    known = np.unique(data.y)
+    parts: dict[str, Any] = {}
+    for split, (X, y) in splits.items():
+        seen = np.isin(y, known)
+        ids = np.searchsorted(known, y[seen]).astype(np.int32)
+        labels = sp.lil_matrix((len(ids), len(known)), dtype=np.float32)
+        labels[np.arange(len(ids)), ids] = 1
+        labels[np.arange(0, len(ids), 3), (ids[::3] + 1) % len(known)] = 1
+        parts |= {f"X_{split}": X[seen], f"y_{split}": ids, f"labels_{split}": labels.tocsr()}
+    return BenchmarkData(name, n_classes=len(known), class_names=[str(c) for c in known], **parts)
+
+
 # -- putting a set together
-# --------------------------------------------------------------------------------------------------
 
 
 def _assemble(
@@ -170,7 +209,6 @@ def _project(X: sp.csr_matrix, basis: np.ndarray, *, unit: bool) -> np.ndarray:
 
 
 # -- XMC repository text
-# -----------------------------------------------------------------------------------------------------
 
 
 def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str, Any]:
@@ -197,7 +235,6 @@ def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str,
 
 
 # -- texts
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def _build_npm(name: str) -> dict[str, Any]:
@@ -253,6 +290,7 @@ def _build_icd10cm() -> dict[str, Any]:
     return _assemble(features, {split: parents[rows[split]] for split in SPLITS})
 
 
+PLANTED = {"planted": (1200, 60, 16), "planted-many": (4200, 2100, 16)}  # rows, classes, features
 BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "eurlex57k": lambda: _build_xmc(
         "eurlex57k", {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"}, 512
@@ -265,6 +303,7 @@ BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main(names: list[str]) -> None:
+    """Print which sets there are, or build some."""
     if not names:
         for name in BUILDERS:
             cached = (cache_folder() / f"{name}-v{VERSION}" / "about.json").exists()

@@ -1,23 +1,23 @@
-"""Multi-label classification of EU laws (eurlex57k) beside PECOS and omikuji, on the same rows and features.
+"""Several labels per row: EU laws (eurlex57k) beside PECOS and omikuji, on the same rows and features.
 
     python benchmarks/multilabel.py                                  # extremax alone
-    python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others, in their own interpreter
+    python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others, in another interpreter
     python benchmarks/multilabel.py --peers ... --tfidf              # ... also on the sparse TF-IDF features
 
-The peers need an environment of their own, for PECOS wants numpy 1: ``python -m venv peers && peers/bin/pip
-install libpecos omikuji``. Rows, features and scoring are the same for all: dense features are TF-IDF reduced
-to 512 by SVD, test rows with a label that no training row has are left out (see datasets.py), figures come
-from `extremax.metrics`. All run on one thread. Seconds are those of the processor and, behind them, of the
-clock on the wall."""
+The peers need an environment of their own, because PECOS needs numpy 1: ``python -m venv peers &&
+peers/bin/pip install libpecos omikuji``.  Rows, features and scoring are the same for all: dense features
+are TF-IDF reduced to 512 by SVD, test rows with a label that no training row has are left out (see
+datasets.py), figures come from `extremax.metrics`.  All run on one thread.  Seconds are those of the
+processor and, behind them, of the wall clock.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ import numpy as np
 import scipy.sparse as sp
 
 import datasets
-import timing
 from extremax import ExtremeClassifier, metrics
 from extremax.data import load_dataset, rarest_label
-from peers import Clock
+from timing import Clock, machine, make_parser, write_rows
 
+NAME = "multilabel"
 KS = (1, 3, 5)
 NAMES = {"svd": "TF-IDF and SVD to 512", "tfidf": "TF-IDF"}
 PEERS = {
@@ -54,13 +54,13 @@ class Rows:
     Y_test: sp.csr_matrix
 
 
-def dense_rows() -> Rows:
-    data = datasets.load("eurlex57k")
+def dense_rows(name: str = "eurlex57k") -> Rows:
+    data = datasets.load(name)
     return Rows(data.X_train, _binary(data.labels_train), data.X_test, _binary(data.labels_test))
 
 
 def tfidf_rows() -> Rows:
-    """The same rows before the SVD."""
+    """Return the same rows before the SVD."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
     folder = datasets.data_folder() / "eurlex57k"
@@ -79,14 +79,13 @@ def _binary(Y: Any) -> sp.csr_matrix:
     return matrix
 
 
-def run_ours(rows: Rows, settings: dict[str, Any]) -> dict[str, Any]:
-    # Compiling is not training: once, on a few rows.
+def run_ours(rows: Rows, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Train and ask extremax; compiling, on a few rows, is not part of the time."""
     few = np.arange(0, rows.X_train.shape[0], 100)
-    ExtremeClassifier(n_jobs=1, random_state=0, **(settings | {"n_epochs": 1})).fit(
-        rows.X_train[few], rows.Y_train[few]
-    )
+    once = parameters | {"n_epochs": 1}
+    ExtremeClassifier(n_jobs=1, random_state=0, **once).fit(rows.X_train[few], rows.Y_train[few])
     clock = Clock()
-    clf = ExtremeClassifier(n_jobs=1, random_state=0, **settings).fit(rows.X_train, rows.Y_train)
+    clf = ExtremeClassifier(n_jobs=1, random_state=0, **parameters).fit(rows.X_train, rows.Y_train)
     train, clock = clock.read(), Clock()
     labels, _ = clf.predict_topk(rows.X_test, k=max(KS))
     return {"labels": labels, "train": train, "predict": clock.read()}
@@ -114,27 +113,32 @@ def run_peer(name: str, python: str, rows: Rows, folder: Path) -> dict[str, Any]
     }
 
 
-def figures(rows: Rows, labels: np.ndarray) -> list[float]:
-    counts = np.asarray(rows.Y_train.sum(axis=0)).ravel()
-    chances = metrics.label_propensities(counts, rows.Y_train.shape[0])
-    found = [metrics.precision_at_k(rows.Y_test, labels, k=k) for k in KS]
-    found += [metrics.ndcg_at_k(rows.Y_test, labels, k=k) for k in KS[1:]]
-    return found + [metrics.propensity_scored_precision_at_k(rows.Y_test, labels, chances, k=k) for k in KS]
+def figures(rows: Rows, labels: np.ndarray) -> dict[str, float]:
+    """Return the ranking figures of the first five labels of each row."""
+    Y, counts = rows.Y_test, np.asarray(rows.Y_train.sum(axis=0)).ravel()
+    propensity = metrics.label_propensities(counts, rows.Y_train.shape[0])
+    found = {f"P@{k}": metrics.precision_at_k(Y, labels, k=k) for k in KS}
+    found |= {f"nDCG@{k}": metrics.ndcg_at_k(Y, labels, k=k) for k in KS[1:]}
+    scored = metrics.propensity_scored_precision_at_k
+    return found | {f"PSP@{k}": scored(Y, labels, propensity, k=k) for k in KS}
 
 
-def print_row(name: str, rows: Rows, result: dict[str, Any], first: list[float] | None) -> list[float]:
+def print_row(
+    name: str, rows: Rows, result: dict[str, Any], first: dict[str, float] | None
+) -> dict[str, float]:
+    """Print a line of the table and return its figures; `first` are those of PECOS."""
     found = figures(rows, result["labels"])
-    (wall, cpu), (_, ask_cpu) = result["train"], result["predict"]
-    cells = " | ".join(f"{100 * value:.2f}" for value in found)
-    ratio = "" if first is None else f"{found[0] / first[0]:.3f}, {found[2] / first[2]:.3f}"
-    print(f"| {name} | {cells} | {cpu:.1f} ({wall:.0f}) | {ask_cpu:.1f} | {ratio} |", flush=True)
+    (wall, processor), (_, asking) = result["train"], result["predict"]
+    cells = " | ".join(f"{100 * value:.2f}" for value in found.values())
+    ratio = "" if first is None else ", ".join(f"{found[at] / first[at]:.3f}" for at in ("P@1", "P@5"))
+    print(f"| {name} | {cells} | {processor:.1f} ({wall:.0f}) | {asking:.1f} | {ratio} |", flush=True)
+    seconds = {"training processor s": processor, "training s": wall, "prediction processor s": asking}
+    write_rows(NAME, [{"case": name, **found, **seconds}], show=False)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has libpecos and omikuji")
     parser.add_argument(
         "--methods", nargs="*", choices=PEERS, default=["pecos", "omikuji"], help="which of the peers"
@@ -143,30 +147,35 @@ def main() -> None:
         "--work", metavar="FOLDER", help="keep the peers' answers here, and use those that are there"
     )
     parser.add_argument("--tfidf", action="store_true", help="also on the sparse features before the SVD")
-    arguments = parser.parse_args()
-    missing = datasets.available("eurlex57k")
-    if missing:
-        sys.exit(missing)
-    print(timing.machine())
-    work = Path(arguments.work or tempfile.mkdtemp())
+    args = parser.parse_args(argv)
+    print(machine())
+    kinds: dict[str, Callable[[], Rows]] = {"svd": dense_rows}
+    if args.tfidf:
+        kinds["tfidf"] = tfidf_rows
+    if args.tiny:
+        kinds = {"svd": lambda: dense_rows("planted")}
+    elif missing := datasets.available("eurlex57k"):
+        print(f"left out: {missing}")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind, make in kinds.items():
+            compare(kind, make(), Path(args.work or temporary) / kind, args.peers, args.methods)
+
+
+def compare(kind: str, rows: Rows, folder: Path, python: str | None, peers: Sequence[str]) -> None:
+    """Print the table of one kind of features."""
+    sizes = f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
+    labels_per_row = rows.Y_train.nnz / rows.X_train.shape[0]
+    print(f"\n{NAMES[kind]}: {sizes}, {labels_per_row:.2f} labels per row\n")
     heads = [f"P@{k}" for k in KS] + [f"nDCG@{k}" for k in KS[1:]] + [f"PSP@{k}" for k in KS]
-    kinds = [("svd", dense_rows)] + ([("tfidf", tfidf_rows)] if arguments.tfidf else [])
-    for kind, make in kinds:
-        rows, folder = make(), work / kind
-        sizes = (
-            f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
-        )
-        print(f"\n{NAMES[kind]}: {sizes}, {rows.Y_train.nnz / rows.X_train.shape[0]:.2f} labels a row\n")
-        print(
-            "| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |"
-        )
-        print("|---|" + "---|" * (len(heads) + 3))
-        first = None
-        for peer in arguments.methods if arguments.peers else ():
-            found = print_row(PEERS[peer], rows, run_peer(peer, arguments.peers, rows, folder), first)
-            first = found if peer == "pecos" else first
-        for name, settings in OURS.items():
-            print_row(f"extremax, {name}", rows, run_ours(rows, settings), first)
+    print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
+    print("|---|" + "---|" * (len(heads) + 3))
+    first = None
+    for peer in peers if python else ():
+        found = print_row(PEERS[peer], rows, run_peer(peer, python, rows, folder), first)
+        first = found if peer == "pecos" else first
+    for name, parameters in OURS.items():
+        print_row(f"extremax, {name}", rows, run_ours(rows, parameters), first)
 
 
 if __name__ == "__main__":

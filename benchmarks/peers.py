@@ -1,12 +1,14 @@
-"""PECOS (XR-Linear) and omikuji on the files that ``multilabel.py`` writes; started by it, in an interpreter
-that has them.
+"""PECOS (XR-Linear) and omikuji on the files that `multilabel` writes.
+
+`multilabel` starts this program in an interpreter that has both:
 
     python benchmarks/peers.py pecos|omikuji|omikuji-1 FOLDER
 
-FOLDER holds ``X_train``, ``X_test`` (.npy dense or .npz CSR) and ``Y_train.npz``. Written there: ``NAME.npz``
-with the five best labels of each test row, and ``NAME.json`` with versions and seconds. Neither numpy 2 nor
-extremax is needed: PECOS wants numpy 1. All methods run on one thread, and seconds are also those of the
-processor, which a busy machine does not change."""
+FOLDER holds ``X_train``, ``X_test`` (.npy dense or .npz CSR) and ``Y_train.npz``.  Written there:
+``NAME.npz`` with the five best labels of each test row, and ``NAME.json`` with versions and seconds.  The
+interpreter needs neither numpy 2 nor extremax, as PECOS needs numpy 1.  All methods run on one thread, and
+seconds are those on the wall and those of the processor, which other programs change less.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def load_matrix(folder: Path, name: str) -> Any:
 
 
 def run_pecos(folder: Path) -> dict[str, Any]:
-    """XR-Linear with its defaults: PIFA label embeddings, hierarchical 2-means, TFN negatives, beam 10."""
+    """Run XR-Linear with its defaults: PIFA embeddings, hierarchical 2-means, TFN negatives, beam 10."""
     from pecos.xmc import Indexer, LabelEmbeddingFactory
     from pecos.xmc.xlinear.model import XLinearModel
 
@@ -61,8 +63,9 @@ def run_pecos(folder: Path) -> dict[str, Any]:
 
 
 def run_omikuji(folder: Path, n_trees: int | None = None) -> dict[str, Any]:
-    """Its defaults: a forest of three Parabel trees, beam 10. It reads text, and training seconds include
-    the reading.
+    """Run omikuji with its defaults: three Parabel trees, beam 10.
+
+    It reads text, and training seconds include the reading.
     """
     import omikuji
 
@@ -87,7 +90,7 @@ def run_omikuji(folder: Path, n_trees: int | None = None) -> dict[str, Any]:
 
 
 def write_xmc(path: Path, X: sp.csr_matrix, Y: sp.csr_matrix) -> None:
-    """XMC repository text: a header ``N D L``, then ``l1,l2 f:v f:v ...``."""
+    """Write XMC repository text: a header ``N D L``, then ``l1,l2 f:v f:v ...``."""
     with path.open("w") as file:
         file.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n")
         for row in range(X.shape[0]):
@@ -100,8 +103,7 @@ def write_xmc(path: Path, X: sp.csr_matrix, Y: sp.csr_matrix) -> None:
             )
 
 
-# One tree is what an hour's patience allows on dense features: each node's solver goes through all 512 of
-# them.
+# One tree takes an hour on dense features: the solver of each node goes through all 512 of them.
 METHODS = {"pecos": run_pecos, "omikuji": run_omikuji, "omikuji-1": partial(run_omikuji, n_trees=1)}
 
 

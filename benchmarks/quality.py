@@ -1,21 +1,20 @@
-"""Test accuracy and log-likelihood against training seconds: the default classifier beside what else one
-could do.
+"""Test accuracy and log-likelihood against training seconds: the default classifier beside other methods.
 
-    python benchmarks/quality.py --data eurlex57k icd10cm npm-owner-124k --budgets 5 10 30 60 120 --out
-    docs/results/quality
+    python benchmarks/quality.py --data eurlex57k icd10cm --budgets 5 10 30 60 120 --out build/quality
 
-All methods run one after the other in this process, on the same rows and threads. The clock counts training
-alone (projection, tree and start included, compilation and evaluation not). A method is scored on a random
-sample of test rows at the first minibatch after each budget, and when it ends; a method that ended keeps its
-last figures. extremax is fitted anew for each budget and interrupted, as by Ctrl-C, so that it ends there:
-setting the probabilities right takes part of the time. PyTorch rows need ``pip install torch``; without it
-they are left out.
+All methods run one after the other in this process, on the same rows and threads.  The clock counts
+training alone (projection, tree and start included, compilation and evaluation not).  A method is scored on
+a random sample of test rows at the first minibatch after each budget, and when it ends; a method that ended
+keeps its last figures.  extremax is fitted again for each budget and interrupted, as by Ctrl-C, so that it
+ends there: calibration takes part of the time.  PyTorch methods need ``pip install torch``; without it they
+are left out.
 
-extremax               ExtremeClassifier() with nothing set
+extremax               ExtremeClassifier() with its defaults
 paper                  objective="negative_sampling": per-row negatives from the tree (Eq. 6)
-sampled NOISE M R      sampled softmax, M classes shared in a minibatch of 512, row-wise Adagrad, not whitened, from zero;
-                       R is the step size for rows of mean square length one
-softmax                full softmax, Adagrad 0.03 on features of unit variance, minibatches of 256 (up to 20,000 classes)
+sampled NOISE M R      sampled softmax, M classes shared in a minibatch of 512, row-wise Adagrad, not
+                       whitened, from zero; R is the step size for rows of mean square length one
+softmax                full softmax, Adagrad 0.03 on features of unit variance, minibatches of 256 (up to
+                       20,000 classes)
 torch ...              the same two in PyTorch
 """
 
@@ -26,106 +25,119 @@ import itertools
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import datasets
-from extremax import ExtremeClassifier, calibrate
-from extremax.metrics import expected_calibration_error
-from extremax.training.loop import Watcher
+from extremax import ExtremeClassifier, calibrate, evaluate
+from extremax.errors import TrainingInterruptedWarning
+from extremax.examples import Examples
+from extremax.model import Model
+from extremax.runtime.threads import resolve_threads
+from extremax.training.loop import Moment, Watcher
+from timing import machine, make_parser, write_rows
 
 try:
     import torch
 except ImportError:
     torch = None
 
-Curve = list[tuple[float, float, float]]  # seconds, accuracy, log-likelihood
+NAME = "quality"
+Rows = np.ndarray
+Point = tuple[float, float, float]  # seconds, accuracy, log-likelihood
+Curve = list[Point]
+_COMPILING_ROWS = 2000
+_RESERVE_ROWS = 256  # rows that calibrate a model after Ctrl-C
+
+
+def score(model: ExtremeClassifier | Model, X: Rows, y: Rows, seconds: float) -> Point:
+    report = evaluate(model, X, y, ks=(1,))
+    return seconds, report.accuracy[1], report.log_likelihood
 
 
 class Score(Watcher):
-    """Scores the model when a budget is used up, and stops it after the last."""
+    """Scores the model when a budget is used up, and ends training after the last."""
 
-    def __init__(self, clf: ExtremeClassifier, X: np.ndarray, y: np.ndarray, budgets: list[float]) -> None:
+    def __init__(self, clf: ExtremeClassifier, X: Rows, y: Rows, budgets: Sequence[float]) -> None:
         self.clf, self.X, self.y, self.left, self.curve = clf, X, y, list(budgets), Curve()
 
-    def wants(self, record: dict) -> bool:
+    def at_start(self, moment: Moment) -> None:
+        self.add(moment.model(), moment.record["seconds"])
+
+    def during_epoch(self, moment: Moment) -> None:
+        if self.is_due(moment.record):
+            self.add(moment.model(), moment.record["seconds"])
+
+    def __call__(self, record: dict[str, Any]) -> bool:
+        if self.is_due(record):
+            self.add(self.clf, record["seconds"])
+        return not self.left
+
+    def is_due(self, record: dict[str, Any]) -> bool:
         return bool(self.left) and record["seconds"] >= self.left[0]
 
-    def look(self, record: dict) -> None:
-        figures = self.clf.model_.evaluate(self.X, self.y)
-        self.curve.append((record["seconds"], figures.accuracy, figures.log_likelihood))
-        while self.left and record["seconds"] >= self.left[0]:
+    def add(self, model: ExtremeClassifier | Model, seconds: float) -> None:
+        self.curve.append(score(model, self.X, self.y, seconds))
+        while self.left and seconds >= self.left[0]:
             self.left.pop(0)
 
-    def at_start(self, record: dict) -> None:
-        self.look(record)
 
-    def during_epoch(self, record: dict) -> None:
-        self.look(record)
-
-    def __call__(self, record: dict) -> bool:
-        if self.wants(record) or record["epoch"] == self.clf.choices_["n_epochs"]:
-            self.look(record)
-        return not self.left
+def compile_kernels(parameters: dict[str, Any], data: datasets.BenchmarkData) -> None:
+    few = slice(0, _COMPILING_ROWS)
+    ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])
 
 
 def run_extremax(
-    parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]
+    parameters: dict[str, Any], data: datasets.BenchmarkData, X: Rows, y: Rows, budgets: list[float]
 ) -> tuple[Curve, ExtremeClassifier]:
-    few = slice(0, 2000)
-    ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])  # compiles
+    """Train once, and score the model on the way."""
+    compile_kernels(parameters, data)
     clf = ExtremeClassifier(**parameters)
-    score = Score(clf, X, y, budgets)
-    clf.fit(data.X_train, data.y_train, callbacks=[score])
-    score.look(clf.history_[-1])  # with what comes after the epochs
-    return score.curve, clf
+    scores = Score(clf, X, y, budgets)
+    clf.fit(data.X_train, data.y_train, callbacks=[scores])
+    scores.add(clf, clf.history_[-1]["seconds"])  # with what comes after the epochs
+    return scores.curve, clf
 
 
 def run_default(
-    parameters: dict, data: datasets.BenchmarkData, X, y, budgets: list[float]
+    parameters: dict[str, Any], data: datasets.BenchmarkData, X: Rows, y: Rows, budgets: list[float]
 ) -> tuple[Curve, ExtremeClassifier]:
-    """The default as a user meets it who stops it after a time: what `fit` leaves behind then."""
-    few = slice(0, 2000)
-    ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])  # compiles
+    """Train once for each budget and press Ctrl-C: what `fit` leaves behind then."""
+    compile_kernels(parameters, data)
 
-    def fitted(stop: float) -> tuple[tuple[float, float, float], ExtremeClassifier]:
+    def fit_until(stop: float) -> tuple[Point, ExtremeClassifier]:
         clf, started = ExtremeClassifier(**parameters), time.perf_counter()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Training was interrupted")
+            warnings.simplefilter("ignore", TrainingInterruptedWarning)
             clf.fit(data.X_train, data.y_train, callbacks=[Stop(started + stop)])
-        seconds = time.perf_counter() - started
-        figures = clf.model_.evaluate(X, y)
-        return (seconds, figures.accuracy, figures.log_likelihood), clf
+        return score(clf, X, y, time.perf_counter() - started), clf
 
-    end, clf = fitted(np.inf)
-    some = data.X_valid[:256], data.y_valid[:256].astype(np.int32)
-    kept, started = (clf.model_.temperature, clf.model_.floor), time.perf_counter()
-    clf.model_.calibrate(*some)
+    end, clf = fit_until(np.inf)
+    some = Examples(data.X_valid[:_RESERVE_ROWS], data.y_valid[:_RESERVE_ROWS].astype(np.int32))
+    started = time.perf_counter()
+    clf.model_.calibrated(some, n_threads=resolve_threads(clf.n_jobs))
     reserve = time.perf_counter() - started
-    clf.model_.temperature, clf.model_.floor = kept
-    return [*(fitted(budget - reserve)[0] for budget in budgets if budget < end[0]), end], clf
+    return [*(fit_until(budget - reserve)[0] for budget in budgets if budget < end[0]), end], clf
 
 
 class Stop(Watcher):
     """Ctrl-C at a time."""
 
-    def __init__(self, moment: float) -> None:
-        self.moment = moment
+    def __init__(self, when: float) -> None:
+        self.when = when
 
-    def wants(self, record: dict) -> bool:
-        return time.perf_counter() >= self.moment
-
-    def during_epoch(self, record: dict) -> None:
-        raise KeyboardInterrupt
-
-    def __call__(self, record: dict) -> bool:
-        return False
+    def during_epoch(self, moment: Moment) -> None:
+        if time.perf_counter() >= self.when:
+            raise KeyboardInterrupt
 
 
-def run_torch(batches: Iterator[float], scores: Callable, X, y, budgets: list[float]) -> Curve:
-    """Each item of `batches` is a training step; `scores` gives all scores of some rows."""
+def run_torch(
+    batches: Iterator[float], scores: Callable[[Any], Any], X: Any, y: Any, budgets: list[float]
+) -> Curve:
+    """Train by the steps of `batches` and score on the way; `scores` returns all scores of some rows."""
     curve, left, spent = Curve(), list(budgets), 0.0
     while left:
         started = time.perf_counter()
@@ -143,13 +155,13 @@ def run_torch(batches: Iterator[float], scores: Callable, X, y, budgets: list[fl
     return curve
 
 
-def torch_rows(data: datasets.BenchmarkData, X, y) -> tuple:
+def torch_rows(data: datasets.BenchmarkData, X: Rows, y: Rows) -> tuple[Any, ...]:
     scale = np.float32(1.0 / np.sqrt(np.mean(np.sum(np.square(data.X_train, dtype=np.float64), axis=1))))
     tensors = (data.X_train * scale, data.y_train.astype(np.int64), X * scale, y.astype(np.int64))
     return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in tensors)
 
 
-def torch_softmax(data: datasets.BenchmarkData, X, y, budgets: list[float]) -> Curve:
+def torch_softmax(data: datasets.BenchmarkData, X: Rows, y: Rows, budgets: list[float]) -> Curve:
     X_train, y_train, X_test, y_test = torch_rows(data, X, y)
     X_train, X_test = X_train * X_train.shape[1] ** 0.5, X_test * X_train.shape[1] ** 0.5
     layer = torch.nn.Linear(X_train.shape[1], data.n_classes)
@@ -171,7 +183,13 @@ def torch_softmax(data: datasets.BenchmarkData, X, y, budgets: list[float]) -> C
 
 
 def torch_sampled(
-    data: datasets.BenchmarkData, X, y, budgets: list[float], exponent: float, n_shared: int, rate: float
+    data: datasets.BenchmarkData,
+    X: Rows,
+    y: Rows,
+    budgets: list[float],
+    exponent: float,
+    n_shared: int,
+    rate: float,
 ) -> Curve:
     X_train, y_train, X_test, y_test = torch_rows(data, X, y)
     n_classes, n_features = data.n_classes, X_train.shape[1]
@@ -209,7 +227,8 @@ def torch_sampled(
 
 def methods(
     data: datasets.BenchmarkData, sizes: list[int], rates: list[float], threads: int
-) -> dict[str, dict | tuple]:
+) -> dict[str, dict[str, Any] | tuple[Any, ...]]:
+    """Return parameters of extremax, or a function with its last arguments, by name of the method."""
     seed = {"random_state": 0, "n_jobs": threads}
     plain = {
         "objective": "shared_softmax",
@@ -218,7 +237,10 @@ def methods(
         "n_epochs": 1000,
         **seed,
     }
-    found: dict[str, dict | tuple] = {"extremax": seed, "paper": {"objective": "negative_sampling", **seed}}
+    found: dict[str, dict[str, Any] | tuple[Any, ...]] = {
+        "extremax": seed,
+        "paper": {"objective": "negative_sampling", **seed},
+    }
     exponents = {"uniform": 0.0, "frequency": 1.0, "frequency^0.75": 0.75}
     for (name, exponent), size, rate in itertools.product(exponents.items(), sizes, rates):
         noise = {"noise": "frequency", "noise_exponent": exponent, "learning_rate": rate}
@@ -233,20 +255,60 @@ def methods(
 
 
 def at(curve: Curve, budget: float) -> tuple[float, float] | None:
-    """Figures at a budget: of the last point that lies no more than a minibatch's look behind it."""
+    """Return the figures at a budget: of the last point that is no more than a minibatch behind it."""
     usable = [point for point in curve if point[0] <= budget * 1.02 + 0.5]
     return usable[-1][1:] if usable else None
 
 
-def calibration(clf: ExtremeClassifier, X, y) -> float:
-    best, log_prob = clf.model_.top_k(X, 1)
-    return expected_calibration_error(best[:, 0] == y, np.exp(log_prob[:, 0].astype(np.float64)))
+def calibration_errors(
+    clf: ExtremeClassifier, data: datasets.BenchmarkData, X: Rows, y: Rows
+) -> dict[str, float]:
+    """Return the calibration error as fitted, and after `calibrate` on all validation rows."""
+    before = evaluate(clf, X, y, ks=(1,)).calibration_error
+    calibrate(clf, data.X_valid, data.y_valid)
+    after = evaluate(clf, X, y, ks=(1,)).calibration_error
+    return {"calibration error": before, "after calibrate()": after}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def compare(data: datasets.BenchmarkData, args: argparse.Namespace) -> tuple[list[str], dict[str, Curve]]:
+    """Run all methods on one data set: lines of a Markdown table, and the curves."""
+    rows = np.sort(np.random.default_rng(0).permutation(len(data.y_test))[: args.test_rows])
+    X, y = data.X_test[rows], data.y_test[rows]
+    sizes = f"{len(data.y_train):,} rows, {data.n_classes:,} classes, {data.X_train.shape[1]} features"
+    lines = [f"## {data.name}: {sizes}", ""]
+    lines.append("| method | " + " | ".join(f"{b:g} s" for b in args.budgets) + " | end |")
+    lines.append("|---" * (len(args.budgets) + 2) + "|")
+    print("\n".join(lines), flush=True)
+    curves: dict[str, Curve] = {}
+    for method, settings in methods(data, args.sizes, args.rates, args.threads).items():
+        wanted = args.methods
+        if wanted and not any(part == method or part in method.split() for part in wanted):
+            continue
+        errors: dict[str, float] = {}
+        if isinstance(settings, tuple):
+            if torch is None:
+                continue
+            curve = settings[0](data, X, y, args.budgets, *settings[1:])
+        else:
+            train = run_default if method == "extremax" else run_extremax
+            curve, clf = train(settings, data, X, y, args.budgets)
+            if method == "extremax":
+                errors = calibration_errors(clf, data, X, y)
+        curves[method] = curve
+        cells = [at(curve, budget) for budget in args.budgets]
+        shown = " | ".join("-" if c is None else f"{c[0]:.1%} / {c[1]:.2f}" for c in cells)
+        seconds, accuracy, log_likelihood = curve[-1]
+        note = "".join(f", {name} {value:.3f}" for name, value in errors.items())
+        end = f"{accuracy:.1%} / {log_likelihood:.3f} after {seconds:.1f} s{note}"
+        lines.append(f"| {method} | {shown} | {end} |")
+        print(lines[-1], flush=True)
+        row = {"seconds": seconds, "accuracy": accuracy, "log-likelihood": log_likelihood, **errors}
+        write_rows(NAME, [{"case": f"{data.name}, {method}", **row}], show=False)
+    return [*lines, ""], curves
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--data", nargs="+", default=["eurlex57k", "icd10cm", "npm-owner-124k"])
     parser.add_argument("--budgets", nargs="+", type=float, default=[5, 10, 30, 60, 120])
     parser.add_argument("--methods", nargs="+", help="only those whose name contains one of these")
@@ -255,53 +317,27 @@ def main() -> None:
     parser.add_argument("--test-rows", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="name of the Markdown, JSON and PNG files to write")
-    arguments = parser.parse_args()
-    if torch is not None:
-        torch.set_num_threads(arguments.threads)
-    text, curves = [], {}
-    for name in arguments.data:
-        missing = datasets.available(name)
-        if missing:
-            print(missing)
-            continue
-        data = datasets.load(name)
-        rows = np.sort(np.random.default_rng(0).permutation(len(data.y_test))[: arguments.test_rows])
-        X, y = data.X_test[rows], data.y_test[rows]
-        head = f"## {name}: {len(data.y_train):,} rows, {data.n_classes:,} classes, {data.X_train.shape[1]} features"
-        lines = [head, "", "| method | " + " | ".join(f"{b:g} s" for b in arguments.budgets) + " | end |"]
-        lines.append("|---" * (len(arguments.budgets) + 2) + "|")
-        print("\n".join(lines), flush=True)
-        curves[name] = {}
-        for method, settings in methods(data, arguments.sizes, arguments.rates, arguments.threads).items():
-            if arguments.methods and not any(
-                part == method or part in method.split() for part in arguments.methods
-            ):
-                continue
-            note = ""
-            if isinstance(settings, tuple):
-                if torch is None:
-                    continue
-                curve = settings[0](data, X, y, arguments.budgets, *settings[1:])
-            else:
-                curve, clf = (run_default if method == "extremax" else run_extremax)(
-                    settings, data, X, y, arguments.budgets
-                )
-                if method == "extremax":
-                    note = f", calibration error {calibration(clf, X, y):.3f}"
-                    calibrate(clf, data.X_valid, data.y_valid)
-                    note += f", {calibration(clf, X, y):.3f} after calibrate() on validation rows"
-            curves[name][method] = curve
-            cells = [at(curve, budget) for budget in arguments.budgets]
-            shown = " | ".join("-" if c is None else f"{c[0]:.1%} / {c[1]:.2f}" for c in cells)
-            end = curve[-1]
-            lines.append(f"| {method} | {shown} | {end[1]:.1%} / {end[2]:.3f} after {end[0]:.1f} s{note} |")
-            print(lines[-1], flush=True)
-        text += [*lines, ""]
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.with_suffix(".json").write_text(json.dumps(curves, indent=1))
-        arguments.out.with_suffix(".tables.md").write_text("\n".join(text))
-        draw(curves, arguments.out.with_suffix(".png"))
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.data, args.budgets, args.sizes, args.rates = ["planted"], [0.02], [16], [0.1]
+    print(machine())
+    before = None if torch is None else torch.get_num_threads()
+    text: list[str] = []
+    curves: dict[str, dict[str, Curve]] = {}
+    try:
+        if torch is not None:
+            torch.set_num_threads(args.threads)
+        for data in datasets.load_available(args.data):
+            lines, curves[data.name] = compare(data, args)
+            text += lines
+    finally:
+        if before is not None:
+            torch.set_num_threads(before)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.with_suffix(".json").write_text(json.dumps(curves, indent=1))
+        args.out.with_suffix(".tables.md").write_text("\n".join(text))
+        draw(curves, args.out.with_suffix(".png"))
 
 
 def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:

@@ -1,30 +1,34 @@
-"""How far the defaults are from what a search finds: 30 settings judged on validation rows, the best then on
-test rows.
+"""How far the defaults are from the best parameters that a search finds on validation rows.
 
     python benchmarks/search.py --data eurlex57k --trials 30
 
-Settings whose validation log-likelihood after an epoch is below the median of those before are given up
-(Optuna's median pruner), once eight have run to their end. The search sees validation rows alone. Needs ``pip
-install optuna``."""
+Trials whose validation log-likelihood after an epoch is below the median of those before are given up
+(Optuna's median pruner), once eight have run to their end.  The search sees validation rows alone.  Needs
+``pip install optuna``.
+"""
 
 from __future__ import annotations
 
-import argparse
-import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import optuna
 
 import datasets
-from extremax import ExtremeClassifier
+from extremax import ExtremeClassifier, evaluate
+from timing import Clock, machine, make_parser, write_rows
+
+NAME = "search"
 
 
-def some(X: np.ndarray, y: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def some_rows(X: np.ndarray, y: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     rows = np.sort(np.random.default_rng(0).permutation(len(y))[:size])
     return np.ascontiguousarray(X[rows]), y[rows]
 
 
-def settings(trial: optuna.Trial) -> dict:
+def suggest(trial: optuna.Trial) -> dict[str, Any]:
+    """Return the parameters of a trial."""
     found = {
         "learning_rate": trial.suggest_float("learning_rate", 0.05, 2.0, log=True),
         "n_epochs": trial.suggest_int("n_epochs", 3, 10),
@@ -38,67 +42,65 @@ def settings(trial: optuna.Trial) -> dict:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def figures(clf: ExtremeClassifier, X: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    report = evaluate(clf, X, y, ks=(1,))
+    return {"accuracy": report.accuracy[1], "log-likelihood": report.log_likelihood}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--data", nargs="+", default=["eurlex57k", "npm-owner-124k"])
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--rows", type=int, default=6000, help="validation and test rows, drawn at random")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--study",
-        default="sqlite:///search.db",
-        help="where an interrupted search is kept and taken up again",
+        help="where a search is kept and taken up again, such as sqlite:///search.db; unless given, nowhere",
     )
-    arguments = parser.parse_args()
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.data, args.trials = ["planted"], 2
+    print(machine())
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    for name in arguments.data:
-        data = datasets.load(name)
-        X_valid, y_valid = some(data.X_valid, data.y_valid, arguments.rows)
-        X_test, y_test = some(data.X_test, data.y_test, arguments.rows)
-        same = {"random_state": 0, "n_jobs": arguments.threads}
+    for data in datasets.load_available(args.data):
+        X_valid, y_valid = some_rows(data.X_valid, data.y_valid, args.rows)
+        X_test, y_test = some_rows(data.X_test, data.y_test, args.rows)
+        same = {"random_state": 0, "n_jobs": args.threads}
 
-        def objective(trial: optuna.Trial, data=data, X=X_valid, y=y_valid, same=same) -> float:
-            started, clf = (
-                time.perf_counter(),
-                ExtremeClassifier(objective="shared_softmax", **settings(trial), **same),
-            )
+        def objective(trial: optuna.Trial) -> float:
+            clock, clf = Clock(), ExtremeClassifier("shared_softmax", **suggest(trial), **same)
 
-            def look(record: dict) -> None:
-                figures = clf.model_.evaluate(X, y)
-                trial.report(figures.log_likelihood, record["epoch"])
+            def prune(record: dict[str, Any]) -> None:
+                trial.report(figures(clf, X_valid, y_valid)["log-likelihood"], record["epoch"])
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-            clf.fit(data.X_train, data.y_train, callbacks=[look])
-            figures = clf.model_.evaluate(X, y)
-            print(f"{name} {trial.number:2d} {figures.accuracy:.2%} / {figures.log_likelihood:.3f}", end=" ")
-            print(f"{time.perf_counter() - started:.0f} s {trial.params}", flush=True)
-            trial.set_user_attr("log_likelihood", figures.log_likelihood)
-            return figures.accuracy
+            clf.fit(data.X_train, data.y_train, callbacks=[prune])
+            found = figures(clf, X_valid, y_valid)
+            case = f"{data.name}, trial {trial.number}, validation"
+            write_rows(NAME, [{"case": case, **found, "seconds": clock.read().wall, **trial.params}])
+            return found["accuracy"]
 
         study = optuna.create_study(
-            study_name=name,
-            storage=arguments.study,
+            study_name=data.name,
+            storage=args.study,
             load_if_exists=True,
             direction="maximize",
             sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=10),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
         )
-        study.optimize(objective, n_trials=max(0, arguments.trials - len(study.trials)))
-        for title, chosen in (
-            ("defaults", {}),
-            ("best of the search", {"objective": "shared_softmax", **study.best_params}),
-        ):
-            started = time.perf_counter()
+        study.optimize(objective, n_trials=max(0, args.trials - len(study.trials)))
+        best = {"objective": "shared_softmax", **study.best_params}
+        for title, chosen in (("defaults", {}), ("best of the search", best)):
+            clock = Clock()
             clf = ExtremeClassifier(**chosen, **same).fit(data.X_train, data.y_train)
-            seconds = time.perf_counter() - started
-            valid, test = clf.model_.evaluate(X_valid, y_valid), clf.model_.evaluate(X_test, y_test)
-            print(f"{name}, {title}: validation {valid.accuracy:.2%} / {valid.log_likelihood:.3f}", end=", ")
-            print(
-                f"test {test.accuracy:.2%} / {test.log_likelihood:.3f}, {seconds:.0f} s {chosen}", flush=True
-            )
+            seconds, case = clock.read().wall, f"{data.name}, {title}"
+            validation, test = figures(clf, X_valid, y_valid), figures(clf, X_test, y_test)
+            rows = [
+                {"case": f"{case}, validation", **validation},
+                {"case": f"{case}, test", **test, "seconds": seconds},
+            ]
+            write_rows(NAME, rows)
 
 
 if __name__ == "__main__":

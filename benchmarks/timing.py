@@ -1,51 +1,158 @@
-"""What the benchmarks share: a memory-copy yardstick and the statement of what was measured."""
+"""What the benchmarks share: clocks, the speed of memory, the machine, and rows of figures.
+
+A benchmark is a module with ``main(argv=None) -> None`` that understands ``--tiny``: the smallest problem
+that runs all of its code, in a few seconds and without data files.  It calls ``write_rows(name, rows)`` for
+every group of figures; `run_all` runs all benchmarks and makes one table of their rows.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremax.runtime import threads as parallel
+from extremax.runtime.threads import available_threads, run, split
 
+ROWS_FILE = "EXTREMAX_BENCH_ROWS"  # environment variable: the JSON lines file that `write_rows` appends to
 _BUFFER_BYTES = 1 << 28  # far larger than any cache
+_TINY_BUFFER_BYTES = 1 << 22
 
 
-class MemoryCopy:
-    """Times a warm memcpy that moves a given number of bytes (reads plus writes) on a given number of
-    threads.
-    """
+class Seconds(NamedTuple):
+    """Seconds on the wall, and of all processors together."""
+
+    wall: float
+    processor: float
+
+
+class Clock:
+    """Seconds since it was made."""
 
     def __init__(self) -> None:
-        self.source = np.ones(_BUFFER_BYTES, np.uint8)
-        self.target = np.ones(_BUFFER_BYTES, np.uint8)
+        self._wall, self._processor = time.perf_counter(), time.process_time()
 
-    def seconds(self, bytes_moved: float, n_threads: int) -> float:
-        size = int(bytes_moved / 2)
-        parts = parallel.split(size, _BUFFER_BYTES // 16)
+    def read(self) -> Seconds:
+        return Seconds(time.perf_counter() - self._wall, time.process_time() - self._processor)
 
-        def copy(i: int) -> None:
-            start, stop = parts[i]
-            offset = start % (_BUFFER_BYTES - (stop - start) + 1)
-            np.copyto(
-                self.target[offset : offset + stop - start], self.source[offset : offset + stop - start]
-            )
 
-        started = time.perf_counter()
-        parallel.run(copy, len(parts), n_threads)
-        return time.perf_counter() - started
+def measure(work: Callable[[], object]) -> Seconds:
+    """Return the seconds of one call."""
+    clock = Clock()
+    work()
+    return clock.read()
 
 
 def stopwatch(work: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
-    started = time.perf_counter()
+    """Return the wall seconds of one call."""
+    return measure(work).wall
+
+
+def best_of(work: Callable[[], object], repeats: int) -> Seconds:
+    """Return the least wall and processor seconds of several calls, after one that is not measured."""
     work()
-    return time.perf_counter() - started
+    found = [measure(work) for _ in range(repeats)]
+    return Seconds(min(s.wall for s in found), min(s.processor for s in found))
+
+
+class MemoryCopy:
+    """A warm memory copy: the least time in which a number of bytes can be read and written.
+
+    Parameters
+    ----------
+    tiny
+        Whether to copy a small buffer, whose figures mean nothing.
+    """
+
+    def __init__(self, *, tiny: bool = False) -> None:
+        self._size = _TINY_BUFFER_BYTES if tiny else _BUFFER_BYTES
+        self._source = np.ones(self._size, np.uint8)
+        self._target = np.ones(self._size, np.uint8)
+
+    def seconds(self, bytes_moved: float, n_threads: int) -> float:
+        """Return the seconds that moving so many bytes takes, reads and writes together."""
+        parts = split(int(bytes_moved / 2), self._size // 16)
+
+        def copy(i: int) -> None:
+            start, stop = parts[i]
+            offset = start % (self._size - (stop - start) + 1)
+            cut = slice(offset, offset + stop - start)
+            np.copyto(self._target[cut], self._source[cut])
+
+        return stopwatch(lambda: run(copy, len(parts), n_threads))
+
+    def bandwidth(self, n_threads: int) -> float:
+        """Return the bytes per second that a copy moves, reads and writes together."""
+        moved = 8 * self._size
+        return moved / min(self.seconds(moved, n_threads) for _ in range(3))
 
 
 def machine() -> str:
-    """One line about where figures come from."""
+    """Return one line about where figures come from."""
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    return f"{platform.machine()}, {parallel.available_threads()} processors, {versions}"
+    return f"{_processor()}, {available_threads()} processors, {versions}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the docstring as help and the option that every benchmark has."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
+    parser.add_argument("--tiny", action="store_true", help="the smallest problem: does it run at all")
+    return parser
+
+
+def write_rows(name: str, rows: Iterable[Mapping[str, Any]], *, show: bool = True) -> None:
+    """Print rows of figures, and append them to the file of a run of all benchmarks.
+
+    Parameters
+    ----------
+    name
+        Name of the benchmark.
+    rows
+        Each has a "case" and figures by name, with the unit in the name; None is a figure that is not known.
+    show
+        Whether to print them; False for a benchmark that prints a table of its own.
+    """
+    path = os.environ.get(ROWS_FILE)
+    for row in rows:
+        if show:
+            print(f"{row['case']}: {describe(row)}", flush=True)
+        if path:
+            with Path(path).open("a") as file:
+                file.write(json.dumps({"benchmark": name, **{key: _plain(row[key]) for key in row}}) + "\n")
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """Return the figures of a row as text.
+
+    >>> describe({"benchmark": "bench_epoch", "case": "adagrad", "seconds": 1.23456, "rows/s": 397261})
+    'seconds 1.235, rows/s 397,300'
+    """
+    figures = {name: value for name, value in row.items() if name not in ("benchmark", "case")}
+    return ", ".join(f"{name} {_format(value)}" for name, value in figures.items() if value is not None)
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,7 +1,8 @@
-"""A small data set and its recipe on disk, for the tests of experiments."""
+"""A small data set and its recipe on disk, for tests of experiments."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +20,73 @@ def write_recipe(
     more: str = "",
     **model: object,
 ) -> Path:
-    """A recipe for Gaussian classes in eight dimensions; `more` is added to the file, `model` to its
-    [model].
+    """Write a recipe for Gaussian classes in eight dimensions.
+
+    `more` is added to the file, `model` to its [model].
     """
     rng = np.random.default_rng(0)
     y = rng.integers(n_classes, size=n_rows)
     X = (rng.standard_normal((n_classes, 8))[y] + 0.5 * rng.standard_normal((n_rows, 8))).astype(np.float32)
     np.savez(folder / "rows.npz", X=X, y=y)
     plain = {"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 2, "learning_rate": 0.3}
-    settings = {**plain, "regularization": 0.1, "n_components": 8, "n_epochs": n_epochs, **model}
-    lines = "\n".join(f"{name} = {value!r}" for name, value in settings.items())
+    parameters = {**plain, "tree_regularization": 0.1, "tree_components": 8, "n_epochs": n_epochs, **model}
+    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     path = folder / "recipe.toml"
     path.write_text(f'[data]\nname = "gauss"\npath = "rows.npz"\n[model]\n{lines}\n{more}', encoding="utf-8")
     return path
 
 
 def make_recipe(folder: Path, **arguments: object) -> Recipe:
+    """Return the recipe that `write_recipe` writes."""
     return load_recipe(write_recipe(folder, **arguments))  # type: ignore[arg-type]
+
+
+def write_run(
+    folder: Path, method: str, accuracies: list[float], *, data: str = "icd10cm", first: float = 1.0
+) -> Path:
+    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "data": {"name": data, "path": None},
+                "method": method,
+                "model": {"learning_rate": 0.1, "score_penalty": 1e-4},
+            }
+        )
+    )
+    points = [
+        {"epoch": i, "seconds": first * 10.0**i, "cpu_seconds": 2 * first * 10.0**i}
+        | {f"{split}_accuracy": a for split in ("valid", "test")}
+        | {f"{split}_log_likelihood": -5.0 + 4 * a for split in ("valid", "test")}
+        for i, a in enumerate(accuracies)
+    ]
+    (folder / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    machine = {"processor": "Some CPU", "processors": 2, "memory_bytes": 8e9, "load_average": 0.1}
+    summary = {
+        "n_classes": 10662,
+        "n_train": 48265,
+        "evaluated_rows": {"valid": 5000, "test": 5000},
+        "machine": machine,
+    }
+    took = {"training_seconds": 60.0, "evaluation_seconds": 20.0, "compilation_seconds": 4.0}
+    (folder / "summary.json").write_text(
+        json.dumps({**summary, **took, "last": points[-1], "date": "2030-01-01T00:00:00+00:00"})
+    )
+    return folder
+
+
+def write_comparison(folder: Path) -> Path:
+    """Write runs of six methods and softmax: the proposed one is ten times as fast and ends higher."""
+    ends = {
+        "uniform": 0.3,
+        "frequency": 0.4,
+        "nce": 0.2,
+        "augment_reduce": 0.1,
+        "one_vs_each": 0.05,
+        "softmax": 0.45,
+    }
+    write_run(folder / "runs" / "adversarial", "adversarial", [0.1, 0.4, 0.5])
+    for method, end in ends.items():
+        write_run(folder / "runs" / method, method, [0.0, end / 2, end])
+    return folder

@@ -5,6 +5,7 @@ kind of model.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 import extremax
 import reference
 from extremax import ExtremeClassifier, TextClassifier, load_model, metrics
+from extremax.calibration import Calibration
 from extremax.evaluation import Report, calibrate, evaluate
 
 N_CLASSES, N_FEATURES = 30, 12
@@ -39,12 +41,13 @@ def fitted():
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
 def test_figures_match_reference(fitted, store):
     X, y = make_rows(200, seed=1)
-    fitted.model_.temperature, fitted.model_.floor = 1.7, 0.1  # so that a forgotten one shows
+    plain = fitted.model_
+    fitted._replace_model(plain.with_calibration(Calibration(1.7, 0.1)))  # so that a forgotten one shows
     try:
         report = evaluate(fitted, store(X), y)
         log_prob = fitted.predict_log_proba(store(X))
     finally:
-        fitted.model_.temperature, fitted.model_.floor = 1.0, 0.0
+        fitted._replace_model(plain)
     assert (report.n_samples, report.n_pairs) == (200, len(pairs_of(y)))
     assert (report.n_left_out, report.n_unknown) == (0, 0)
     assert report.multilabel
@@ -67,7 +70,7 @@ def test_propensities_come_from_training_counts_matches_reference(fitted, tmp_pa
     X, y = make_rows(200, seed=1)
     train = make_rows(900)[1]
     counts = np.bincount([label for labels in train for label in labels], minlength=N_CLASSES)
-    assert np.array_equal(fitted.model_.class_counts, counts)
+    assert np.array_equal(fitted.model_.classes.counts, counts)
     truth = sparse.csr_array((np.ones(len(pairs_of(y))), np.array(pairs_of(y)).T), shape=(200, N_CLASSES))
     ranked = np.argsort(-fitted.predict_log_proba(X), axis=1, kind="stable")
     chances = metrics.label_propensities(counts, 900)
@@ -78,9 +81,10 @@ def test_propensities_come_from_training_counts_matches_reference(fitted, tmp_pa
     flat = evaluate(fitted, X, y, propensity=np.ones(N_CLASSES)).propensity_scored_precision
     # every row has a label: the best possible is 1
     assert flat[1] == pytest.approx(evaluate(fitted, X, y).precision[1])
-    fitted.model_.class_counts, kept = None, fitted.model_.class_counts
+    plain = fitted.model_
+    fitted._replace_model(replace(plain, classes=replace(plain.classes, counts=None)))
     assert evaluate(fitted, X, y).propensity_scored_precision == {}
-    fitted.model_.class_counts = kept
+    fitted._replace_model(plain)
 
 
 def test_forms_of_labels_same_everywhere(fitted):
@@ -177,8 +181,8 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
     y = (p.cumsum(axis=1) > rng.random((9000, 1))).argmax(axis=1)
     clf = ExtremeClassifier("softmax", n_epochs=15, random_state=0).fit(X[:5000], y[:5000])
     labels = clf.predict(X[7000:])
-    clf.model_.linear.weights *= 3.0  # far too sure of itself
-    clf.model_.linear.biases *= 3.0
+    clf.model_.weights.weights *= 3.0  # far too sure of itself
+    clf.model_.weights.biases *= 3.0
 
     def error():
         """Of the first guess's probability against the true one, in five bins: labels of 2,000 rows would
@@ -190,11 +194,11 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
         return sum(abs((sure - truth)[bins == b].sum()) for b in range(5)) / 2000
 
     before = error()
-    temperature, floor = calibrate(clf, X[5000:7000], y[5000:7000])
+    temperature, uniform_mix = calibrate(clf, X[5000:7000], y[5000:7000])
     after = error()
     assert temperature == pytest.approx(3.0, rel=0.1)
-    assert floor < 0.01  # nothing to lift
+    assert uniform_mix < 0.01  # the planted softmax has none
     assert after < 0.01 < 0.3 < before
     assert np.array_equal(clf.predict(X[7000:]), labels)
     clf.save(tmp_path / "model")
-    assert load_model(tmp_path / "model").model_.temperature == temperature
+    assert load_model(tmp_path / "model").model_.calibration.temperature == temperature

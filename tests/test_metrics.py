@@ -150,10 +150,10 @@ def test_calibration_error_by_hand():
 def test_calibrated_confidence_has_small_error_recovers():
     rng = np.random.default_rng(5)
     confidence = rng.random(200_000)
-    honest = metrics.expected_calibration_error(rng.random(200_000) < confidence, confidence)
-    boastful = metrics.expected_calibration_error(rng.random(200_000) < 0.7 * confidence, confidence)
-    assert honest < 0.01  # 15 bins of 13,000 rows: standard error of a bin at most 0.0044
-    assert boastful == pytest.approx(0.15, abs=0.01)  # mean of 0.3 * confidence
+    calibrated = metrics.expected_calibration_error(rng.random(200_000) < confidence, confidence)
+    overconfident = metrics.expected_calibration_error(rng.random(200_000) < 0.7 * confidence, confidence)
+    assert calibrated < 0.01  # 15 bins of 13,000 rows: standard error of a bin at most 0.0044
+    assert overconfident == pytest.approx(0.15, abs=0.01)  # mean of 0.3 * confidence
 
 
 @pytest.mark.parametrize(

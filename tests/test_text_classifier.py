@@ -67,7 +67,7 @@ def test_resumed_fit_identity(fitted: TextClassifier, tmp_path: Path) -> None:
     cut.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     assert again.resume_fit(TEXTS, LABELS) is again
-    np.testing.assert_array_equal(again.model_.linear.weights, fitted.model_.linear.weights)
+    np.testing.assert_array_equal(again.model_.weights.weights, fitted.model_.weights.weights)
     with pytest.raises(NotFittedError, match=r"call fit\(texts, y\) first"):
         make().resume_fit(TEXTS, LABELS)
 

@@ -1,6 +1,4 @@
-"""Extreme classification: softmax over very many classes, trained and queried at a cost that grows with
-log C.
-"""
+"""Extreme classification: probabilistic classifiers over ten thousand to ten million classes."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,9 +18,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Where each public name lives.  A module is imported when one of its names is first used: `extremax --help`
-# needs none of them.
-_HOMES = {
+# The module of each public name, imported when the name is first used: `extremax --help` needs none of them.
+_MODULES = {
     "ExtremeClassifier": "estimator",
     "FrequencyNoise": "noise",
     "LabelTree": "tree",
@@ -35,8 +32,9 @@ _HOMES = {
     "evaluate": "evaluation",
     "load_model": "loading",
 }
-# `extremax.data` works without an import of its own
-_ROOMS = ("data", "metrics", "nn", "noise", "theory", "tree")
+# Packages that are attributes without an import of their own: `extremax.data` works at once.
+_PACKAGES = ("data", "errors", "features", "metrics", "nn", "noise", "paper", "search", "tree")
+_MOVED = {"theory": "paper.theory"}
 
 __all__ = [
     "ExtremeClassifier",
@@ -54,10 +52,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"extremax.{_HOMES[name]}"), name)
-    elif name in _ROOMS:
+    if name in _MODULES:
+        value = getattr(import_module(f"extremax.{_MODULES[name]}"), name)
+    elif name in _PACKAGES:
         value = import_module(f"extremax.{name}")
+    elif name in _MOVED:
+        return _moved(name)
     elif name == "__version__":
         value = _version()
     else:
@@ -67,7 +67,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS, "__version__"})
+    return sorted({*globals(), *__all__, *_PACKAGES, "__version__"})
+
+
+def _moved(name: str) -> Any:
+    import warnings
+
+    message = f"extremax.{name} is now called extremax.{_MOVED[name]}; the old name will go with the next release."
+    warnings.warn(message, FutureWarning, stacklevel=3)
+    return import_module(f"extremax.{_MOVED[name]}")
 
 
 def _version() -> str:

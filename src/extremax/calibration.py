@@ -1,145 +1,235 @@
-"""Honest probabilities: a temperature and a floor, chosen by rows that the model was not trained on.
+"""Calibration: a temperature and uniform mixing, chosen on rows that the model was not trained on.
 
-    p(y|x) = (1 - floor) softmax(s(x) / temperature)_y + floor / C,     s the debiased scores of the C classes.
+    p(y|x) = (1 - uniform_mix) softmax(s(x) / temperature)_y + uniform_mix / C
 
-The temperature decides how sure the model is of its first guess, and is chosen for that alone: whether the
-first guess is right is most probable under it. The floor is for certainty that is never quite justified, and
-for labels that the model has not thought of: in a softmax over 100,000 classes these have no probability to
-speak of, and the few rows with such a label would ask for a high temperature, at the expense of all others;
-an equal share for every class costs the others next to nothing. Neither changes an order (float32 logarithms
-of classes far below the floor may come out equal)."""
+with the debiased scores s of the C classes.  The temperature is chosen for the confidence of the top-1 alone:
+it maximises the likelihood of which top-1 predictions are right.  Uniform mixing is for labels that the model
+gives next to no probability.  Without it, the few rows with such a label would ask for a high temperature at
+the expense of all others.  Neither changes the order of the classes (float32 logarithms of classes far below
+``uniform_mix / C`` may be equal).
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
+from extremax.defaults_search import CalibrationConfig
+from extremax.examples import Examples
 from extremax.runtime.threads import run, split
-
-# where sums are taken; between them, cubic pieces that rise as the sums do
-_LOG_TEMPERATURES = np.linspace(-1.6, 1.6, 17)
-# of log temperatures, before the rows have spoken: few rows that are all right must not ask for certainty
-_SPREAD = 0.5
-# Beyond a tenth, what the likelihood asks for costs more honesty of the first guess than a temperature can
-# give back.
-_FLOORS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
-# nats that the first guesses of all rows together must gain by a floor, or the labels ten times that
-_WORTH = 2.0
-# In the choice of the floor the first guess weighs more than the label, but the labels may lose only so many
-# nats a row for it. On eurlex57k that takes the calibration error from 0.036 to 0.030; ICD-10-CM would give
-# 0.06 nats for a third less of it.
-_WEIGHT, _PRICE = 10.0, 0.01
-_BLOCK_SCORES = 1 << 22
-_TILE = 1 << 13  # classes whose exponentials are taken at a time: they stay in the cache for all temperatures
-_ALMOST = 1.0 - 1e-9  # the most that a probability counts
+from extremax.storage.state import State
+from extremax.types import Bool, Float32, Float64, Int64
 
 
 class Calibration(NamedTuple):
-    """How scores become probabilities."""
+    """How scores become probabilities.
+
+    Attributes
+    ----------
+    temperature : float
+        Divides the debiased scores.
+    uniform_mix : float
+        Weight of the uniform distribution over all classes.
+    """
 
     temperature: float = 1.0
-    floor: float = 0.0
+    uniform_mix: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """Deprecated name of `uniform_mix`."""
+        warnings.warn(
+            "Calibration.floor is now called uniform_mix; the old name goes with the next release.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.uniform_mix
+
+    def check(self) -> None:
+        """Raise ValueError where the values make no probabilities."""
+        if not self.temperature > 0.0:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be positive."
+                " 1 leaves the probabilities as they are."
+            )
+        if not 0.0 <= self.uniform_mix < 1.0:
+            raise ValueError(
+                f"uniform_mix is {self.uniform_mix}; it must be at least 0, which leaves the probabilities as"
+                " they are, and below 1."
+            )
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        return State({"temperature": self.temperature, "uniform_mix": self.uniform_mix})
+
+    @classmethod
+    def from_state(cls, state: State) -> Calibration:
+        """Build the calibration that `state` described."""
+        return cls(state.header["temperature"], state.header["uniform_mix"])
 
 
-def lift(
-    log_prob: NDArray[np.float32], floor: float, n_classes: int, *, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
-    """Log-probabilities of the mixture with equal shares: log((1 - floor) p + floor / n_classes); of nothing
-    (-inf), nothing.
+def mix_uniform(
+    log_prob: Float32, uniform_mix: float, n_classes: int, *, out: Float32 | None = None
+) -> Float32:
+    """Return log((1 - uniform_mix) p + uniform_mix / n_classes); -inf, which is no class, stays.
 
     Examples
     --------
-    >>> [f"{p:.2f}" for p in np.exp(lift(np.log(np.array([1.0, 0.5], np.float32)), 0.1, 10))]
+    >>> [f"{p:.2f}" for p in np.exp(mix_uniform(np.log(np.array([1.0, 0.5], np.float32)), 0.1, 10))]
     ['0.91', '0.46']
     """
-    if floor == 0.0:
+    if uniform_mix == 0.0:
         return log_prob
-    nothing = np.isneginf(log_prob)
-    lifted = np.exp(log_prob, out=out)
-    lifted *= np.float32(1.0 - floor)
-    lifted += np.float32(floor / n_classes)
-    np.log(lifted, out=lifted)
-    lifted[nothing] = -np.inf
-    return lifted
+    no_class = np.isneginf(log_prob)
+    mixed = np.exp(log_prob, out=out)
+    mixed *= np.float32(1.0 - uniform_mix)
+    mixed += np.float32(uniform_mix / n_classes)
+    np.log(mixed, out=mixed)
+    mixed[no_class] = -np.inf
+    return mixed
+
+
+class _Statistics(NamedTuple):
+    """What the choice needs of the scores.
+
+    Attributes
+    ----------
+    log_sums
+        Log of the sum over classes of exp((s - max s) / temperature), as a function of log temperature:
+        (n_rows,).
+    gap
+        Score of each pair minus the largest of its row, (n_pairs,).
+    top1
+        Whether each pair is the top-1 of its row, (n_pairs,).
+    rows
+        Row of each pair.
+    """
+
+    log_sums: Callable[[float], Float64]
+    gap: Float64
+    top1: Bool
+    rows: Int64
+    n_classes: int
+
+
+class _Choice(NamedTuple):
+    """The best temperature for one value of `uniform_mix`."""
+
+    top1_loss: float
+    log_likelihood: float
+    uniform_mix: float
+    log_temperature: float
 
 
 def fit_calibration(
-    scores: Callable[[int, int], NDArray[np.float32]],
-    n_rows: int,
-    y: NDArray[np.int32],
-    rows: NDArray[np.int64] | None,
+    score_rows: Callable[[int, int], Float32],
+    examples: Examples,
     n_classes: int,
     *,
-    n_threads: int,
+    n_threads: int = 1,
+    config: CalibrationConfig | None = None,
 ) -> Calibration:
-    """From rows that were not trained on: the temperature by which of their first guesses are right, the
-    floor by that and by the likelihood of their labels.
+    """Choose temperature and uniform mixing on rows that the model was not trained on.
 
     Parameters
     ----------
-    scores
-        Debiased scores of all classes for the rows from a first to before a last; its result is written over.
-    y, rows
-        Class and row of each pair, rows ascending; `rows` None means one pair a row, in order.
+    score_rows
+        Returns the debiased scores (last - first, n_classes) of the rows from `first` to before `last`; its
+        result is written to.
+    examples
+        Class and row of each pair; features and weights are not used.
     """
-    pairs = np.arange(n_rows, dtype=np.int64) if rows is None else rows
-    ends = np.searchsorted(pairs, np.arange(n_rows + 1))
-    top, log_sum = np.empty(n_rows), np.empty((len(_LOG_TEMPERATURES), n_rows))
-    # each pair's score minus the best, and whether it is the best
-    below, right = np.empty(len(y)), np.empty(len(y), bool)
-    blocks = split(n_rows, max(4, _BLOCK_SCORES // n_classes))
+    config = config or CalibrationConfig()
+    statistics = _collect(score_rows, examples, n_classes, n_threads, config)
+    choices = [_best_temperature(statistics, mix, config) for mix in config.uniform_mix_grid]
+    enough = max(choices, key=lambda choice: choice.log_likelihood).log_likelihood
+    enough -= config.max_loss_per_row * examples.n_pairs
+    allowed = [choice for choice in choices if choice.log_likelihood >= enough]
+
+    def loss(choice: _Choice) -> float:
+        price = config.min_gain if choice.uniform_mix else 0.0
+        return config.top1_weight * (choice.top1_loss + price) - choice.log_likelihood
+
+    chosen = min(allowed, key=loss)
+    return Calibration(float(np.exp(chosen.log_temperature)), chosen.uniform_mix)
+
+
+def _collect(
+    score_rows: Callable[[int, int], Float32],
+    examples: Examples,
+    n_classes: int,
+    n_threads: int,
+    config: CalibrationConfig,
+) -> _Statistics:
+    """Score all rows once and keep what does not grow with the number of classes."""
+    n_rows, y, rows = examples.n_rows, examples.y, examples.rows
+    ends = np.searchsorted(rows, np.arange(n_rows + 1))
+    grid = np.array(config.log_temperature_grid)
+    log_sum = np.empty((len(grid), n_rows))
+    gap, top1 = np.empty(len(y)), np.empty(len(y), bool)
+    blocks = split(n_rows, max(4, config.block_scores // n_classes))
 
     def work(number: int) -> None:
         first, last = blocks[number]
-        own = slice(ends[first], ends[last])
-        block = scores(first, last)
-        best = block.argmax(axis=1)
-        top[first:last] = block[np.arange(last - first), best]
-        local = pairs[own] - first
-        right[own] = best[local] == y[own]
-        block -= top[first:last, None].astype(np.float32)
-        below[own] = block[local, y[own]]
-        sums = np.zeros((len(_LOG_TEMPERATURES), last - first))
-        for start in range(0, n_classes, _TILE):
-            tile = block[:, start : start + _TILE]
-            for i, log_temperature in enumerate(_LOG_TEMPERATURES):
+        pairs = slice(ends[first], ends[last])
+        scores = score_rows(first, last)
+        best = scores.argmax(axis=1)
+        largest = scores[np.arange(last - first), best]
+        local = rows[pairs] - first
+        top1[pairs] = best[local] == y[pairs]
+        scores -= largest[:, None]
+        gap[pairs] = scores[local, y[pairs]]
+        sums = np.zeros((len(grid), last - first))
+        for start in range(0, n_classes, config.tile_classes):
+            tile = scores[:, start : start + config.tile_classes]
+            for i, log_temperature in enumerate(grid):
                 scaled = tile * np.float32(np.exp(-log_temperature))
                 sums[i] += np.exp(scaled, out=scaled).sum(axis=1, dtype=np.float64)
         log_sum[:, first:last] = np.log(sums)
 
     run(work, len(blocks), n_threads)
-    log_sums = PchipInterpolator(_LOG_TEMPERATURES, log_sum)
+    # Cubic between the temperatures of the grid, and increasing where the sums are.
+    return _Statistics(PchipInterpolator(grid, log_sum), gap, top1, rows, n_classes)
 
-    def first_guess(log_temperature: float, floor: float) -> float:
-        """Minus the log-likelihood of which first guesses are right."""
-        sure = np.minimum((1.0 - floor) * np.exp(-log_sums(log_temperature)) + floor / n_classes, _ALMOST)[
-            pairs
-        ]
-        prior = 0.5 * (log_temperature / _SPREAD) ** 2
-        return prior - float(np.where(right, np.log(sure), np.log1p(-sure)).sum())
 
-    def likelihood(log_temperature: float, floor: float) -> float:
-        log_prob = below * np.exp(-log_temperature) - log_sums(log_temperature)[pairs]
-        lifted = log_prob if floor == 0.0 else np.log((1.0 - floor) * np.exp(log_prob) + floor / n_classes)
-        return float(lifted.sum())
+def _top1_loss(
+    log_temperature: float, uniform_mix: float, statistics: _Statistics, config: CalibrationConfig
+) -> float:
+    """Return minus the log-likelihood of which top-1 predictions are right, and of the prior."""
+    top1_prob = (1.0 - uniform_mix) * np.exp(-statistics.log_sums(log_temperature))
+    top1_prob = np.minimum(top1_prob + uniform_mix / statistics.n_classes, config.max_probability)
+    prob = top1_prob[statistics.rows]
+    prior = 0.5 * (log_temperature / config.prior_spread) ** 2
+    return prior - float(np.where(statistics.top1, np.log(prob), np.log1p(-prob)).sum())
 
-    found = []
-    for floor in _FLOORS:
-        # there may be several minima
-        near = int(np.argmin([first_guess(knot, floor) for knot in _LOG_TEMPERATURES]))
-        bounds = _LOG_TEMPERATURES[[max(near - 1, 0), min(near + 1, len(_LOG_TEMPERATURES) - 1)]]
-        best = minimize_scalar(
-            first_guess, bounds=bounds, args=(floor,), method="bounded", options={"xatol": 1e-3}
-        )
-        found.append((float(best.fun), likelihood(float(best.x), floor), floor, float(best.x)))
-    enough = max(found, key=lambda choice: choice[1])[1] - _PRICE * len(y)
-    honest = [choice for choice in found if choice[1] >= enough]
-    chosen = min(
-        honest, key=lambda choice: _WEIGHT * (choice[0] + (_WORTH if choice[2] else 0.0)) - choice[1]
+
+def _log_likelihood(log_temperature: float, uniform_mix: float, statistics: _Statistics) -> float:
+    """Return the log-likelihood of all labels."""
+    log_sum = statistics.log_sums(log_temperature)[statistics.rows]
+    log_prob = statistics.gap * np.exp(-log_temperature) - log_sum
+    if uniform_mix != 0.0:
+        log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + uniform_mix / statistics.n_classes)
+    return float(log_prob.sum())
+
+
+def _best_temperature(statistics: _Statistics, uniform_mix: float, config: CalibrationConfig) -> _Choice:
+    """Minimise the loss of the top-1 over the temperature, around the best of the grid."""
+    grid = np.array(config.log_temperature_grid)
+    # there may be several minima
+    nearest = int(np.argmin([_top1_loss(knot, uniform_mix, statistics, config) for knot in grid]))
+    bounds = grid[[max(nearest - 1, 0), min(nearest + 1, len(grid) - 1)]]
+    found = minimize_scalar(
+        _top1_loss,
+        bounds=bounds,
+        args=(uniform_mix, statistics, config),
+        method="bounded",
+        options={"xatol": 1e-3},
     )
-    return Calibration(float(np.exp(chosen[3])), chosen[2])
+    log_temperature = float(found.x)
+    likelihood = _log_likelihood(log_temperature, uniform_mix, statistics)
+    return _Choice(float(found.fun), likelihood, uniform_mix, log_temperature)

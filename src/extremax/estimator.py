@@ -1,13 +1,11 @@
-"""``ExtremeClassifier``, the scikit-learn estimator: check the input, name the classes, call the floors
-below.
-"""
+"""`ExtremeClassifier`, the scikit-learn estimator: check the input, name the classes, run the fit."""
 
 from __future__ import annotations
 
 import os
-import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -16,86 +14,119 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax import fitting
-from extremax.fitting import Options
-from extremax.labelled_rows import LabelledRows, check_row_weight, warn_unlabelled
-from extremax.linear import Features
-from extremax.model import ExtremeModel
-from extremax.noise import Noise
-from extremax.parameters import check_patience, check_settings
+from extremax.defaults import DEFAULTS, Defaults, FitConfig, ProblemSize, resolve, resume_config
+from extremax.errors import ScoreOverflowError, TrainingInterruptedWarning
+from extremax.examples import Examples
+from extremax.fit import Fitted, Request, fit_index, fit_model, resume_model, train_epoch
+from extremax.model import Model
+from extremax.noise import Noise, as_noise
+from extremax.parameters import (
+    accept_old_names,
+    canonical_noise,
+    check_estimator_parameters,
+    check_patience,
+    rename_parameters,
+)
+from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
-from extremax.search import ScoreOverflowError
-from extremax.training.loop import Callback, Plan, train
+from extremax.storage.models import SavedModel, save_model
+from extremax.storage.state import State
+from extremax.training.loop import Callback, Record
+from extremax.training.objectives import OBJECTIVES
+from extremax.types import Features, Float32, Float64, Int32
 from extremax.validation import (
     Choice,
     ConstraintTable,
     Interval,
     LabelIndex,
-    Targets,
     check_classes,
     check_features,
     check_parameters,
     check_random_state,
+    check_sample_weight,
     encode_targets,
     lookup_targets,
 )
 
+_RENAMED_CHOICES = {
+    "floor": "uniform_mix",
+    "sharpness": "init_scale",
+    "regularization": "tree_regularization",
+    "beam_agreement": "beam_recall",
+}
+
+
+class Choices(dict[str, Any]):
+    """What a fit chose; names of version 0.1 still work, with a warning."""
+
+    def __missing__(self, name: str) -> Any:
+        if name not in _RENAMED_CHOICES:
+            raise KeyError(name)
+        new = _RENAMED_CHOICES[name]
+        warnings.warn(f"choices_[{name!r}] is now called choices_[{new!r}].", FutureWarning, stacklevel=2)
+        return self[new]
+
 
 class ExtremeClassifier(ClassifierMixin, BaseEstimator):
-    """Linear softmax classifier over very many classes, trained by negative sampling at a cost that grows
-    with log C.
+    """Linear softmax classifier over very many classes.
+
+    By default, the rows of a minibatch share about a thousand classes, drawn with known probabilities, so that the
+    loss estimates that of the softmax over all classes.  Training starts from a linear discriminant on whitened
+    features.  The paper's method, negatives drawn for each row from a label tree, is
+    ``objective="negative_sampling"``.
 
     Parameters
     ----------
     objective : str
-        The loss; formulas in `extremax.training.objectives`. "negative_sampling" (the paper's Eq. 6), "nce",
-        "sampled_softmax", "sampled_softmax_masked" (without negatives that hit the positive: favours frequent
-        classes), "one_vs_each" and "augment_reduce" draw for each row. "shared_softmax" compares a minibatch
-        with `n_shared` classes, "softmax" with all. "auto": "shared_softmax" for up to 1,024 features, else,
-        in `partial_fit` and with own noise "negative_sampling".
-    noise : {"adversarial", "uniform", "frequency", "mixture"} or Noise without a tree
-        Where negatives come from: label tree, all classes alike, class frequencies, or a mixture of tree and
-        frequencies.
+        The loss; formulas in `extremax.training.objectives`. "negative_sampling" (the paper's Eq. 6),
+        "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.
+        "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.
+        "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own
+        noise object it is "negative_sampling".
+    noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree
+        Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
+        with the same probability, the class frequencies, or a mixture of tree and frequencies.
     n_negatives : int
-        Negatives per row and epoch, of objectives whose rows draw their own.
+        Negatives per row and epoch, of objectives that draw negatives for each row.
     n_shared : int
-        Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the rows'
-        cell of the tree.
+        Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the
+        rows' cell of the tree.
     precondition : bool
-        For "shared_softmax" and "softmax": start from a linear discriminant, train on whitened features, with
-        falling steps.
+        For "shared_softmax" and "softmax": start from a linear discriminant, and train on whitened
+        features with step sizes that fall to zero.
     n_epochs : int, optional
-        Passes over the data; 0 gives the start as classifier: the noise distribution, or the discriminant.
+        Passes over the data; 0 gives the start as classifier: the noise distribution, or the
+        discriminant.
     learning_rate : float, optional
-        Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to zero
-        over the epochs.
+        Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to
+        zero over the epochs.
     optimizer : {"adagrad", "adagrad_row", "sgd"}, optional
         Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
     score_penalty : float
-        The paper's lambda: square penalty on debiased scores, of objectives whose rows draw their own
-        negatives.
+        The paper's lambda: square penalty on debiased scores, of objectives that draw negatives for each
+        row.
     prior_variance : float, optional
         Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
     batch_size : int, optional
-        Rows whose coefficients are computed from the same weights; chosen from the size of the problem unless
-        given.
-    n_components : int
-        Principal components the tree sees (the paper's k, 16 there).
-    regularization : float or "auto"
-        Strength of the tree's own penalty (the paper's lambda_n, 0.1 there); "auto" chooses by level, on
-        held-out rows.
+        Rows whose coefficients are computed from the same weights; chosen from the size of the problem
+        unless given.
+    tree_components : int
+        Principal components of the features that the label tree is fitted on (the paper's k, 16 there).
+    tree_regularization : float or "auto"
+        Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); "auto" chooses
+        one per level of the tree, on held-out rows.
     noise_exponent : float
         Power of the class frequencies in "frequency" and "mixture" noise.
     tree_share : float
-        Share of the tree in "mixture" noise.
+        Weight of the tree in "mixture" noise.
     validation_fraction : float
-        Share of the rows of `fit` kept back for validation, if no `eval_set` is given; one row of each class
-        always stays.
+        Fraction of the rows held out for validation, if no `eval_set` is given; one row of each class
+        always stays in training.
     patience : int, optional
         Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
     memory_limit : int, optional
-        Bytes that `fit` may need; by default what the machine has free.
+        Bytes that training may need; by default what the machine has free.
     n_jobs : int, optional
         Threads; None and -1 mean all processors. The model is the same at any number.
     random_state : int, Generator, RandomState or None
@@ -109,17 +140,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Labels as given.
     n_features_in_ : int
         Width of the training features.
-    model_ : ExtremeModel
-        Weights, noise and projection.
+    model_ : Model
+        Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was chosen: ``objective``, ``n_epochs`` and others that were left open, ``temperature`` and
-        ``floor``, the tree's
-        ``regularization`` by level, ``beam_width``.
+        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature`` and ``uniform_mix``,
+        the tree's ``tree_regularization`` by level, ``beam_width`` and ``beam_recall``.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
-        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``, ``valid_top_k_accuracy``.
-        Epoch 0 is the start. With several labels a row, the likelihood is a mean over pairs, and one right
-        label counts.
+        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
+        ``valid_top_k_accuracy``.  Epoch 0 is the start.  With several labels per row, the likelihood is a mean over
+        pairs, and one right label counts.
+    interrupted_ : bool
+        Whether Ctrl-C ended the last fit early.
 
     Examples
     --------
@@ -140,6 +172,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ['blue', 'red', 'round']
     """
 
+    _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
+
+    @accept_old_names
     def __init__(
         self,
         objective: str = "auto",
@@ -154,8 +189,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         score_penalty: float = 1e-4,
         prior_variance: float | None = None,
         batch_size: int | None = None,
-        n_components: int = 32,
-        regularization: float | str = "auto",
+        tree_components: int = 32,
+        tree_regularization: float | str = "auto",
         noise_exponent: float = 1.0,
         tree_share: float = 0.9,
         validation_fraction: float = 0.0,
@@ -176,8 +211,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.score_penalty = score_penalty
         self.prior_variance = prior_variance
         self.batch_size = batch_size
-        self.n_components = n_components
-        self.regularization = regularization
+        self.tree_components = tree_components
+        self.tree_regularization = tree_regularization
         self.noise_exponent = noise_exponent
         self.tree_share = tree_share
         self.validation_fraction = validation_fraction
@@ -186,6 +221,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; old names work with a warning."""
+        super().set_params(**rename_parameters(params))
+        return self
+
+    # -- training ----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -202,248 +244,241 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
-            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
-            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
-            where minibatches share classes.
+            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger than
+            memory: it is read in blocks.  Other types are converted in memory, and sparse rows unpacked where
+            minibatches share classes.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
-            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
-            1 where a row has the label of a column. Rows without a label are left out, with a warning that
-            counts them; X is not copied for any of this.
+            Labels of any hashable type.  A row with several (a list, set or array; a tuple is one label) makes one
+            positive pair with each, repeated ones counted once.  An indicator matrix, sparse or dense, is 1 where a row
+            has the label of a column.  Rows without a label are left out, with a warning that counts them.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
         eval_set : (X_valid, y_valid), optional
-            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
-            counts them.
+            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that counts them.
         classes : sequence, optional
-            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
-            ...; for labels, all that there are, also those without a row.
+            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2, ...; for
+            labels, all that there are, also those without a row.
         callbacks : sequence of callables
             Each gets the record of every epoch; one that returns True ends training.
 
-        Ctrl-C, once the noise is fitted, ends training with the model as far as it got.
+        Ctrl-C, once training has started, ends it with the model as far as it got.
         """
-        check_settings(self.get_params(deep=False))
-        features = check_features(X)
-        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
-        data = LabelledRows.of(features, targets, check_row_weight(sample_weight, targets))
-        warn_unlabelled(targets, "y")
-        if len(np.unique(data.ids)) < 2:
-            raise ValueError(
-                f"y has one class, {known.item(data.ids[0])!r}; ExtremeClassifier needs rows of at least two."
-            )
-        self._remember(X, features, known)
-        seed = check_random_state(self.random_state)
-        validation = self._check_eval_set(eval_set)
-        if validation is None and self.validation_fraction > 0.0:
-            data, validation = data.hold_out(self.validation_fraction, seed)
-        if validation is None:
-            check_patience(self.patience)
-        report = ProgressLine(int(self.verbose))
-        options = self._options(data)
-        data, judges = fitting.set_judges_aside(data, options, len(known), seed)
-        data = self._start(data, validation, options, seed, report)
-        validation = validation and validation.labelled()
-        self._train(
-            data, validation, options, options.n_epochs, callbacks, report, judges=judges, decays=True
-        )
-        return self
+        self._forget()
+        check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        with self._nothing_left_on_failure():
+            data = self._read_first(X, y, classes, sample_weight).usable()
+            self._require_two_classes(data)
+            context = self._context(check_random_state(self.random_state))
+            data, validation = self._split_validation(data, eval_set, context.seed)
+            config = resolve(self._parameters(), self._problem(data), numbers=self._numbers)
+            request = Request(validation, callbacks, self._publish, self.patience)
+            return self._finish(fit_model(data, len(self.classes_), config, context, request))
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
 
         With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
         """
-        features = self._fitted(X)
-        data = LabelledRows.of(features, self._targets(y, features))
-        options = self._options(data, goes_on=True)
-        left = max(0, options.n_epochs - self.model_.linear.n_epochs)
-        data, judges = fitting.set_judges_aside(data, options, len(self.classes_), self.seed_)
-        self._train(
-            data, None, options, left, callbacks, ProgressLine(int(self.verbose)), judges=judges, decays=True
-        )
-        return self
+        features = self._check_fitted(X)
+        data = self._lookup(y, features).usable()
+        config = self._resume_config(data)
+        context = self._context(self.seed_)
+        request = Request(None, callbacks, self._publish, self.patience)
+        return self._finish(resume_model(self._fitted, data, config, context, request))
 
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Train one more epoch, on these rows.
 
-        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
-        the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`."""
-        first_call = not hasattr(self, "model_")
-        check_settings(self.get_params(deep=False))
-        features = check_features(X) if first_call else self._same_features(X)
-        if first_call:
-            known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
-        else:
-            known = self.classes_
-            # Sorted or, for the columns of a matrix, in their order: both are the classes of the first call.
-            if classes is not None and not (
-                np.array_equal(check_classes(classes), known) or np.array_equal(np.asarray(classes), known)
-            ):
-                raise ValueError(
-                    f"classes differs from the {len(known):,} classes of the first call to partial_fit."
-                    " Leave it out, or call fit to start again."
-                )
-            targets = self._targets(
-                y,
-                features,
-                way_out="Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
+        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and the noise;
+        give it `classes` when its rows do not contain all of them.  Later calls go on with the same or other rows, also
+        after `fit` and after `load_model`.
+        """
+        check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        begun: Fitted | None = vars(self).get("_fitted")
+        with self._nothing_left_on_failure():
+            if begun is None:
+                self._forget()
+                data = self._read_first(X, y, classes, sample_weight)
+                if len(self.classes_) < 2:
+                    raise ValueError(
+                        f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
+                        " Declare them: partial_fit(X, y, classes=...)."
+                    )
+                config = resolve(self._parameters(), self._problem(data), streaming=True, numbers=self._numbers)
+                context = self._context(check_random_state(self.random_state))
+            else:
+                features = self._same_features(X)
+                self._check_same_classes(classes)
+                hint = "Declare every class at the first call: partial_fit(X, y, classes=all_labels)."
+                data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
+                config, context = self._resume_config(data), self._context(self.seed_)
+            request = Request(publish=self._publish, patience=self.patience)
+            return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
+
+    def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
+        """Fit the index for beam search again, on rows like those to be predicted.
+
+        `held_out`, rows that the model was not trained on, choose the default width; without them, some rows of X.
+        `fit` does this by itself; `partial_fit` does not.
+        """
+        features = self._check_fitted(X)
+        unseen = None if held_out is None else self._same_features(held_out, name="held_out")
+        index = fit_index(self.model_, features, held_out=unseen, seed=self.seed_, n_threads=self._threads)
+        return self._replace_model(self.model_.with_search("beam", index))
+
+    def describe_classes(self, texts: Sequence[str]) -> Self:
+        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
+        self._require_fitted()
+        return self._replace_model(self.model_.with_descriptions(texts))
+
+    # -- the fitted state --------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave nothing."""
+        for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
+            delattr(self, name)
+        for name in ("_fitted", "_label_index"):
+            self.__dict__.pop(name, None)
+
+    @contextmanager
+    def _nothing_left_on_failure(self) -> Iterator[None]:
+        """Forget what a first call has set, unless it got as far as a model."""
+        try:
+            yield
+        except BaseException:
+            if "_fitted" not in vars(self):
+                self._forget()
+            raise
+
+    def _publish(self, fitted: Fitted) -> None:
+        self._fitted = fitted
+        self.model_: Model = fitted.model
+        self.history_: list[Record] = fitted.history
+        self.interrupted_: bool = fitted.interrupted
+
+    def _finish(self, fitted: Fitted) -> Self:
+        self._publish(fitted)
+        if fitted.interrupted:
+            warnings.warn(
+                f"Training was interrupted after {fitted.model.n_epochs} epochs; the model is kept as it is.",
+                TrainingInterruptedWarning,
+                stacklevel=3,
             )
-        if len(known) < 2:
-            raise ValueError(
-                f"y has one class, {known.item(0)!r}; ExtremeClassifier needs at least two."
-                " Declare them: partial_fit(X, y, classes=...)."
-            )
-        data = LabelledRows.all_of(features, targets, check_row_weight(sample_weight, targets))
-        warn_unlabelled(targets, "y")
-        report = ProgressLine(int(self.verbose))
-        if first_call:
-            self._remember(X, features, known)
-            options = self._options(data, streaming=True)
-            data = self._start(data, None, options, check_random_state(self.random_state), report)
-        else:
-            options = self._options(data, goes_on=True)
-        self._train(data, None, options, 1, (), report)
         return self
 
+    def _replace_model(self, model: Model) -> Self:
+        self._fitted.model = model
+        self.model_ = model
+        return self
+
+    @property
+    def choices_(self) -> Choices:
+        """What was left open and chosen, as the model has it now."""
+        if "model_" not in vars(self):
+            raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
+        return Choices(self.model_.describe())
+
+    @property
+    def _threads(self) -> int:
+        return resolve_threads(self.n_jobs)
+
+    def _context(self, seed: int) -> Context:
+        self.seed_ = seed
+        return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
+
+    def _parameters(self) -> dict[str, Any]:
+        parameters = self.get_params(deep=False)
+        noise = canonical_noise(parameters["noise"])
+        return {**parameters, "noise": noise if isinstance(noise, str) else as_noise(noise)}
+
+    def _problem(self, data: Examples) -> ProblemSize:
+        return ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), len(self.classes_))
+
+    def _resume_config(self, data: Examples) -> FitConfig:
+        model = self.model_
+        if model.config is None:
+            raise ValueError("this model has no record of how it was trained, so training cannot go on; fit it again.")
+        return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
+
+    # -- input -------------------------------------------------------------------------------------------------------
+
+    def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
+        """Check the rows of a first call and fix the classes and the columns."""
+        features = check_features(X)
+        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        data = self._weighted(targets.with_features(features), sample_weight)
+        self._remember(X, features, known)
+        return data
+
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
-        # An older model goes first: its memory is needed, and a fit that fails must not leave it under the
-        # new labels.
-        self.__dict__.pop("model_", None)
         self.classes_ = classes
         self._label_index = LabelIndex(classes)
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
 
-    def _options(self, data: LabelledRows, *, streaming: bool = False, goes_on: bool = False) -> Options:
-        parameters = self.get_params(deep=False)
-        if goes_on:  # what the model was begun with, where the parameters leave it open
-            begun = {name: value for name, value in self.choices_.items() if parameters.get(name, "") is None}
-            parameters |= begun | {"objective": self.model_.objective}
-        threads = resolve_threads(self.n_jobs)
-        return fitting.resolve(
-            parameters, data.X.shape, len(self.classes_), len(data.ids), threads, streaming=streaming
-        )
+    def _require_two_classes(self, data: Examples) -> None:
+        if len(np.unique(data.y)) < 2:
+            only = self.classes_.item(data.y[0])
+            raise ValueError(f"y has one class, {only!r}; ExtremeClassifier needs rows of at least two.")
 
-    def _start(
-        self,
-        data: LabelledRows,
-        validation: LabelledRows | None,
-        options: Options,
-        seed: int,
-        report: ProgressLine,
-    ) -> LabelledRows:
-        """A model before its first epoch; returns the rows as training takes them."""
-        n_classes = len(self.classes_)
-        fitting.require_memory(
-            data, validation, n_classes, options, report, patience=self.patience, limit=self.memory_limit
-        )
-        started = time.perf_counter()
-        data = fitting.unpack(data, options)
-        prepared = fitting.prepare(
-            data.X, data.ids, data.weight, n_classes, options, seed, report, rows=data.rows
-        )
-        self.seed_ = seed
-        self.model_: ExtremeModel = prepared.model
-        self.choices_ = prepared.choices
-        self.history_: list[dict[str, Any]] = [
-            {
-                "epoch": 0,
-                "seconds": time.perf_counter() - started,
-                "loss": float("nan"),
-                "learning_rate": options.learning_rate,
-            }
-        ]
-        return data
+    def _split_validation(
+        self, data: Examples, eval_set: tuple[Any, Any] | None, seed: int
+    ) -> tuple[Examples, Examples | None]:
+        """Return rows to train on, and rows to validate on: those given, or a fraction held out."""
+        validation = self._read_eval_set(eval_set)
+        if validation is None and self.validation_fraction > 0.0:
+            data, validation = data.holdout(self.validation_fraction, seed)
+        if validation is None:
+            check_patience(self.patience)
+        return data, validation
 
-    def _train(
-        self,
-        data: LabelledRows,
-        validation: LabelledRows | None,
-        options: Options,
-        n_epochs: int,
-        callbacks: Sequence[Callback],
-        report: ProgressLine,
-        *,
-        judges: LabelledRows | None = None,
-        decays: bool = False,
-    ) -> None:
-        started = time.perf_counter()
-        data = fitting.unpack(data, options)
-        pairs, epoch_options = fitting.training_set(
-            self.model_, data.X, data.ids, data.weight, options, self.seed_, rows=data.rows
-        )
-        self.history_[-1]["seconds"] += time.perf_counter() - started
-
-        def evaluate() -> dict[str, float]:
-            assert validation is not None
-            return self.model_.evaluate(
-                validation.X, validation.ids, rows=validation.rows, n_jobs=self.n_jobs
-            )._asdict()
-
-        if validation is not None and len(self.history_) == 1:
-            self.history_[0] |= {f"valid_{name}": value for name, value in evaluate().items()}
-        finished = train(
-            self.model_.linear,
-            pairs,
-            epoch_options,
-            Plan(
-                n_epochs,
-                options.learning_rate,
-                self.patience,
-                options.n_epochs if decays and options.decays else None,
-            ),
-            history=self.history_,
-            evaluate=None if validation is None else evaluate,
-            callbacks=callbacks,
-            report=report,
-        )
-        started = time.perf_counter()
-        if finished:
-            try:
-                fitting.finish(
-                    self.model_, data, judges, options, self.seed_, report, self.choices_, whole=decays
-                )
-            except KeyboardInterrupt:
-                finished = False
-        elif judges is not None:
-            fitting.calibrate_cut_short(self.model_, judges, options, report, self.choices_)
-        self.history_[-1]["seconds"] += time.perf_counter() - started
-        if not finished:
-            done = self.model_.linear.n_epochs
-            warnings.warn(
-                f"Training was interrupted after {done} epochs; the model is kept as it is.", stacklevel=3
+    def _check_same_classes(self, classes: ArrayLike | None) -> None:
+        known = self.classes_
+        # Sorted or, for the columns of a matrix, in their order: both are the classes of the first call.
+        same = classes is None or np.array_equal(check_classes(classes), known)
+        if not same and not np.array_equal(np.asarray(classes), known):
+            raise ValueError(
+                f"classes differs from the {len(known):,} classes of the first call to partial_fit."
+                " Leave it out, or call fit to start again."
             )
 
-    def _check_eval_set(self, eval_set: tuple[Any, Any] | None) -> LabelledRows | None:
+    def _read_eval_set(self, eval_set: tuple[Any, Any] | None) -> Examples | None:
         if eval_set is None:
             return None
         if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
             raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
         X = self._same_features(eval_set[0], name="eval_set[0]")
-        targets = self._targets(eval_set[1], X, name="eval_set[1]", allow_unseen=True)
-        unseen = int((targets.ids < 0).sum())
-        if unseen == len(targets.ids):
-            raise ValueError(
-                "eval_set has no row of a class that occurs in y; validate on rows of the same classes."
-            )
-        warn_unlabelled(targets, "eval_set[1]")
+        data = self._lookup(eval_set[1], X, name="eval_set[1]", allow_unseen=True)
+        unseen = int((data.y < 0).sum())
+        if unseen == data.n_pairs:
+            raise ValueError("eval_set has no row of a class that occurs in y; validate on rows of the same classes.")
+        _warn_unlabelled(data, "eval_set[1]")
         if unseen:
-            what = "rows of eval_set are of" if targets.rows is None else "labels of eval_set are"
-            warnings.warn(
-                f"{unseen} of {len(targets.ids)} {what} classes that y lacks; they are left out.",
-                stacklevel=3,
+            what = "rows of eval_set are of" if data.row_index is None else "labels of eval_set are"
+            warnings.warn(f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=3)
+        return data.usable().compact()
+
+    def _lookup(self, y: Any, features: Features, **options: Any) -> Examples:
+        targets = lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
+        return targets.with_features(features)
+
+    def _weighted(self, data: Examples, sample_weight: ArrayLike | None) -> Examples:
+        """Give the pairs the weights of their rows, and warn of rows without a label."""
+        weight = check_sample_weight(sample_weight, data.n_rows)
+        if weight is not None and not weight[data.rows].any():
+            raise ValueError(
+                "sample_weight is zero for every row with a label; at least one of their weights must be above zero."
             )
-        return LabelledRows.of(X, targets).labelled()
+        _warn_unlabelled(data, "y", stacklevel=5)
+        return data.with_row_weight(weight)
 
-    def _targets(self, y: Any, features: Features, **options: Any) -> Targets:
-        return lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
-
-    def _fitted(self, X: Any) -> Features:
+    def _require_fitted(self, before: str = "first") -> None:
         if not hasattr(self, "model_"):
-            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) {before}.")
+
+    def _check_fitted(self, X: Any) -> Features:
+        self._require_fitted()
         return self._same_features(X)
 
     def _same_features(self, X: Any, name: str = "X") -> Features:
@@ -452,128 +487,144 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
 
+    # -- prediction --------------------------------------------------------------------------------------------------
+
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable label of each row."""
-        features = self._fitted(X)
-        return self._named(*self.model_.top_k(features, 1, n_jobs=self.n_jobs))[:, 0]
+        """Return the most probable label of each row."""
+        features = self._check_fitted(X)
+        return self._named(*self.model_.topk(features, 1, n_threads=self._threads))[:, 0]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
-    ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The k most probable labels of each row, best first, and their log-probabilities.
+    ) -> tuple[NDArray[Any], Float32]:
+        """Return the k most probable labels of each row, best first, and their log-probabilities.
 
         Parameters
         ----------
         X : array or sparse matrix (n_samples, n_features)
         k : int
             At most the number of classes.
-        search : {"exact", "beam"}
-            "exact" scores every class. "beam" scores those with the highest guesses and normalises by guesses
-            at the others; where the tree's probabilities are part of the scores, those that it reaches in the
-            tree, **normalised over them**.
+        search : {"exact", "beam"} or the name of another search of the model
+            "exact" scores every class.  "beam" scores those with the highest approximate scores and estimates the
+            normaliser from the others; where the tree's probabilities are part of the scores, it scores the classes that
+            a beam reaches in the tree and **normalises over them**.
         beam_width : int, optional
             Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
-            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
-            tree is used.
+            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
         """
-        features = self._fitted(X)
+        features = self._check_fitted(X)
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(self.classes_))],
-            "search": [Choice(("exact", "beam"))],
+            "search": [Choice(self.model_.search_names)],
             "beam_width": [Interval(int, 1), None],
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
-        ids, log_prob = self.model_.top_k(
-            features, k, search=search, beam_width=beam_width, n_jobs=self.n_jobs
-        )
+        ids, log_prob = self.model_.topk(features, k, search=search, width=beam_width, n_threads=self._threads)
         return self._named(ids, log_prob), log_prob
 
-    def _named(self, ids: NDArray[np.int32], log_prob: NDArray[np.float32]) -> NDArray[Any]:
+    def _named(self, ids: Int32, log_prob: Float32) -> NDArray[Any]:
         # k is at most n_classes: a missing class means scores that are not numbers.
         known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
         if not known.all():
             raise ScoreOverflowError(int(np.argmin(known)))
         return self.classes_[ids]
 
-    def decision_function(self, X: Any) -> NDArray[np.float32]:
-        """Debiased scores, (n_samples, n_classes); for two classes the score of the second minus that of
-        the first.
-        """
-        features = self._fitted(X)
-        scores = self.model_.debiased_scores(features, n_jobs=self.n_jobs)
+    def decision_function(self, X: Any) -> Float32:
+        """Return debiased scores, (n_samples, n_classes); for two classes the second's minus the first's."""
+        features = self._check_fitted(X)
+        scores = self.model_.debiased_scores(features, n_threads=self._threads)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict_log_proba(self, X: Any) -> NDArray[np.float32]:
-        """log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
-        features = self._fitted(X)
-        return self.model_.log_prob_all(features, n_jobs=self.n_jobs)
+    def predict_log_proba(self, X: Any) -> Float32:
+        """Return log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        features = self._check_fitted(X)
+        return self.model_.log_prob_all(features, n_threads=self._threads)
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """p(y|x) of every class, in float64 (near 1, float32 rounds too much); refuses results too large
-        for memory.
-        """
-        features = self._fitted(X)
-        return self.model_.prob_all(features, n_jobs=self.n_jobs)
+    def predict_proba(self, X: Any) -> Float64:
+        """Return p(y|x) of every class, in float64; refuses results too large for memory."""
+        features = self._check_fitted(X)
+        return self.model_.prob_all(features, n_threads=self._threads)
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Mean log p(y|x) of the rows, bias removed, normalised over all classes; with several labels a
-        row, of the pairs.
-        """
-        data = self._labelled(
-            X, y, sample_weight, way_out="Leave out rows of classes that were not in the training data."
-        )
-        return self.model_.log_likelihood(
-            data.X, data.ids, rows=data.rows, sample_weight=data.weight, n_jobs=self.n_jobs
-        )
+        """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the pairs."""
+        features = self._check_fitted(X)
+        hint = "Leave out rows of classes that were not in the training data."
+        data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
+        return self.model_.log_likelihood(data.compact(), n_threads=self._threads)
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Accuracy: the share of rows whose label is predicted. A label that was not in the training data
-        counts as missed.
+        """Return the accuracy; a label that was not in the training data counts as missed.
 
-        With several labels a row it is precision@1: the share of rows with the predicted label among theirs.
+        With several labels per row it is precision@1: the fraction of rows with the predicted label among theirs.
         """
-        features = self._fitted(X)
-        targets = self._targets(y, features, allow_unseen=True)
-        weight = check_row_weight(sample_weight, targets)
-        warn_unlabelled(targets, "y")
-        best, _ = self.model_.top_k(features, 1, n_jobs=self.n_jobs)
-        rows = targets.row_index
-        hit = np.bincount(rows, weights=targets.ids == best[rows, 0], minlength=targets.n_rows)
-        labelled = targets.labels_per_row > 0
-        return float(
-            np.average(hit[labelled], weights=None if weight is None else weight[labelled].astype(np.float64))
-        )
+        features = self._check_fitted(X)
+        data = self._lookup(y, features, allow_unseen=True)
+        weight = check_sample_weight(sample_weight, data.n_rows)
+        _warn_unlabelled(data, "y")
+        best, _ = self.model_.topk(features, 1, n_threads=self._threads)
+        hit = np.bincount(data.rows, weights=data.y == best[data.rows, 0], minlength=data.n_rows)
+        labelled = data.labels_per_row > 0
+        chosen = None if weight is None else weight[labelled].astype(np.float64)
+        return float(np.average(hit[labelled], weights=chosen))
 
-    def _labelled(self, X: Any, y: Any, sample_weight: ArrayLike | None, *, way_out: str) -> LabelledRows:
-        features = self._fitted(X)
-        targets = self._targets(y, features, way_out=way_out)
-        warn_unlabelled(targets, "y")
-        return LabelledRows.all_of(features, targets, check_row_weight(sample_weight, targets)).labelled()
+    def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
+        """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
+        self._require_fitted("before evaluate")
+        return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
+    # -- files -------------------------------------------------------------------------------------------------------
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        self._save(path)
+
+    def _save(self, path: str | os.PathLike[str], parts: dict[str, State] | None = None) -> None:
+        self._require_fitted("before save")
         header = self._header()
-        self.model_.save(path, labels=self.classes_, header=header)
+        save_model(path, self.model_, self._fitted.state, labels=self.classes_, header=header, parts=parts)
 
     def _header(self) -> dict[str, Any]:
-        """What a saved model holds beside arrays and labels: parameters, choices, history, seed."""
-        if not hasattr(self, "model_"):
-            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) before save.")
+        """Return what a saved model holds beside the model: parameters, history, seed."""
         plain = {
             name: value
             for name, value in self.get_params(deep=False).items()
             if isinstance(value, str | int | float | np.generic | None)
         }
-        history = [
-            {name: None if value != value else value for name, value in record.items()}
-            for record in self.history_
-        ]
-        header = {"parameters": plain, "choices": self.choices_, "history": history, "seed": str(self.seed_)}
+        history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
+        header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         if hasattr(self, "feature_names_in_"):
             header["feature_names"] = list(self.feature_names_in_)
         return header
+
+    @classmethod
+    def _restore(cls, path: str | os.PathLike[str], saved: SavedModel) -> Self:
+        """Return the estimator that a folder holds."""
+        if saved.labels is None:
+            raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
+        # A noise object is no plain parameter, but the model has it.
+        parameters: dict[str, Any] = {"noise": saved.model.noise, **saved.header["parameters"]}
+        estimator = cls(**parameters)
+        columns = np.empty((1, saved.model.n_features), np.float32)
+        estimator._remember(columns, columns, saved.labels)
+        if "feature_names" in saved.header:
+            estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
+        estimator.seed_ = int(saved.header["seed"])
+        history = [
+            {n: float("nan") if v is None else v for n, v in record.items()} for record in saved.header["history"]
+        ]
+        estimator._publish(Fitted(saved.model, saved.state, history))
+        return estimator
+
+
+def _warn_unlabelled(data: Examples, name: str, stacklevel: int = 3) -> None:
+    """Warn of rows without any label, which are left out, in the name of the method that a user called."""
+    if data.n_unlabelled:
+        warnings.warn(
+            f"{data.n_unlabelled:,} of {data.n_rows:,} rows of {name} have no label; they are left out.",
+            stacklevel=stacklevel,
+        )

@@ -1,8 +1,8 @@
-"""``evaluate``: every figure about a fitted model on labelled rows, from one pass over them; ``calibrate``
-makes its probabilities honest.
+"""`evaluate`: every figure about a fitted model on labelled rows; `calibrate`: probabilities that match frequencies.
 
-With one label a row, accuracy@1 and log-likelihood are what to look at. With several, the ranking figures of
-the Extreme Classification Repository: precision, nDCG and propensity-scored precision at k."""
+With one label per row, accuracy@1 and log-likelihood are what to look at.  With several, the ranking figures of the
+Extreme Classification Repository: precision, nDCG and propensity-scored precision at k.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from sklearn.exceptions import NotFittedError
 
 from extremax import metrics
-from extremax.estimator import ExtremeClassifier
-from extremax.labelled_rows import LabelledRows
-from extremax.model import ExtremeModel
-from extremax.search import Calibration, ScoreOverflowError
-from extremax.text_classifier import TextClassifier
-from extremax.validation import LabelIndex, Targets, check_features, lookup_targets
+from extremax.calibration import Calibration
+from extremax.classifier import Classifier
+from extremax.errors import ScoreOverflowError
+from extremax.examples import Examples
+from extremax.model import Model
+from extremax.runtime.threads import resolve_threads
 
 KS = (1, 3, 5)
 
@@ -33,7 +32,7 @@ class Report:
     Attributes
     ----------
     n_samples : int
-        Rows judged.
+        Rows ranked.
     n_pairs : int
         Their labels: pairs of a row and a label.
     n_left_out : int
@@ -83,7 +82,7 @@ class Report:
 
 
 def evaluate(
-    model: ExtremeClassifier | TextClassifier | ExtremeModel,
+    model: Classifier | Model,
     X: Any,
     y: Any,
     *,
@@ -92,15 +91,15 @@ def evaluate(
     n_bins: int = 15,
     n_jobs: int | None = None,
 ) -> Report:
-    """Judge a fitted model by labelled rows, scoring every class of each row once.
+    """Evaluate a fitted model on labelled rows, scoring every class of each row once.
 
     Parameters
     ----------
-    model : ExtremeClassifier, TextClassifier or ExtremeModel
+    model : ExtremeClassifier, TextClassifier or Model
         Fitted, or loaded from a folder.
     X : features (n_samples, n_features), or for a `TextClassifier` texts
     y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-        As in `ExtremeClassifier.fit`; for an `ExtremeModel`, which has no label names, class numbers. Labels
+        As in `ExtremeClassifier.fit`; for an `Model`, which has no label names, class numbers. Labels
         of unknown classes are left out, and so are rows without any other; both are counted.
     ks : sequence of int
         How many predictions the figures at k look at.
@@ -132,54 +131,52 @@ def evaluate(
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {tuple(ks)}; give one or more numbers of predictions, each at least 1.")
-    core, data, targets, threads = _prepare(model, X, y)
-    n_classes, n_samples = core.linear.n_classes, int(data.X.shape[0])
-    rows = np.arange(n_samples) if data.rows is None else data.rows
-    judged = core.judge(
-        data.X, data.ids, rows=data.rows, k=max(ks), n_jobs=threads if n_jobs is None else n_jobs
-    )
-    finite = np.isfinite(judged.log_prob[:, 0])
+    core, targets, threads = _prepare(model, X, y)
+    data = targets.usable().compact()
+    n_classes, n_samples, rows = core.n_classes, data.n_rows, data.rows
+    ranked = core.rank_pairs(data, k=max(ks), n_threads=threads if n_jobs is None else resolve_threads(n_jobs))
+    finite = np.isfinite(ranked.log_prob[:, 0])
     if not finite.all():
         row = int(np.argmin(finite))
         raise ValueError(
             f"The scores of row {row} overflow float32; scale the rows down to the size of the training rows."
         )
     offsets = np.searchsorted(rows, np.arange(n_samples + 1))
-    truth = sparse.csr_array((np.ones(len(rows), np.int8), data.ids, offsets), shape=(n_samples, n_classes))
+    truth = sparse.csr_array((np.ones(len(rows), np.int8), data.y, offsets), shape=(n_samples, n_classes))
     chances = _propensity(core, propensity)
     # Over pairs: a class of probability p is right for a share p of them, also where each row has several.
-    best_is_label = judged.labels[rows, 0] == data.ids
-    confidence = np.minimum(np.exp(judged.log_prob[:, 0].astype(np.float64)), 1.0)[rows]
+    best_is_label = ranked.labels[rows, 0] == data.y
+    confidence = np.minimum(np.exp(ranked.log_prob[:, 0].astype(np.float64)), 1.0)[rows]
     return Report(
         n_samples=n_samples,
         n_pairs=len(rows),
         n_left_out=targets.n_rows - n_samples,
-        n_unknown=int((targets.ids < 0).sum()),
-        log_likelihood=float(judged.pair_log_prob.astype(np.float64).mean()),
+        n_unknown=int((targets.y < 0).sum()),
+        log_likelihood=float(ranked.pair_log_prob.astype(np.float64).mean()),
         calibration_error=metrics.expected_calibration_error(best_is_label, confidence, n_bins=n_bins),
-        accuracy={k: metrics.accuracy_at_k(truth, judged.labels, k=k) for k in ks},
-        precision={k: metrics.precision_at_k(truth, judged.labels, k=k) for k in ks},
-        ndcg={k: metrics.ndcg_at_k(truth, judged.labels, k=k) for k in ks},
+        accuracy={k: metrics.accuracy_at_k(truth, ranked.labels, k=k) for k in ks},
+        precision={k: metrics.precision_at_k(truth, ranked.labels, k=k) for k in ks},
+        ndcg={k: metrics.ndcg_at_k(truth, ranked.labels, k=k) for k in ks},
         propensity_scored_precision={}
         if chances is None
-        else {k: metrics.propensity_scored_precision_at_k(truth, judged.labels, chances, k=k) for k in ks},
+        else {k: metrics.propensity_scored_precision_at_k(truth, ranked.labels, chances, k=k) for k in ks},
     )
 
 
 def calibrate(
-    model: ExtremeClassifier | TextClassifier | ExtremeModel,
+    model: Classifier,
     X: Any,
     y: Any,
     *,
     max_rows: int = 5000,
     seed: int = 0,
 ) -> Calibration:
-    """Make a model's probabilities honest by rows that it was not trained on: a first guess of 30% is right
-    in 30% of them.
+    """Calibrate the probabilities of a classifier by rows that it was not trained on.
 
-    Sets the temperature, which divides scores, and the floor, a share of the probability that all classes
-    have alike; returns both. Labels predicted stay the same. Of more than `max_rows` pairs a random sample is
-    used.
+    Of predictions with probability 30%, about 30% are then right.  Sets the temperature, which divides scores, and the
+    uniform mixing, a part of the probability that all classes share equally; returns both.  Predicted labels stay the
+    same.  Of more than `max_rows` pairs a random sample is used.  For a `Model`, which never changes, use
+    `Model.calibrated`.
 
     Examples
     --------
@@ -190,54 +187,45 @@ def calibrate(
     >>> X = rng.normal(size=(20, 4))[y] + rng.normal(size=(900, 4))
     >>> clf = ExtremeClassifier(random_state=0).fit(X[:300], y[:300])
     >>> before = clf.log_likelihood(X[600:], y[600:])
-    >>> temperature, floor = calibrate(clf, X[300:600], y[300:600])
+    >>> temperature, uniform_mix = calibrate(clf, X[300:600], y[300:600])
     >>> clf.log_likelihood(X[600:], y[600:]) > before - 0.02
     True
     """
-    core, data, _, threads = _prepare(model, X, y)
-    ids, rows = data.ids, np.arange(len(data.ids)) if data.rows is None else data.rows
-    if len(ids) > max_rows:
-        some = np.sort(np.random.default_rng(seed).choice(len(ids), max_rows, replace=False))
-        ids, rows = ids[some], rows[some]
-    features, place = np.unique(rows, return_inverse=True)
+    if not hasattr(model, "_replace_model"):
+        raise TypeError(f"model must be an ExtremeClassifier or a TextClassifier; got {type(model).__name__}.")
+    core, targets, threads = _prepare(model, X, y)
+    data = targets.usable().compact()
+    y_pairs, rows = data.y, data.rows
+    if len(y_pairs) > max_rows:
+        some = np.sort(np.random.default_rng(seed).choice(len(y_pairs), max_rows, replace=False))
+        y_pairs, rows = y_pairs[some], rows[some]
+    used, place = np.unique(rows, return_inverse=True)
+    sample = Examples(data.X[used], y_pairs, place.astype(np.int64))
     try:
-        return core.calibrate(data.X[features], ids, rows=place.astype(np.int64), n_jobs=threads)
+        calibrated = core.calibrated(sample, n_threads=threads)
     except ScoreOverflowError as error:
-        raise ScoreOverflowError(int(features[error.row])) from None
+        raise ScoreOverflowError(int(used[error.row])) from None
+    model._replace_model(calibrated)
+    return calibrated.calibration
 
 
-def _prepare(model: Any, X: Any, y: Any) -> tuple[ExtremeModel, LabelledRows, Targets, int | None]:
-    """The model, the rows that can be judged, all labels that were given, and the threads of the
-    classifier.
-    """
-    if isinstance(model, TextClassifier):
-        X = model.transform(X)
-        model = model.classifier_
-    if isinstance(model, ExtremeClassifier):
-        if not hasattr(model, "model_"):
-            raise NotFittedError(
-                f"This {type(model).__name__} is not fitted yet; call fit(X, y) before evaluate."
-            )
-        features = model._same_features(X)
-        core, index, n_jobs = model.model_, model._label_index, model.n_jobs
-    elif isinstance(model, ExtremeModel):
-        features = check_features(X, n_features=model.linear.n_features)
-        core, index, n_jobs = model, LabelIndex(np.arange(model.linear.n_classes)), None
-    else:
+def _prepare(model: Classifier | Model, X: Any, y: Any) -> tuple[Model, Examples, int]:
+    """Return the model, all labels that were given, and the threads of the classifier."""
+    if not hasattr(model, "_evaluation_rows"):
         raise TypeError(
-            f"model must be an ExtremeClassifier, a TextClassifier or an ExtremeModel; got {type(model).__name__}."
+            f"model must be an ExtremeClassifier, a TextClassifier or a Model; got {type(model).__name__}."
         )
-    targets = lookup_targets(y, index, n_samples=features.shape[0], allow_unseen=True)
-    if (targets.ids < 0).all():
+    core, targets, threads = model._evaluation_rows(X, y)
+    if (targets.y < 0).all():
         raise ValueError(
-            "y has no label of a class of the model, so there is nothing to judge; pass labels as in training."
+            "y has no label of a class of the model, so there is nothing to evaluate; pass labels as in training."
         )
-    return core, LabelledRows.of(features, targets).labelled(), targets, n_jobs
+    return core, targets, threads
 
 
-def _propensity(model: ExtremeModel, given: ArrayLike | None) -> NDArray[np.float64] | None:
+def _propensity(model: Model, given: ArrayLike | None) -> NDArray[np.float64] | None:
     if given is not None:
         return np.asarray(given, np.float64)
-    if model.class_counts is None:
+    if model.classes.counts is None:
         return None
-    return metrics.label_propensities(model.class_counts, model.n_samples)
+    return metrics.label_propensities(model.classes.counts, model.classes.n_samples)

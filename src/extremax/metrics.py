@@ -1,12 +1,10 @@
-"""How good predictions are: log-likelihood, accuracy, and the ranking figures of the Extreme Classification
-Repository.
+"""Metrics: log-likelihood, accuracy, calibration, and those of the Extreme Classification Repository.
 
-Nothing here knows of models: functions take the truth and what was predicted, and return one float. Truth
-with one label a row is a vector ``y`` (n,); truth with several is a sparse indicator ``Y`` (n, n_classes),
-nonzero where a label is true. Ranked predictions are ``labels`` (n, at least k), best first and distinct
-within a row; -1 means that nothing was predicted there.
+Functions take true and predicted labels, and return one float.  True labels are a vector ``y`` (n,), one per
+row, or a sparse indicator ``Y`` (n, n_classes), nonzero where a label is true.  Ranked predictions are
+``labels`` (n, at least k), best first and distinct within a row; -1 stands for no prediction.
 
-Figures are fractions of one, where the repository prints per cent.
+All values are fractions of one, where the repository prints per cent.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from scipy import sparse
 
 
 def log_likelihood(y: ArrayLike, log_prob: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """Mean of log p(y|x): ``log_prob`` (n, n_classes) holds normalised log-probabilities.
+    """Return the mean of log p(y|x); ``log_prob`` (n, n_classes) is normalised.
 
     Examples
     --------
@@ -27,34 +25,33 @@ def log_likelihood(y: ArrayLike, log_prob: ArrayLike, *, sample_weight: ArrayLik
     truth, table = np.asarray(y), np.asarray(log_prob)
     if table.ndim != 2 or truth.shape != table.shape[:1]:
         raise ValueError(
-            f"log_likelihood takes y (n,) and log_prob (n, n_classes); got shapes {truth.shape} and {table.shape}."
-            " Pass one row of log-probabilities per label."
+            f"log_likelihood takes y (n,) and log_prob (n, n_classes); got shapes {truth.shape} and"
+            f" {table.shape}. Pass one row of log-probabilities per label."
         )
     return _mean(table[np.arange(len(truth)), truth], sample_weight)
 
 
 def accuracy(y: ArrayLike, predicted: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """Share of rows whose predicted label is the true one.
+    """Return the fraction of rows whose predicted label is the true one.
 
     Examples
     --------
     >>> accuracy([0, 1, 2, 3], [0, 1, 1, 3])
     0.75
     """
-    truth, guess = np.asarray(y), np.asarray(predicted)
-    if truth.ndim != 1 or truth.shape != guess.shape:
+    truth, labels = np.asarray(y), np.asarray(predicted)
+    if truth.ndim != 1 or truth.shape != labels.shape:
         raise ValueError(
-            f"accuracy takes one predicted label per true label; got shapes {guess.shape} and {truth.shape}."
+            f"accuracy takes one predicted label per true label; got shapes {labels.shape} and {truth.shape}."
             " For ranked predictions use accuracy_at_k."
         )
-    return _mean(truth == guess, sample_weight)
+    return _mean(truth == labels, sample_weight)
 
 
 def accuracy_at_k(
     y: ArrayLike | sparse.csr_array, labels: ArrayLike, *, k: int, sample_weight: ArrayLike | None = None
 ) -> float:
-    """Share of rows whose true label, or with an indicator ``Y`` any of them, is among the first k of
-    ``labels``.
+    """Return the fraction of rows with a true label among the first k of ``labels``.
 
     Examples
     --------
@@ -75,7 +72,7 @@ def accuracy_at_k(
 
 
 def precision_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
-    """P@k: of the first k predicted labels the share that is true, averaged over rows.
+    """Return P@k: the fraction of the first k labels that is true, averaged over rows.
 
     Examples
     --------
@@ -87,9 +84,10 @@ def precision_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
 
 
 def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
-    """nDCG@k: discounted gain sum_r hit_r / log2(1 + r) over that of a perfect ranking, averaged over rows.
+    """Return nDCG@k, averaged over rows.
 
-    A row without true labels counts as 0, as in the repository's scripts and in scikit-learn.
+    A row has the discounted gain ``sum_r hit_r / log2(1 + r)`` over that of a perfect ranking.  A row
+    without true labels counts as 0, as in the repository's scripts and in scikit-learn.
 
     Examples
     --------
@@ -106,7 +104,7 @@ def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
 def label_propensities(
     counts: ArrayLike, n_samples: int, *, a: float = 0.55, b: float = 1.5
 ) -> NDArray[np.float64]:
-    """Probability that a true label was recorded, given how often it occurs in training (Jain et al. 2016).
+    """Return the probability that a true label was recorded (Jain et al. 2016).
 
     ``p_l = 1 / (1 + c (counts_l + b)^-a)`` with ``c = (log n_samples - 1) (b + 1)^a``.
 
@@ -137,7 +135,7 @@ def label_propensities(
 def propensity_scored_precision_at_k(
     Y: sparse.csr_array, labels: ArrayLike, propensity: ArrayLike, *, k: int, normalized: bool = True
 ) -> float:
-    """PSP@k: precision in which a true label counts 1 / propensity, so that rare labels count more.
+    """Return PSP@k: precision in which a true label counts 1 / propensity.
 
     Parameters
     ----------
@@ -158,8 +156,8 @@ def propensity_scored_precision_at_k(
     gain = 1.0 / np.asarray(propensity, np.float64)
     if gain.shape != (n_classes,):
         raise ValueError(
-            f"propensity has shape {gain.shape}; the truth has {n_classes} classes. Pass one propensity per class,"
-            " from label_propensities."
+            f"propensity has shape {gain.shape}; the truth has {n_classes} classes. Pass one propensity per"
+            " class, from label_propensities."
         )
     ranked = _first_k(labels, n_rows, k)
     # a -1 reads the last class and is multiplied by no hit
@@ -177,7 +175,9 @@ def propensity_scored_precision_at_k(
 def expected_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
 ) -> float:
-    """Mean distance between confidence and accuracy: sum over bins of share * |accuracy - mean confidence|.
+    """Return the mean distance between confidence and accuracy.
+
+    The sum over bins of ``weight of the bin * |accuracy - mean confidence|``.
 
     Parameters
     ----------
@@ -221,8 +221,8 @@ def _first_k(labels: ArrayLike, n_rows: int, k: int) -> NDArray[np.integer]:
     ranked = np.asarray(labels)
     if ranked.ndim != 2 or ranked.shape[0] != n_rows or not 1 <= k <= ranked.shape[1]:
         raise ValueError(
-            f"Ranked labels have shape {ranked.shape}; {n_rows} rows and k = {k} need at least ({n_rows}, {max(k, 1)})."
-            " Predict as many labels per row as the largest k."
+            f"Ranked labels have shape {ranked.shape}; {n_rows} rows and k = {k} need at least"
+            f" ({n_rows}, {max(k, 1)}). Predict as many labels per row as the largest k."
         )
     if ranked.dtype.kind not in "iu":
         raise TypeError(
@@ -243,13 +243,12 @@ def _indicator(Y: sparse.csr_array) -> sparse.csr_array:
 
 
 def _hits(truth: sparse.csr_array, ranked: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Whether each ranked label is true for its row: a binary search among the sorted (row, label) pairs
-    of the truth.
-    """
+    """Return whether each ranked label is true for its row: a binary search among the true pairs."""
     n_rows, n_classes = truth.shape
     if ranked.size and ranked.max() >= n_classes:
         raise ValueError(
-            f"Class {ranked.max()} was predicted, but the truth has {n_classes} classes. Use the same class ids."
+            f"Class {ranked.max()} was predicted, but the truth has {n_classes} classes."
+            " Use the same class ids."
         )
     pairs = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(truth.indptr)) * n_classes + truth.indices
     wanted = np.arange(n_rows, dtype=np.int64)[:, None] * n_classes + ranked

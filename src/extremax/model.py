@@ -1,374 +1,38 @@
-"""A trained classifier without its label names: linear model, base distribution, projection, calibration; and
-its file form.
+"""A trained classifier without its label names, complete when it is built and then only read.
 
-``ExtremeModel`` is what an estimator, a command line or a server share: it turns features into class ids and log-probabilities.
+`Model` turns features into class ids and log-probabilities.  Steps that change it (calibration, an index) return a
+new one.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
-from extremax import search as predict
+from extremax import search
+from extremax.calibration import Calibration
+from extremax.defaults import DEFAULTS, FitConfig
+from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.features.whitening import Whitening
-from extremax.linear import Features, LinearModel
-from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
-from extremax.runtime.products import one_blas_thread
+from extremax.noise import Noise
 from extremax.runtime.threads import resolve_threads
-from extremax.storage.folder import load_folder, save_folder
-from extremax.training.objectives import removes_bias
+from extremax.search import Evaluation, ExactSearch, RankedPairs, Scorer, Search, TreeBeamSearch
+from extremax.storage.state import State, restore
+from extremax.training.base import TrainState, chosen_header
+from extremax.training.objectives import OBJECTIVES
 from extremax.tree import LabelTree
-
-KIND = "classifier"
-_LINEAR_ARRAYS = ("weights", "biases", "squares", "bias_squares")
-_CLASS_ARRAYS = ("class_counts", "class_means")
-
-
-@dataclass
-class ExtremeModel:
-    """Everything that prediction needs.
-
-    Attributes
-    ----------
-    linear
-        Weights, biases and optimiser state.
-    noise
-        The distribution that negatives came from.
-    projection
-        Principal components of the features, the input of the tree.
-    objective
-        Name of the objective: it decides whether log p_n is added to the scores.
-    temperature, floor
-        Divides the debiased scores; share of the probability that all classes have alike
-        (`extremax.calibration`).
-    whitening
-        The features that training saw, where these were not the model's own; training goes on in them.
-    class_counts
-        Training rows with each label, (n_classes,); None where they are not known.
-    n_samples
-        Training rows with a label.
-    class_means
-        Mean of each class's projected rows, where there is a tree: what the tree sees of a typical row of the
-        class.
-    descriptions
-        A text on each class, such as the name that a code stands for, where they were given.
-    index
-        Index for beam search, where the scores are no tree's and the classes many.
-    """
-
-    linear: LinearModel
-    noise: Noise
-    projection: PCA
-    objective: str
-    temperature: float = 1.0
-    floor: float = 0.0
-    whitening: Whitening | None = None
-    class_counts: NDArray[np.int64] | None = None
-    n_samples: int = 0
-    class_means: NDArray[np.float16] | None = None
-    descriptions: Descriptions | None = None
-    index: predict.CodeIndex | None = None
-
-    @property
-    def base(self) -> Noise | None:
-        """What bias removal adds to a score; None when scores are unbiased as they are."""
-        return self.noise if removes_bias(self.objective) else None
-
-    @property
-    def tree(self) -> LabelTree | None:
-        """The label tree inside the noise, if there is one."""
-        return find_tree(self.noise)
-
-    def project(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
-        """The tree's features of the rows; no columns where no tree needs them."""
-        if self.tree is None:
-            return np.empty((X.shape[0], 0), np.float32)
-        return self.projection.transform(X, n_jobs=n_jobs)
-
-    @property
-    def offsets(self) -> NDArray[np.float32] | None:
-        """What bias removal adds to the scores of every row alike, if anything."""
-        return getattr(self.base, "log_prob_", None)
-
-    @property
-    def linear_scores(self) -> bool:
-        """Whether what is predicted is linear in the features: no noise is added to the scores, or one
-        that all rows share.
-        """
-        return self.base is None or self.offsets is not None
-
-    @property
-    def _calibration(self) -> dict[str, Any]:
-        return {"temperature": self.temperature, "floor": self.floor}
-
-    @property
-    def takes_index(self) -> bool:
-        """Whether an index for beam search makes sense: linear scores of many classes."""
-        return self.linear_scores and any(predict.index_bytes(*self.linear.weights.shape))
-
-    def fit_index(
-        self,
-        X: Features,
-        *,
-        rows: NDArray[np.int64] | None = None,
-        judges: Features | None = None,
-        seed: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its
-        `rows`, at random.
-
-        `judges`, rows that the model was not trained on, choose the default width; without them, more rows of
-        X."""
-        if not self.takes_index:
-            raise ValueError(
-                f"fit_index is for scores that are linear in at most {predict.MOST_FEATURES:,} features, of at least"
-                f" {predict.LEAST_CLASSES:,} classes; this model has others. Use search='exact', or 'beam' without an index."
-            )
-        among = np.arange(X.shape[0]) if rows is None else rows
-        some = among[_some(len(among), predict.sample_size(self.linear.n_features), seed)]
-        # the last of them may judge the others' work
-        chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
-        unseen = None if judges is None else _dense(judges[_some(judges.shape[0], predict.MOST_JUDGES, seed)])
-        options: dict[str, Any] = {"offsets": self.offsets, "temperature": self.temperature, "n_jobs": n_jobs}
-        self.index = predict.CodeIndex.fit(_dense(chosen), self.linear, judges=unseen, **options)
-        self.index.n_epochs = self.linear.n_epochs
-
-    def top_k(
-        self,
-        X: Features,
-        k: int,
-        *,
-        search: str = "exact",
-        beam_width: int | None = None,
-        n_jobs: int | None = None,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best classes of each row: by scoring all classes, or by a beam; without a width, the
-        model's own.
-        """
-        options: dict[str, Any] = {**self._calibration, "n_jobs": n_jobs}
-        index = self.index
-        exact = search == "exact"
-        if beam_width is None and index is None:
-            exact |= self.linear_scores and self.linear.n_classes < predict.LEAST_CLASSES
-        elif beam_width is None and index is not None:
-            exact |= index.beam_width is None
-        if exact:  # also where a beam would take as long
-            return predict.exact_topk(X, self.linear, self.base, self.project(X, n_jobs=n_jobs), k, **options)
-        if index is not None:
-            if index.n_epochs != self.linear.n_epochs:
-                warnings.warn(
-                    f"The index of beam search was fitted after {index.n_epochs} epochs, and the model has been trained for"
-                    f" {self.linear.n_epochs}: it may miss more of the best classes. Fit it again with model_.fit_index(X).",
-                    stacklevel=3,
-                )
-            width = beam_width if beam_width is not None else index.beam_width
-            assert width is not None
-            return predict.codes_topk(
-                X, self.linear, index, k, beam_width=width, offsets=self.offsets, **options
-            )
-        if self.tree is None:
-            way = (
-                "make one with model_.fit_index(X)" if self.takes_index else "train with noise='adversarial'"
-            )
-            raise ValueError(
-                f"search='beam' needs a label tree or an index, and this model has none. Use search='exact', or {way}."
-            )
-        Z = self.project(X, n_jobs=n_jobs)
-        width = max(predict.BEAM_WIDTH if beam_width is None else beam_width, k)
-        return predict.beam_topk(X, self.linear, self.tree, self.base, Z, k, beam_width=width, **options)
-
-    def debiased_scores(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
-        """Scores of every class, bias removed: (n, n_classes)."""
-        return predict.debiased_scores(
-            X, self.linear, self.base, self.project(X, n_jobs=n_jobs), n_jobs=n_jobs
-        )
-
-    def log_prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float32]:
-        """log p(y|x) of every class: (n, n_classes)."""
-        Z = self.project(X, n_jobs=n_jobs)
-        return predict.predict_log_proba(X, self.linear, self.base, Z, **self._calibration, n_jobs=n_jobs)
-
-    def prob_all(self, X: Features, *, n_jobs: int | None = None) -> NDArray[np.float64]:
-        """p(y|x) of every class, in float64: (n, n_classes)."""
-        Z = self.project(X, n_jobs=n_jobs)
-        return predict.predict_proba(X, self.linear, self.base, Z, **self._calibration, n_jobs=n_jobs)
-
-    def judge(
-        self,
-        X: Features,
-        y: NDArray[np.int32],
-        *,
-        rows: NDArray[np.int64] | None = None,
-        k: int = 5,
-        n_jobs: int | None = None,
-    ) -> predict.Judged:
-        """The k best classes of each row with their log-probabilities, and log p(y|x) of each pair of a
-        row and a class.
-        """
-        Z = self.project(X, n_jobs=n_jobs)
-        return predict.judge_pairs(
-            X, y, rows, self.linear, self.base, Z, k=k, **self._calibration, n_jobs=n_jobs
-        )
-
-    def evaluate(
-        self,
-        X: Features,
-        y: NDArray[np.int32],
-        *,
-        rows: NDArray[np.int64] | None = None,
-        sample_weight: NDArray[np.float32] | None = None,
-        n_jobs: int | None = None,
-    ) -> predict.Evaluation:
-        """Mean log-likelihood, accuracy and top-5 accuracy; `rows` is the row of each class in `y`, where
-        they have several.
-        """
-        Z = self.project(X, n_jobs=n_jobs)
-        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, **self._calibration}
-        return predict.evaluate(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
-
-    def log_likelihood(
-        self,
-        X: Features,
-        y: NDArray[np.int32],
-        *,
-        rows: NDArray[np.int64] | None = None,
-        sample_weight: NDArray[np.float32] | None = None,
-        n_jobs: int | None = None,
-    ) -> float:
-        """Mean log p(y|x), bias removed; `rows` is the row of each class in `y`, where they have several."""
-        Z = self.project(X, n_jobs=n_jobs)
-        options: dict[str, Any] = {"rows": rows, "sample_weight": sample_weight, **self._calibration}
-        return predict.log_likelihood(X, y, self.linear, self.base, Z, n_jobs=n_jobs, **options)
-
-    def confusable(self, label: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k classes that are hardest to tell from a class, hardest first, and how hard.
-
-        By the tree, if there is one: p_n(y'|z) at the mean features z of the class. Else by the cosine
-        between the weights."""
-        if self.tree is not None and self.class_means is not None:
-            hardness = np.exp(
-                self.tree.log_prob_all(self.class_means[label : label + 1].astype(np.float32))[0]
-            )
-        else:
-            weights = self.linear.weights
-            norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
-            hardness = (weights @ weights[label]) / np.maximum(
-                norms * norms[label], np.finfo(np.float32).tiny
-            )
-        order = np.argsort(-hardness, kind="stable")
-        order = order[order != label][:k].astype(np.int32)
-        return order, hardness[order].astype(np.float32)
-
-    def calibrate(
-        self,
-        X: Features,
-        ids: NDArray[np.int32],
-        *,
-        rows: NDArray[np.int64] | None = None,
-        n_jobs: int | None = None,
-    ) -> predict.Calibration:
-        """Set temperature and floor by pairs that the model was not trained on; returns both."""
-        ids = predict.check_targets(ids, X.shape[0] if rows is None else len(rows), self.linear.n_classes)
-        Z, threads = self.project(X, n_jobs=n_jobs), resolve_threads(n_jobs)
-
-        def scores(first: int, last: int) -> NDArray[np.float32]:
-            options: dict[str, Any] = {"memory_limit": 1 << 62, "n_jobs": 1, "first_row": first}
-            return predict.debiased_scores(X[first:last], self.linear, self.base, Z[first:last], **options)
-
-        with one_blas_thread():
-            found = predict.fit_calibration(
-                scores, X.shape[0], ids, rows, self.linear.n_classes, n_threads=threads
-            )
-        self.temperature, self.floor = found
-        return found
-
-    # -- files
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        labels: NDArray[Any],
-        header: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]] | None = None,
-    ) -> None:
-        """Write the model, its label names and what the caller keeps beside them to a folder."""
-        noise, noise_arrays = _describe_noise(self.noise)
-        own: dict[str, NDArray[Any]] = {name: getattr(self.linear, name) for name in _LINEAR_ARRAYS}
-        linear = {
-            "feature_scale": self.linear.feature_scale,
-            "n_epochs": self.linear.n_epochs,
-            "eta_key": self.linear.eta_key,
-        }
-        if self.linear.eta is not None:
-            own["eta"] = self.linear.eta
-        own |= {f"noise.{name}": value for name, value in noise_arrays.items()}
-        own |= {"projection.components": self.projection.components, "projection.mean": self.projection.mean}
-        own["projection.explained_variance"] = self.projection.explained_variance
-        own |= {name: value for name in _CLASS_ARRAYS if (value := getattr(self, name)) is not None}
-        if self.descriptions is not None:
-            own |= {f"descriptions.{name}": value for name, value in self.descriptions._asdict().items()}
-        if self.whitening is not None:
-            own |= {f"whitening.{name}": value for name, value in self.whitening._asdict().items()}
-        content = {"linear": linear, "noise": noise, "objective": self.objective, **self._calibration}
-        content |= {"n_samples": self.n_samples, **header}
-        if self.index is not None:
-            own |= {f"index.{name}": value for name, value in self.index.to_arrays().items()}
-            content["index"] = self.index.header()
-        save_folder(path, kind=KIND, header=content, arrays={**own, **(arrays or {})}, labels=labels)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
-        """Open a folder that `save` wrote.
-
-        Arrays are mapped from the file; what further training changes stays in memory and never reaches the
-        file."""
-        folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
-        arrays, header = folder.arrays, dict(folder.header)
-        tables: dict[str, Any] = {name: arrays[name] for name in _LINEAR_ARRAYS}
-        linear = LinearModel(**tables, **header["linear"], eta=arrays.get("eta"))
-        noise = _restore_noise(
-            header["noise"], {n[6:]: a for n, a in arrays.items() if n.startswith("noise.")}
-        )
-        names = ("components", "mean", "explained_variance")
-        projection = PCA(*(arrays[f"projection.{name}"] for name in names))
-        model = cls(
-            linear, noise, projection, header["objective"], header["temperature"], header.get("floor", 0.0)
-        )
-        model.n_samples = header.get("n_samples", 0)
-        model.class_counts, model.class_means = (arrays.get(name) for name in _CLASS_ARRAYS)
-        if "descriptions.ends" in arrays:
-            model.descriptions = Descriptions(
-                *(arrays[f"descriptions.{name}"] for name in Descriptions._fields)
-            )
-        if "whitening.matrix" in arrays:
-            model.whitening = Whitening(
-                *(np.array(arrays[f"whitening.{name}"]) for name in Whitening._fields)
-            )
-        if "index" in header:
-            parts = {name[6:]: array for name, array in arrays.items() if name.startswith("index.")}
-            model.index = predict.CodeIndex.from_arrays(header["index"], parts)
-        elif "cells" in header:
-            warnings.warn(
-                f"{path} has an index of beam search of an earlier kind, which is not used. Fit one with model_.fit_index(X).",
-                stacklevel=3,
-            )
-        return SavedModel(model, folder.labels, header, arrays)
+from extremax.types import Features, Float32, Float64, Int32, Int64
+from extremax.validation import LabelIndex, check_features, lookup_targets
+from extremax.weights import Weights
 
 
 class Descriptions(NamedTuple):
-    """A text on each class, as UTF-8 bytes one after the other and where each ends: opened from a file
-    without reading it.
+    """A text on each class, as UTF-8 bytes one after the other and where each ends.
 
     Examples
     --------
@@ -378,85 +42,305 @@ class Descriptions(NamedTuple):
     """
 
     utf8: NDArray[np.uint8]
-    ends: NDArray[np.int64]
+    ends: Int64
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Descriptions:
-        """From one text per class, in the order of the classes."""
+        """Make descriptions from one text per class, in the order of the classes."""
         coded = [text.encode(errors="replace") for text in texts]
-        return cls(
-            np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64)
-        )
+        return cls(np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64))
 
     def text(self, label: int) -> str:
-        """The text on a class."""
+        """Return the text on a class."""
         start = int(self.ends[label - 1]) if label else 0
         return self.utf8[start : int(self.ends[label])].tobytes().decode()
 
 
-class SavedModel(NamedTuple):
-    """What a folder holds: the model, the names of its classes, the header, and all arrays by name."""
+@dataclass(frozen=True)
+class ClassInfo:
+    """What is known about the classes.
 
-    model: ExtremeModel
-    labels: NDArray[Any] | None
-    header: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
+    Attributes
+    ----------
+    counts
+        Training pairs of each class; None where they are not known.
+    n_samples
+        Training rows with a label.
+    means
+        Mean of each class's projected rows, where there is a tree.
+    descriptions
+        A text on each class, such as the name that a code stands for.
+    """
 
+    counts: Int64 | None = None
+    n_samples: int = 0
+    means: NDArray[np.float16] | None = None
+    descriptions: Descriptions | None = None
 
-def _some(n_rows: int, size: int, seed: int) -> NDArray[np.int64]:
-    """Rows at random, at most so many, in order: a file is read from front to back."""
-    return np.sort(np.random.default_rng((seed, 4)).choice(n_rows, min(n_rows, size), replace=False))
+    def state(self) -> State:
+        arrays = {name: value for name in ("counts", "means") if (value := getattr(self, name)) is not None}
+        if self.descriptions is not None:
+            arrays |= {f"descriptions_{name}": value for name, value in self.descriptions._asdict().items()}
+        return State({"n_samples": self.n_samples}, arrays)
 
-
-def _dense(X: Features) -> NDArray[np.float32]:
-    rows: NDArray[np.float32] = X.toarray() if sparse.issparse(X) else X
-    return rows
-
-
-def find_tree(noise: Noise) -> LabelTree | None:
-    """The first label tree in a noise distribution."""
-    if isinstance(noise, TreeNoise):
-        return noise.tree
-    if isinstance(noise, MixtureNoise):
-        first = find_tree(noise.first)
-        return first if first is not None else find_tree(noise.second)
-    return None
-
-
-def _describe_noise(noise: Noise) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    if isinstance(noise, TreeNoise):
-        return {"kind": "tree"}, noise.tree.to_arrays()
-    if isinstance(noise, UniformNoise):
-        return {"kind": "uniform", "n_classes": noise.n_classes}, {}
-    if isinstance(noise, FrequencyNoise):
-        return {"kind": "frequency", "exponent": noise.exponent}, {"counts": noise.counts}
-    if isinstance(noise, MixtureNoise):
-        (first, a), (second, b) = _describe_noise(noise.first), _describe_noise(noise.second)
-        arrays = {f"first.{n}": v for n, v in a.items()} | {f"second.{n}": v for n, v in b.items()}
-        return {"kind": "mixture", "weight": noise.weight, "first": first, "second": second}, arrays
-    raise TypeError(
-        f"A model with noise of type {type(noise).__name__} cannot be saved;"
-        " UniformNoise, FrequencyNoise, TreeNoise and MixtureNoise can."
-    )
+    @classmethod
+    def from_state(cls, state: State) -> ClassInfo:
+        arrays = state.arrays
+        texts = None
+        if "descriptions_ends" in arrays:
+            texts = Descriptions(*(arrays[f"descriptions_{name}"] for name in Descriptions._fields))
+        return cls(arrays.get("counts"), state.header["n_samples"], arrays.get("means"), texts)
 
 
-def _restore_noise(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Noise:
-    match header["kind"]:
-        case "tree":
-            return TreeNoise(LabelTree.from_arrays(arrays))
-        case "uniform":
-            return UniformNoise(header["n_classes"])
-        case "frequency":
-            return FrequencyNoise(arrays["counts"], header["exponent"])
-        case "mixture":
-            first = _restore_noise(
-                header["first"], {n[6:]: a for n, a in arrays.items() if n.startswith("first.")}
-            )
-            second = _restore_noise(
-                header["second"], {n[7:]: a for n, a in arrays.items() if n.startswith("second.")}
-            )
-            return MixtureNoise(first, second, weight=header["weight"])
-        case other:
-            raise ValueError(
-                f"The model's noise is of the unknown kind {other!r}; a newer extremax may be able to read it."
-            )
+@dataclass(frozen=True)
+class Model:
+    """Everything that prediction needs.
+
+    Attributes
+    ----------
+    weights
+        Weights, biases and feature scale.
+    objective
+        Name of the objective: it decides whether log p_n is added to the scores.
+    noise
+        The distribution that negatives or cells came from; None where none was used.
+    projection
+        Projection of the features for the label tree; None without a tree.
+    calibration
+        Temperature and uniform mixing.
+    classes
+        Counts, means and descriptions of the classes.
+    searches
+        Indexes by name, beside exact search; "beam" is the default approximate one.
+    config
+        The resolved parameters and tuned numbers of the fit; None for a model that was not fitted here.
+    n_epochs
+        Epochs trained.
+    chosen
+        What was chosen from the data in training.
+    """
+
+    weights: Weights
+    objective: str
+    noise: Noise | None = None
+    projection: PCA | None = None
+    calibration: Calibration = Calibration()
+    classes: ClassInfo = field(default_factory=ClassInfo)
+    searches: Mapping[str, Search] = field(default_factory=dict)
+    config: FitConfig | None = None
+    n_epochs: int = 0
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def n_classes(self) -> int:
+        return self.weights.n_classes
+
+    @property
+    def n_features(self) -> int:
+        return self.weights.n_features
+
+    @property
+    def linear(self) -> Weights:
+        """The weights, under the name of version 0.1."""
+        warnings.warn("model_.linear is now called model_.weights.", FutureWarning, stacklevel=2)
+        return self.weights
+
+    @property
+    def noise_term(self) -> Noise | None:
+        """What prediction adds to the scores; None where they are unbiased."""
+        return self.noise if OBJECTIVES[self.objective].adds_log_noise else None
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The label tree inside the noise, if there is one."""
+        return None if self.noise is None else self.noise.tree
+
+    @property
+    def scorer(self) -> Scorer:
+        """Scores and probabilities, as every search reads them."""
+        return Scorer(self.weights, self.noise_term, self.projection, self.calibration)
+
+    @property
+    def takes_index(self) -> bool:
+        """Whether a product-quantization index makes sense: linear scores of many classes."""
+        numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
+        return self.scorer.linear_scores and any(search.index_bytes(self.n_classes, self.n_features, numbers))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was left open and chosen: resolved parameters, figures from the data, calibration, beam."""
+        names = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
+        found: dict[str, Any] = {} if self.config is None else {n: getattr(self.config, n) for n in names}
+        found |= {"objective": self.objective, **self.chosen, **self.calibration._asdict()}
+        beam = self.searches.get("beam")
+        if beam is not None:
+            found |= {"beam_width": getattr(beam, "width", None), "beam_recall": getattr(beam, "recall", None)}
+        return found
+
+    # -- prediction --------------------------------------------------------------------------------------------------
+
+    def topk(
+        self, X: Features, k: int, *, search: str = "exact", width: int | None = None, n_threads: int = 1
+    ) -> tuple[Int32, Float32]:
+        """Return the k best classes of each row and their log-probabilities, best first."""
+        return self._find_search(search, width).topk(self.scorer, X, k, width=width, n_threads=n_threads)
+
+    @property
+    def search_names(self) -> tuple[str, ...]:
+        """Names that `topk` accepts."""
+        return tuple(dict.fromkeys(("exact", "beam", *self.searches)))
+
+    def _find_search(self, name: str, width: int | None) -> Search:
+        """Return the search of a name; "beam" is exact search where a beam would take as long."""
+        if name == "exact":
+            return ExactSearch()
+        if name not in self.search_names:
+            raise ValueError(f"search is {name!r}; this model has {', '.join(map(repr, self.search_names))}.")
+        found = self.searches.get(name)
+        if found is not None:
+            trained = getattr(found, "n_epochs", self.n_epochs)
+            if trained != self.n_epochs:
+                warnings.warn(
+                    f"The index of beam search was fitted after {trained} epochs, and the model has been trained for"
+                    f" {self.n_epochs}: it may miss more of the best classes. Fit it again with fit_index(X).",
+                    stacklevel=4,
+                )
+            unchosen = width is None and name == "beam" and getattr(found, "width", 0) is None
+            return ExactSearch() if unchosen else found
+        linear = self.scorer.linear_scores
+        numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
+        if self.tree is None or (width is None and linear and self.n_classes < numbers.min_classes):
+            return ExactSearch()
+        return TreeBeamSearch(self.tree)
+
+    def debiased_scores(self, X: Features, *, n_threads: int = 1) -> Float32:
+        """Return the scores of every class, bias removed: (n, n_classes)."""
+        return search.debiased_scores(self.scorer, X, n_threads=n_threads)
+
+    def log_prob_all(self, X: Features, *, n_threads: int = 1) -> Float32:
+        """Return log p(y|x) of every class: (n, n_classes)."""
+        return search.log_prob_all(self.scorer, X, n_threads=n_threads)
+
+    def prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
+        """Return p(y|x) of every class, in float64: (n, n_classes)."""
+        return search.prob_all(self.scorer, X, n_threads=n_threads)
+
+    def rank_pairs(self, examples: Examples, *, k: int = 5, n_threads: int = 1) -> RankedPairs:
+        """Return the k best classes of each row, their log-probabilities, and log p(y|x) of each pair."""
+        return search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
+
+    def evaluate(self, examples: Examples, *, n_threads: int = 1) -> Evaluation:
+        """Return mean log-likelihood, accuracy and top-5 accuracy."""
+        return search.evaluate(self.scorer, examples, n_threads=n_threads)
+
+    def log_likelihood(self, examples: Examples, *, n_threads: int = 1) -> float:
+        """Return the mean of log p(y|x) over the pairs, bias removed."""
+        return search.log_likelihood(self.scorer, examples, n_threads=n_threads)
+
+    def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
+        """Return the labelled rows for `extremax.evaluate`; labels are class numbers."""
+        features = check_features(X, n_features=self.n_features)
+        index = LabelIndex(np.arange(self.n_classes))
+        targets = lookup_targets(y, index, n_samples=features.shape[0], allow_unseen=True)
+        return self, targets.with_features(features), resolve_threads(None)
+
+    def confusable(self, label: int, k: int) -> tuple[Int32, Float32]:
+        """Return the k classes that are hardest to tell from a class, hardest first, and how hard.
+
+        By the tree, if there is one: p_n(y'|z) at the mean features z of the class.  Else by the cosine between the
+        weights.
+        """
+        means = self.classes.means
+        if self.tree is not None and means is not None:
+            hardness = np.exp(self.tree.log_prob_all(means[label : label + 1].astype(np.float32))[0])
+        else:
+            weights = self.weights.to_dense()
+            norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
+            hardness = (weights @ weights[label]) / np.maximum(norms * norms[label], np.finfo(np.float32).tiny)
+        order = np.argsort(-hardness, kind="stable")
+        order = order[order != label][:k].astype(np.int32)
+        return order, hardness[order].astype(np.float32)
+
+    # -- changed copies ----------------------------------------------------------------------------------------------
+
+    def with_calibration(self, calibration: Calibration) -> Model:
+        """Return the model with another temperature and uniform mixing."""
+        calibration.check()
+        return replace(self, calibration=calibration)
+
+    def calibrated(self, examples: Examples, *, n_threads: int = 1) -> Model:
+        """Return the model calibrated by pairs that it was not trained on."""
+        config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
+        found = search.choose_calibration(self.scorer, examples, n_threads=n_threads, config=config)
+        return replace(self, calibration=found)
+
+    def with_search(self, name: str, index: Search) -> Model:
+        """Return the model with one more search, for ``topk(search=name)``."""
+        return replace(self, searches={**self.searches, name: index})
+
+    def with_descriptions(self, texts: Sequence[str]) -> Model:
+        """Return the model with a text on each class, in the order of the classes."""
+        if len(texts) != self.n_classes:
+            raise ValueError(f"there are {len(texts):,} descriptions and {self.n_classes:,} classes; give one for each.")
+        return replace(self, classes=replace(self.classes, descriptions=Descriptions.of(texts)))
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def components(self) -> dict[str, State]:
+        """Return the states of all parts, by name."""
+        parts = {"weights": self.weights.state(), "calibration": self.calibration.state()}
+        parts["classes"] = self.classes.state()
+        if self.noise is not None:
+            parts["noise"] = self.noise.state()
+        if self.projection is not None:
+            parts["projection"] = self.projection.state()
+        return parts | {f"search_{name}": index.state() for name, index in self.searches.items()}
+
+    def header(self) -> dict[str, Any]:
+        """Return what a model folder stores beside the states of the parts."""
+        return {
+            "objective": self.objective,
+            "n_epochs": self.n_epochs,
+            "chosen": chosen_header(self.chosen),
+            "config": None if self.config is None else self.config.to_dict(),
+        }
+
+    @classmethod
+    def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
+        """Build a model from what `header` and `components` gave."""
+        noise = restore("noise", parts["noise"]) if "noise" in parts else None
+        config = None if header["config"] is None else FitConfig.from_dict(header["config"], noise)
+        searches = {
+            name.removeprefix("search_"): restore("search", part)
+            for name, part in parts.items()
+            if name.startswith("search_")
+        }
+        return cls(
+            weights=restore("weights", parts["weights"]),
+            objective=header["objective"],
+            noise=noise,
+            projection=PCA.from_state(parts["projection"]) if "projection" in parts else None,
+            calibration=Calibration.from_state(parts["calibration"]),
+            classes=ClassInfo.from_state(parts["classes"]),
+            searches=searches,
+            config=config,
+            n_epochs=header["n_epochs"],
+            chosen=header["chosen"],
+        )
+
+    @classmethod
+    def build(cls, weights: Weights, state: TrainState, config: FitConfig, previous: Model) -> Model:
+        """Return the model of a training state; calibration, indexes and classes are those of the model before."""
+        means = state.class_means if previous.classes.means is None else previous.classes.means
+        return replace(
+            previous,
+            weights=weights,
+            objective=config.objective,
+            noise=state.noise,
+            projection=state.projection,
+            classes=replace(previous.classes, means=means),
+            config=config,
+            n_epochs=state.n_epochs,
+            chosen=dict(state.chosen),
+        )

@@ -1,8 +1,13 @@
-"""Distributions p_n(y|x) from which negatives are drawn, each with its exact, normalised log-probability.
+"""Noise distributions p_n(y|x): draws of negatives, and exact normalised log-probabilities.
 
-Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6), so a
-log-probability that is only known up to a constant would be wrong twice. Every class here satisfies
-``Noise``; ``Z`` are the features of the tree, which unconditional distributions only count."""
+Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer acts on the sum (Eq. 6): both
+need log p_n itself, not log p_n up to a constant.  ``Z`` is the projection of the features that the tree of
+a noise distribution was fitted on, one row per row of X; it has no columns where there is no tree.
+
+A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, ``sample``, ``log_prob`` and
+``log_prob_all``.  To make models with it loadable, give it ``state`` and ``from_state`` and decorate it with
+``register("noise", kind)`` of `extremax.storage.state`.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +18,149 @@ from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.storage.state import State, merge, register, restore
 from extremax.tree import LabelTree
+from extremax.types import Float32, Float64, Int32
 from extremax.validation import check_random_state
 
-_ROW_BLOCK = 4096  # rows a thread takes at a time
+_ROWS_PER_TASK = 4096
 _MEAN_ROWS = 16  # rows of all classes held at once: 640 MB for ten million classes
 
 
 @runtime_checkable
-class Noise(Protocol):
-    """What training and prediction need of a noise distribution."""
+class NoiseLike(Protocol):
+    """What a distribution must have to be used as ``ExtremeClassifier(noise=...)``.
+
+    `as_noise` adds the rest of `Noise`.
+    """
 
     @property
     def n_classes(self) -> int: ...
 
     def sample(
-        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Draw `n_draws` classes per row: labels (n, n_draws) and their log-probabilities."""
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw `n_draws` classes per row: labels and their log-probabilities, both (n, n_draws)."""
         ...
 
-    def log_prob(
-        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
-        """log p_n(labels | row), for labels (n,) or (n, m)."""
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
+        """Return log p_n(labels | row), for labels (n,) or (n, m)."""
         ...
 
-    def log_prob_all(
-        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
-        """log p_n of every class: (n, n_classes)."""
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
+        """Return log p_n of every class: (n, n_classes)."""
         ...
 
 
-def class_weights(counts: NDArray[Any], exponent: float) -> NDArray[np.float64]:
-    """``counts ** exponent``, up to a factor that keeps it in range: 1 for the largest, and above 0 for all.
+@runtime_checkable
+class Noise(NoiseLike, Protocol):
+    """What training, prediction and storage read of a noise distribution."""
 
-    A class without rows counts as half a row, or as half the smallest count where that is less than one.
+    @property
+    def needs_features(self) -> bool:
+        """Whether log p_n depends on the row; if not, `shared_log_prob` holds it for all rows."""
+        ...
+
+    @property
+    def shared_log_prob(self) -> Float32 | None:
+        """log p_n (n_classes,) that all rows share, or None."""
+        ...
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The first label tree inside the distribution, or None."""
+        ...
+
+    @property
+    def leaf_tree(self) -> LabelTree | None:
+        """The tree whose own log-probabilities are exactly log p_n, or None."""
+        ...
+
+    def state(self) -> State:
+        """Return what a model folder stores of it."""
+        ...
+
+
+class NoiseBase:
+    """Defaults of the optional part of `Noise`: depends on the row, has no tree, cannot be saved.
+
+    Examples
+    --------
+    >>> class OwnNoise(NoiseBase):
+    ...     n_classes = 3  # and sample, log_prob, log_prob_all
+    >>> OwnNoise().needs_features, OwnNoise().tree
+    (True, None)
+    """
+
+    @property
+    def needs_features(self) -> bool:
+        return self.shared_log_prob is None
+
+    @property
+    def shared_log_prob(self) -> Float32 | None:
+        return None
+
+    @property
+    def tree(self) -> LabelTree | None:
+        return None
+
+    @property
+    def leaf_tree(self) -> LabelTree | None:
+        return None
+
+    def state(self) -> State:
+        raise _not_savable(self)
+
+
+def _not_savable(noise: object) -> TypeError:
+    return TypeError(
+        f"A model with noise of type {type(noise).__name__} cannot be saved;"
+        " UniformNoise, FrequencyNoise, TreeNoise and MixtureNoise can."
+    )
+
+
+class _Adapted(NoiseBase):
+    """A distribution with the four members of `NoiseLike` alone, and the defaults for the rest."""
+
+    def __init__(self, noise: NoiseLike) -> None:
+        self.wrapped = noise
+
+    @property
+    def n_classes(self) -> int:
+        return self.wrapped.n_classes
+
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        return self.wrapped.sample(Z, n_draws, seed, n_jobs=n_jobs)
+
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
+        return self.wrapped.log_prob(Z, labels, n_jobs=n_jobs)
+
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
+        return self.wrapped.log_prob_all(Z, out=out, n_jobs=n_jobs)
+
+    def state(self) -> State:
+        raise _not_savable(self.wrapped)
+
+
+def as_noise(noise: NoiseLike) -> Noise:
+    """Return `noise` itself if it has all of `Noise`, else a wrapper with the defaults of `NoiseBase`.
+
+    Examples
+    --------
+    >>> noise = UniformNoise(3)
+    >>> as_noise(noise) is noise
+    True
+    """
+    return noise if isinstance(noise, Noise) else _Adapted(noise)
+
+
+def class_weights(counts: NDArray[Any], exponent: float) -> Float64:
+    """Return ``counts ** exponent`` up to a factor that keeps it in range.
+
+    The largest weight is 1 and every weight is above 0.  A class without rows counts as half a row, or as
+    half the smallest count where that is less than one.
 
     Examples
     --------
@@ -59,21 +170,21 @@ def class_weights(counts: NDArray[Any], exponent: float) -> NDArray[np.float64]:
     """
     empty = 0.5 * np.min(counts, initial=1.0, where=counts > 0.0)
     known = np.where(counts > 0.0, counts, empty)
-    weights: NDArray[np.float64] = np.maximum((known / known.max()) ** exponent, 1e-300)
+    weights: Float64 = np.maximum((known / known.max()) ** exponent, 1e-300)
     return weights
 
 
-class _Unconditional:
+class _Unconditional(NoiseBase):
     """A fixed distribution over classes, drawn in O(1) by an alias table."""
 
-    def __init__(self, prob: NDArray[np.float64]) -> None:
+    def __init__(self, prob: Float64) -> None:
         if prob.ndim != 1 or prob.size == 0 or not np.all(np.isfinite(prob)) or prob.min() <= 0.0:
             raise ValueError(
-                f"A noise distribution needs one positive finite weight per class; got an array of shape {prob.shape}"
-                " with other values. Give classes without data a small weight."
+                f"A noise distribution needs one positive finite weight per class; got an array of shape"
+                f" {prob.shape} with other values. Give classes without data a small weight."
             )
         prob = prob / prob.sum()
-        self.log_prob_: NDArray[np.float32] = np.log(prob).astype(np.float32)
+        self.log_prob_: Float32 = np.log(prob).astype(np.float32)
         self._threshold = np.empty(prob.size, np.float64)
         self._alias = np.empty(prob.size, np.int32)
         build_alias(prob, self._threshold, self._alias)
@@ -82,13 +193,17 @@ class _Unconditional:
     def n_classes(self) -> int:
         return int(self.log_prob_.size)
 
+    @property
+    def shared_log_prob(self) -> Float32:
+        return self.log_prob_
+
     def sample(
-        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         n = len(Z)
         labels = np.empty((n, n_draws), np.int32)
         log_noise = np.empty((n, n_draws), np.float32)
-        blocks, key = split(n, _ROW_BLOCK), np.uint64(check_random_state(seed))
+        blocks, key = split(n, _ROWS_PER_TASK), np.uint64(check_random_state(seed))
         run(
             lambda i: draw_alias(
                 self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]
@@ -98,20 +213,17 @@ class _Unconditional:
         )
         return labels, log_noise
 
-    def log_prob(
-        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self.log_prob_[labels]
 
-    def log_prob_all(
-        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         if out is None:
             out = np.empty((len(Z), self.n_classes), np.float32)
         out[...] = self.log_prob_
         return out
 
 
+@register("noise", "uniform")
 class UniformNoise(_Unconditional):
     """Every class with probability 1 / n_classes.
 
@@ -127,7 +239,15 @@ class UniformNoise(_Unconditional):
     def __init__(self, n_classes: int) -> None:
         super().__init__(np.full(n_classes, 1.0))
 
+    def state(self) -> State:
+        return State({"kind": "uniform", "n_classes": self.n_classes})
 
+    @classmethod
+    def from_state(cls, state: State) -> UniformNoise:
+        return cls(state.header["n_classes"])
+
+
+@register("noise", "frequency")
 class FrequencyNoise(_Unconditional):
     """Classes in proportion to their training counts to the power `exponent`.
 
@@ -153,14 +273,22 @@ class FrequencyNoise(_Unconditional):
         if len(wrong):
             where = tuple(int(i) for i in wrong[0])
             raise ValueError(
-                f"counts[{', '.join(map(str, where))}] is {values[where]}; FrequencyNoise needs the number of rows of each"
-                " class, finite and at least 0."
+                f"counts[{', '.join(map(str, where))}] is {values[where]}; FrequencyNoise needs the number of"
+                " rows of each class, finite and at least 0."
             )
         super().__init__(class_weights(values, exponent) if values.size else values)
         self.counts, self.exponent = values, float(exponent)
 
+    def state(self) -> State:
+        return State({"kind": "frequency", "exponent": self.exponent}, {"counts": self.counts})
 
-class TreeNoise:
+    @classmethod
+    def from_state(cls, state: State) -> FrequencyNoise:
+        return cls(state.arrays["counts"], state.header["exponent"])
+
+
+@register("noise", "tree")
+class TreeNoise(NoiseBase):
     """The label tree as noise: p_n(y|x) of the paper's section 3.
 
     Examples
@@ -173,38 +301,52 @@ class TreeNoise:
     """
 
     def __init__(self, tree: LabelTree) -> None:
-        self.tree = tree
+        self._tree = tree
+
+    @property
+    def tree(self) -> LabelTree:
+        return self._tree
+
+    @property
+    def leaf_tree(self) -> LabelTree:
+        return self._tree
 
     @property
     def n_classes(self) -> int:
         return self.tree.n_classes
 
     def sample(
-        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
 
-    def log_prob(
-        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self.tree.log_prob(Z, labels, n_jobs=n_jobs)
 
-    def log_prob_all(
-        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         return self.tree.log_prob_all(Z, out=out, n_jobs=n_jobs)
 
+    def state(self) -> State:
+        return State({"kind": "tree"}, self.tree.to_arrays())
 
-class MixtureNoise:
-    """``weight * first + (1 - weight) * second``: a floor under a distribution that may be badly wrong
-    somewhere.
+    @classmethod
+    def from_state(cls, state: State) -> TreeNoise:
+        return cls(LabelTree.from_arrays(state.arrays))
+
+
+@register("noise", "mixture")
+class MixtureNoise(NoiseBase):
+    """The mixture ``weight * first + (1 - weight) * second``.
+
+    A mixture with `UniformNoise` or `FrequencyNoise` bounds the probability of every class from below, where
+    a fitted tree may be badly wrong.
 
     Parameters
     ----------
     first, second
         The two distributions, over the same classes.
     weight
-        Share of the first, strictly between 0 and 1.
+        Weight of the first, strictly between 0 and 1.
 
     Examples
     --------
@@ -214,32 +356,36 @@ class MixtureNoise:
     [[0.375, 0.625]]
     """
 
-    def __init__(self, first: Noise, second: Noise, *, weight: float) -> None:
+    def __init__(self, first: NoiseLike, second: NoiseLike, *, weight: float) -> None:
         if first.n_classes != second.n_classes:
             raise ValueError(
-                f"MixtureNoise mixes distributions over the same classes; got {first.n_classes} and {second.n_classes} classes."
+                f"MixtureNoise mixes distributions over the same classes; got {first.n_classes} and"
+                f" {second.n_classes} classes."
             )
         if not 0.0 < weight < 1.0:
             raise ValueError(
-                f"MixtureNoise needs a weight strictly between 0 and 1; got {weight}. Use one distribution alone."
+                f"MixtureNoise needs a weight strictly between 0 and 1; got {weight}. Use one distribution"
+                " alone."
             )
-        self.first, self.second, self.weight = first, second, float(weight)
+        self.first, self.second, self.weight = as_noise(first), as_noise(second), float(weight)
 
     @property
     def n_classes(self) -> int:
         return self.first.n_classes
 
-    def _mix(
-        self, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None
-    ) -> NDArray[np.float32]:
+    @property
+    def tree(self) -> LabelTree | None:
+        return self.second.tree if self.first.tree is None else self.first.tree
+
+    def _mix(self, a: Float32, b: Float32, out: Float32 | None) -> Float32:
         # `a` and `b` may be a component's own arrays: only `out` is written to.
-        mixed: NDArray[np.float32] = np.add(a, np.float32(np.log(self.weight)), out=out)
+        mixed: Float32 = np.add(a, np.float32(np.log(self.weight)), out=out)
         np.logaddexp(mixed, b + np.float32(np.log1p(-self.weight)), out=mixed)
         return mixed
 
     def sample(
-        self, Z: NDArray[np.float32], n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
         # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
         # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
         # the outer one.
@@ -250,18 +396,14 @@ class MixtureNoise:
         choose_component(seeds[2], self.weight, first, second, labels, 0, len(labels))
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
-    def log_prob(
-        self, Z: NDArray[np.float32], labels: NDArray[np.int32], *, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self._mix(
             self.first.log_prob(Z, labels, n_jobs=n_jobs),
             self.second.log_prob(Z, labels, n_jobs=n_jobs),
             None,
         )
 
-    def log_prob_all(
-        self, Z: NDArray[np.float32], *, out: NDArray[np.float32] | None = None, n_jobs: int | None = None
-    ) -> NDArray[np.float32]:
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         if out is None:
             out = np.empty((len(Z), self.n_classes), np.float32)
         return self._mix(
@@ -270,10 +412,20 @@ class MixtureNoise:
             out,
         )
 
+    def state(self) -> State:
+        parts = {"first": self.first.state(), "second": self.second.state()}
+        return merge({"kind": "mixture", "weight": self.weight}, parts)
 
-def mean_log_prob(noise: Noise, Z: NDArray[np.float32], *, n_jobs: int | None = None) -> NDArray[np.float32]:
-    """log p_n(y|x) of every class, averaged over the rows: the best approximation of log p_n that does not
-    depend on x.
+    @classmethod
+    def from_state(cls, state: State) -> MixtureNoise:
+        first, second = (restore("noise", state.nested(part)) for part in ("first", "second"))
+        return cls(first, second, weight=state.header["weight"])
+
+
+def mean_log_prob(noise: Noise, Z: Float32, *, n_jobs: int | None = None) -> Float32:
+    """Return log p_n(y|x) of every class, averaged over the rows.
+
+    Of all approximations of log p_n that do not depend on x it has the least squared error.
 
     Examples
     --------
@@ -281,11 +433,10 @@ def mean_log_prob(noise: Noise, Z: NDArray[np.float32], *, n_jobs: int | None = 
     >>> np.exp(mean_log_prob(FrequencyNoise([1, 3]), np.zeros((2, 0), np.float32))).round(2).tolist()
     [0.25, 0.75]
     """
-    if isinstance(noise, _Unconditional):
-        return noise.log_prob_
+    if noise.shared_log_prob is not None:
+        return noise.shared_log_prob
     total = np.zeros(noise.n_classes, np.float64)
     for start in range(0, len(Z), _MEAN_ROWS):
-        total += noise.log_prob_all(Z[start : start + _MEAN_ROWS], n_jobs=n_jobs).sum(
-            axis=0, dtype=np.float64
-        )
+        log_prob = noise.log_prob_all(Z[start : start + _MEAN_ROWS], n_jobs=n_jobs)
+        total += log_prob.sum(axis=0, dtype=np.float64)
     return (total / len(Z)).astype(np.float32)

@@ -1,67 +1,278 @@
-"""What each parameter of ``ExtremeClassifier`` may be: the one table that checks and words it."""
+"""The public parameters of `ExtremeClassifier`: default, constraints and help, each stated once.
+
+The estimator checks against this table, and the command line and recipes take names, defaults and help from
+it.  Importing it loads neither numpy nor numba: ``extremax --help`` reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
-from extremax.linear import OPTIMIZERS
-from extremax.model import find_tree
-from extremax.noise import Noise
-from extremax.training.objectives import OBJECTIVES, SHARED_OBJECTIVES
-from extremax.validation import (
+from extremax.validation.constraints import (
     BOOLEAN,
     RANDOM_STATE,
     Choice,
-    ConstraintTable,
+    Constraint,
     Instance,
     Interval,
     check_parameters,
 )
 
-CONSTRAINTS: ConstraintTable = {
-    "objective": [Choice(("auto", *OBJECTIVES, *SHARED_OBJECTIVES))],
-    "noise": [Choice(("adversarial", "uniform", "frequency", "mixture")), Instance("a Noise", (Noise,))],
-    "n_negatives": [Interval(int, 1)],
-    "n_shared": [Interval(int, 1)],
-    "precondition": [BOOLEAN],
-    "n_epochs": [Interval(int, 0), None],
-    "learning_rate": [Interval(float, 0.0, closed="neither"), None],
-    "optimizer": [Choice(OPTIMIZERS), None],
-    "score_penalty": [Interval(float, 0.0)],
-    "prior_variance": [Interval(float, 0.0, closed="neither"), None],
-    "batch_size": [Interval(int, 1), None],
-    "n_components": [Interval(int, 1)],
-    "regularization": [Interval(float, 0.0, closed="neither"), Choice(("auto",))],
-    "noise_exponent": [Interval(float, 0.0)],
-    "tree_share": [Interval(float, 0.0, 1.0, closed="neither")],
-    "validation_fraction": [Interval(float, 0.0, 1.0, closed="left")],
-    "patience": [Interval(int, 1), None],
-    "memory_limit": [Interval(int, 1), None],
-    "n_jobs": [Interval(int), None],
-    "random_state": [Interval(int, 0), RANDOM_STATE, None],
-    "verbose": [Interval(int, 0), BOOLEAN],
-}  # fmt: skip
+ESTIMATOR = "ExtremeClassifier"
+ROW_OBJECTIVES = ("negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce")
+BATCH_OBJECTIVES = ("shared_softmax", "softmax")
+NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
+OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
+# Old names of parameters, accepted with a warning for one release.
+RENAMED = {"regularization": "tree_regularization", "n_components": "tree_components"}
 
 
-def check_settings(parameters: Mapping[str, Any]) -> None:
-    """The parameters by themselves, and those that exclude one another."""
-    check_parameters("ExtremeClassifier", parameters, CONSTRAINTS)
-    if not isinstance(parameters["noise"], str) and find_tree(parameters["noise"]) is not None:
-        raise ValueError(
-            "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and cannot know"
-            " those the tree was fitted on. Use noise='adversarial' or 'mixture', which fit their own tree."
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter.
+
+    Attributes
+    ----------
+    name
+        Name in the signature of the class.
+    default
+        Default value.
+    constraints
+        Values it may have; None among them allows None.
+    type_text
+        Its type in words, for documentation.
+    help
+        What it means, in sentences; names of other parameters stand in backticks.
+    """
+
+    name: str
+    default: Any
+    constraints: tuple[Constraint, ...]
+    type_text: str
+    help: str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Strings that it may be."""
+        return tuple(
+            option for entry in self.constraints if isinstance(entry, Choice) for option in entry.options
         )
-    if parameters["prior_variance"] is not None and parameters["objective"] in SHARED_OBJECTIVES:
+
+    @property
+    def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
+        """Type of its values on a command line: that of its numbers, bool, or str for choices alone."""
+        for entry in self.constraints:
+            if isinstance(entry, Interval):
+                return entry.kind
+        return bool if BOOLEAN in self.constraints else str
+
+
+def _table(*entries: Parameter) -> dict[str, Parameter]:
+    return {entry.name: entry for entry in entries}
+
+
+PARAMETERS: dict[str, Parameter] = _table(
+    Parameter(
+        "objective", "auto", (Choice(("auto", *ROW_OBJECTIVES, *BATCH_OBJECTIVES)),), "str",
+        'The loss; formulas in `extremax.training.objectives`. "negative_sampling" (the paper\'s Eq. 6),'
+        ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
+        ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
+        ' "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own'
+        ' noise object it is "negative_sampling".',
+    ),
+    Parameter(
+        "noise", "adversarial",
+        (Choice(NOISES), Instance("a Noise", methods=("sample", "log_prob", "log_prob_all"))),
+        '{"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree',
+        'Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes'
+        ' with the'
+        " same probability, the class frequencies, or a mixture of tree and frequencies.",
+    ),
+    Parameter(
+        "n_negatives", 4, (Interval(int, 1),), "int",
+        "Negatives per row and epoch, of objectives that draw negatives for each row.",
+    ),
+    Parameter(
+        "n_shared", 1024, (Interval(int, 1),), "int",
+        'Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the rows\''
+        ' cell of'
+        " the tree.",
+    ),
+    Parameter(
+        "precondition", True, (BOOLEAN,), "bool",
+        'For "shared_softmax" and "softmax": start from a linear discriminant, and train on whitened features'
+        ' with'
+        " step sizes that fall to zero.",
+    ),
+    Parameter(
+        "n_epochs", None, (Interval(int, 0), None), "int, optional",
+        "Passes over the data; 0 gives the start as classifier: the noise distribution, or the discriminant.",
+    ),
+    Parameter(
+        "learning_rate", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
+        "Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to"
+        " zero over the epochs.",
+    ),
+    Parameter(
+        "optimizer", None, (Choice(OPTIMIZERS), None), '{"adagrad", "adagrad_row", "sgd"}, optional',
+        "Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.",
+    ),
+    Parameter(
+        "score_penalty", 1e-4, (Interval(float, 0.0),), "float",
+        "The paper's lambda: square penalty on debiased scores, of objectives that draw negatives for each"
+        " row.",
+    ),
+    Parameter(
+        "prior_variance", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
+        "Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.",
+    ),
+    Parameter(
+        "batch_size", None, (Interval(int, 1), None), "int, optional",
+        "Rows whose coefficients are computed from the same weights; chosen from the size of the problem"
+        " unless given.",
+    ),
+    Parameter(
+        "tree_components", 32, (Interval(int, 1),), "int",
+        "Principal components of the features that the label tree is fitted on (the paper's k, 16 there).",
+    ),
+    Parameter(
+        "tree_regularization", "auto", (Interval(float, 0.0, closed="neither"), Choice(("auto",))),
+        'float or "auto"',
+        "Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); \"auto\" chooses"
+        " one per level of the tree, on held-out rows.",
+    ),
+    Parameter(
+        "noise_exponent", 1.0, (Interval(float, 0.0),), "float",
+        'Power of the class frequencies in "frequency" and "mixture" noise.',
+    ),
+    Parameter(
+        "tree_share", 0.9, (Interval(float, 0.0, 1.0, closed="neither"),), "float",
+        'Weight of the tree in "mixture" noise.',
+    ),
+    Parameter(
+        "validation_fraction", 0.0, (Interval(float, 0.0, 1.0, closed="left"),), "float",
+        "Fraction of the rows held out for validation, if no `eval_set` is given; one row of each class"
+        " always stays in training.",
+    ),
+    Parameter(
+        "patience", None, (Interval(int, 1), None), "int, optional",
+        "Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.",
+    ),
+    Parameter(
+        "memory_limit", None, (Interval(int, 1), None), "int, optional",
+        "Bytes that training may need; by default what the machine has free.",
+    ),
+    Parameter(
+        "n_jobs", None, (Interval(int), None), "int, optional",
+        "Threads; None and -1 mean all processors. The model is the same at any number.",
+    ),
+    Parameter(
+        "random_state", None, (Interval(int, 0), RANDOM_STATE, None), "int, Generator, RandomState or None",
+        "Seed of all random draws.",
+    ),
+    Parameter(
+        "verbose", 0, (Interval(int, 0), BOOLEAN), "int",
+        "1 shows memory needs, choices, a progress bar in a terminal, and a line per epoch.",
+    ),
+)  # fmt: skip
+
+
+def check_estimator_parameters(params: Mapping[str, Any], objectives: Collection[str] = ()) -> None:
+    """Raise for parameters of `ExtremeClassifier` that are wrong, alone or together.
+
+    Parameters
+    ----------
+    params
+        All parameters by name, as from ``get_params(deep=False)``.
+    objectives
+        Names of the registered objectives, for those that are not in the table.
+    """
+    table = {name: entry.constraints for name, entry in PARAMETERS.items()}
+    more = tuple(name for name in objectives if name not in PARAMETERS["objective"].choices)
+    table["objective"] = (Choice((*PARAMETERS["objective"].choices, *more)),)
+    check_parameters(ESTIMATOR, params, table)
+    if getattr(params["noise"], "tree", None) is not None:
         raise ValueError(
-            f"prior_variance is {parameters['prior_variance']:g}, but objective={parameters['objective']!r} has no prior; it is"
-            " for objectives whose rows draw their own negatives."
+            "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and"
+            " cannot know those the tree was fitted on. Use noise='adversarial' or 'mixture', which fit their"
+            " own tree."
+        )
+    if params["prior_variance"] is not None and params["objective"] in BATCH_OBJECTIVES:
+        raise ValueError(
+            f"prior_variance is {params['prior_variance']:g}, but objective={params['objective']!r} has no"
+            " prior; it is for objectives whose rows draw their own negatives."
         )
 
 
 def check_patience(patience: int | None) -> None:
-    """For a fit without rows to validate on."""
+    """Raise if there is patience: for a fit without rows to validate on."""
     if patience is not None:
         raise ValueError(
-            f"patience is {patience}, but there are no rows to validate on; give fit an eval_set, or set validation_fraction."
+            f"patience is {patience}, but there are no rows to validate on; give fit an eval_set, or set"
+            " validation_fraction."
         )
+
+
+def rename_parameters(
+    given: Mapping[str, Any], spell: Callable[[str], str] = str, *, stacklevel: int = 2
+) -> dict[str, Any]:
+    """Return parameters under their present names, with a warning for each old name.
+
+    `spell` turns a name into what a user wrote, such as ``--n-components``.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     rename_parameters({"noise": "tree", "n_components": 16})
+    {'noise': 'tree', 'tree_components': 16}
+    >>> str(caught[0].message)
+    'n_components is now called tree_components; the old name will go with the next release.'
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in given.items():
+        new = RENAMED.get(name, name)
+        if new != name:
+            if new in given:
+                raise ValueError(f"{spell(name)} is now called {spell(new)}; give one of them, not both.")
+            message = f"{spell(name)} is now called {spell(new)}; the old name will go with the next release."
+            warnings.warn(message, FutureWarning, stacklevel=stacklevel + 1)
+        renamed[new] = value
+    return renamed
+
+
+def accept_old_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor take parameters under their old names, with a warning; its signature stays the same."""
+
+    @wraps(init)
+    def renaming(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **rename_parameters(given))
+
+    return renaming
+
+
+def canonical_noise(noise: Any) -> Any:
+    """Return the one name of a noise that has two: "adversarial" for "tree".
+
+    Examples
+    --------
+    >>> canonical_noise("tree"), canonical_noise("uniform")
+    ('adversarial', 'uniform')
+    """
+    return "adversarial" if isinstance(noise, str) and noise == "tree" else noise
+
+
+def describe_parameters() -> str:
+    """Return the Parameters section of the docstring of `ExtremeClassifier`, in numpydoc format."""
+    from textwrap import fill
+
+    lines = ["Parameters", "----------"]
+    for entry in PARAMETERS.values():
+        text = fill(entry.help, width=102, initial_indent="    ", subsequent_indent="    ")
+        lines += [f"{entry.name} : {entry.type_text}", text]
+    return "\n".join(lines)

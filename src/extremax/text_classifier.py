@@ -15,13 +15,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
 
 from extremax.estimator import ExtremeClassifier
+from extremax.examples import Examples
 from extremax.features.text import TextFeatures, check_texts
-from extremax.model import ExtremeModel
+from extremax.model import Model
 from extremax.runtime.progress import ProgressLine
+from extremax.storage.state import State
 from extremax.training.loop import Callback
 
-TEXT_HEADER = "text"  # the entry of a saved model's header that makes it one of texts
-TEXT_ARRAYS = "text."
+TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
@@ -141,10 +142,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
                 report.update("words and n-grams", done, total, started, unit="texts")
                 if done == total:
                     report.close()
-                    report.say(f"{total:,} texts are read; finding their singular vectors")
+                    report.log(f"{total:,} texts are read; finding their singular vectors")
 
             self.features_ = TextFeatures(**options).fit(texts, n_jobs=classifier.n_jobs, progress=show)
-            report.say(f"{self.features_.n_features} features per text")
+            report.log(f"{self.features_.n_features} features per text")
         self.classifier_ = classifier
         return self.transform(texts)
 
@@ -205,6 +206,28 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """Accuracy: the share of texts whose label is predicted."""
         return self._of(texts).score(self.transform(texts), y, sample_weight)
 
+    def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
+        return self._of(X)._evaluation_rows(self.transform(X), y)
+
+    def _replace_model(self, model: Model) -> Self:
+        self.classifier_._replace_model(model)
+        return self
+
+    def fit_index(self, texts: Sequence[str]) -> Self:
+        """Fit the index for beam search again; see `ExtremeClassifier.fit_index`."""
+        self._of(texts).fit_index(self.transform(texts))
+        return self
+
+    def describe_classes(self, descriptions: Sequence[str]) -> Self:
+        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
+        self._of(descriptions).describe_classes(descriptions)
+        return self
+
+    @property
+    def interrupted_(self) -> bool:
+        """Whether Ctrl-C ended the last fit early."""
+        return self.classifier_.interrupted_
+
     def _of(self, texts: Any) -> ExtremeClassifier:
         if not hasattr(self, "classifier_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
@@ -226,8 +249,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self.classifier_.choices_
 
     @property
-    def model_(self) -> ExtremeModel:
-        """Weights, noise and projection."""
+    def model_(self) -> Model:
+        """Weights, noise, calibration and search indexes."""
         return self.classifier_.model_
 
     def __sklearn_tags__(self) -> Any:
@@ -247,21 +270,26 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise NotFittedError(
                 f"This {type(self).__name__} is not fitted yet; call fit(texts, y) before save."
             )
+        self.classifier_._save(path, {TEXT_COMPONENT: self._text_state()})
+
+    def _text_state(self) -> State:
         if self.features_ is None:
-            about: dict[str, Any] = {
-                "kind": "encoder",
-                "name": self.encoder if isinstance(self.encoder, str) else None,
-            }
-            arrays: dict[str, NDArray[Any]] = {}
+            return State({"kind": "encoder", "name": self.encoder if isinstance(self.encoder, str) else None})
+        return State(*self.features_.to_arrays())
+
+    @classmethod
+    def _restore(cls, classifier: ExtremeClassifier, about: State, encoder: Any) -> Self:
+        """Return the estimator of a folder, from its classifier and its text component."""
+        template = clone(classifier)
+        if about.header["kind"] == "encoder":
+            texts = cls(template, encoder=about.header["name"] if encoder is None else encoder)
+            texts.features_ = None
         else:
-            about, arrays = self.features_.to_arrays()
-        fitted = self.classifier_
-        fitted.model_.save(
-            path,
-            labels=fitted.classes_,
-            header={**fitted._header(), TEXT_HEADER: about},
-            arrays={TEXT_ARRAYS + name: array for name, array in arrays.items()},
-        )
+            features = TextFeatures.from_arrays(about.header, about.arrays)
+            texts = cls(template, features=TextFeatures(**features.to_options()))
+            texts.features_ = features
+        texts.classifier_ = classifier
+        return texts
 
 
 def _load_encoder(name: str) -> Any:

@@ -13,20 +13,24 @@ import torch
 from torch import nn
 
 import reference
-from extremax import search as predict
 from extremax.data import planted_hierarchy
+from extremax.features.pca import PCA
+from extremax.kernels import row_losses
 from extremax.kernels.row_training import Pairs
-from extremax.linear import LinearModel
 from extremax.nn import AdversarialSoftmax
-from extremax.nn.rebase import fit_change
 from extremax.noise import FrequencyNoise
-from extremax.training.objectives import OBJECTIVES
+from extremax.search import ExactSearch, Scorer, TreeBeamSearch
+from extremax.weights import DenseWeights
 
 # torch tells of its own default once per process when an optimiser makes a sparse tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 N_CLASSES, WIDTH = 40, 12
-VARIANTS = [(o, b) for o in ("negative_sampling", "sampled_softmax") for b in ("none", "noise")]
+OBJECTIVES = ("negative_sampling", "sampled_softmax")
+KERNELS = {
+    "negative_sampling": (row_losses.NegativeSampling, row_losses.negative_sampling),
+    "sampled_softmax": (row_losses.SampledSoftmax, row_losses.sampled_softmax),
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def tensors(data):
 
 def make_head(data=None, *, randomise=True, **options):
     """A head with a tree (if there are data) and random weights."""
-    head = AdversarialSoftmax(WIDTH, N_CLASSES, n_components=6, n_negatives=3, n_jobs=1, **options)
+    head = AdversarialSoftmax(WIDTH, N_CLASSES, tree_components=6, n_negatives=3, n_jobs=1, **options)
     if data is not None:
         head.fit_tree(*tensors(data))
     if randomise:
@@ -56,16 +60,13 @@ def log_noise_of(head, hidden, labels):
 
 
 # -- the loss
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.02])
-@pytest.mark.parametrize(("objective", "base"), VARIANTS)
-def test_loss_matches_reference_gradient(data, objective, base, penalty):
-    """Loss and all three gradients against a dense computation in float64 by autograd, and against
-    tests/reference.py.
-    """
-    head = make_head(data, objective=objective, base=base, score_penalty=penalty)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_loss_matches_reference_gradient(data, objective, penalty):
+    """Loss and all three gradients against autograd in float64, and the loss against tests/reference.py."""
+    head = make_head(data, objective=objective, score_penalty=penalty)
     hidden = torch.from_numpy(data.X[:20]).requires_grad_()
     out = head(hidden, torch.from_numpy(data.y[:20]).long())
     out.loss.backward()
@@ -75,8 +76,7 @@ def test_loss_matches_reference_gradient(data, objective, base, penalty):
     h = hidden.detach().double().requires_grad_()
     w, b = (p.detach().double().requires_grad_() for p in (head.weight, head.bias))
     log_noise = torch.from_numpy(log_noise_of(head, hidden, out.labels)).double()
-    xi = (w[out.labels] * h[:, None]).sum(-1) + b[out.labels, 0]
-    s = xi + (log_noise if base == "noise" else 0.0)
+    s = (w[out.labels] * h[:, None]).sum(-1) + b[out.labels, 0]
     a = s - log_noise
     if objective == "negative_sampling":
         losses = -nn.functional.logsigmoid(a[:, 0]) + penalty * s[:, 0] ** 2
@@ -90,30 +90,30 @@ def test_loss_matches_reference_gradient(data, objective, base, penalty):
     torch.testing.assert_close(head.bias.grad.to_dense().double(), b.grad, **tolerance)
     torch.testing.assert_close(hidden.grad.double(), h.grad, **tolerance)
 
-    log_base = log_noise.numpy() if base == "noise" else np.zeros(a.shape)
-    arguments = (xi.detach().numpy(), log_base, log_noise.numpy(), np.ones(20), penalty, out.labels.numpy())
+    log_base = np.zeros(a.shape)
+    arguments = (s.detach().numpy(), log_base, log_noise.numpy(), np.ones(20), penalty, out.labels.numpy())
     np.testing.assert_allclose(
         out.losses.detach(), reference.LOSSES[objective](*arguments), rtol=2e-5, atol=1e-6
     )
     torch.testing.assert_close(out.debiased_scores.double(), s.detach(), **tolerance)
 
 
-@pytest.mark.parametrize(("objective", "base"), VARIANTS)
-def test_coefficients_are_those_of_the_numpy_engine_same_everywhere(data, objective, base):
-    """d loss / d xi from the compiled objective, spread over classes, is the gradient of the head's bias."""
-    head = make_head(data, objective=objective, base=base, score_penalty=0.01)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_coefficients_are_those_of_the_compiled_kernel(data, objective):
+    """d loss / d score of the kernel, summed over classes, is the gradient of the head's bias."""
+    head = make_head(data, objective=objective, score_penalty=0.01)
     hidden, y = torch.from_numpy(data.X[:30]), torch.from_numpy(data.y[:30]).long()
     out = head(hidden, y)
     out.loss.backward()
     labels, log_noise = out.labels.numpy(), log_noise_of(head, hidden, out.labels)
     w, b = head.weight.detach().numpy(), head.bias.detach().numpy()
     scores = (np.einsum("nd,nmd->nm", data.X[:30], w[labels]) + b[labels, 0]).astype(np.float32)
-    log_base = log_noise if base == "noise" else np.zeros_like(log_noise)
+    log_base = np.zeros_like(log_noise)
     coefficients, losses = np.empty_like(scores), np.empty(30)
     row_weight, eta = np.full(30, 1 / 30, np.float32), np.full(30, -1.0, np.float32)
     tables = (labels.astype(np.int32), log_base, log_noise, row_weight, scores, coefficients, losses, eta)
-    engine = OBJECTIVES[objective]
-    engine.kernel(engine.settings_of(0.01, 0), Pairs(np.arange(30), *tables), 0, 30)
+    settings, kernel = KERNELS[objective]
+    kernel(settings(np.float32(0.01)), Pairs(np.arange(30), *tables), 0, 30)
     assert out.loss.item() == pytest.approx(losses.sum(), rel=1e-5)
     expected_bias, expected_weight = np.zeros(N_CLASSES), np.zeros((N_CLASSES, WIDTH))
     np.add.at(expected_bias, labels, coefficients)
@@ -156,13 +156,11 @@ def test_ignored_rows_and_leading_dimensions_invariant(data):
 
 
 # -- prediction
-# ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["none", "noise"])
 @pytest.mark.parametrize("fitted", [False, True])
-def test_log_prob_identity(data, base, fitted):
-    head = make_head(data if fitted else None, base=base)
+def test_log_prob_identity(data, fitted):
+    head = make_head(data if fitted else None)
     hidden, y = (t[:30] for t in tensors(data))
     log_prob = head.log_prob(hidden.reshape(5, 6, WIDTH))
     assert log_prob.shape == (5, 6, N_CLASSES)
@@ -177,28 +175,25 @@ def test_log_prob_identity(data, base, fitted):
 def test_untrained_head_predicts_class_frequencies(data):
     counts = np.bincount(data.y, minlength=N_CLASSES)
     expected = FrequencyNoise(counts).log_prob_
-    for base in ("none", "noise"):
-        head = make_head(randomise=False, base=base, class_counts=counts)
-        np.testing.assert_allclose(
-            head.log_prob(torch.from_numpy(data.X[:2])).detach()[1], expected, atol=1e-5
-        )
+    head = make_head(randomise=False, class_counts=counts)
+    np.testing.assert_allclose(head.log_prob(torch.from_numpy(data.X[:2])).detach()[1], expected, atol=1e-5)
     uniform = make_head(randomise=False).log_prob(torch.from_numpy(data.X[:2])).detach()
     np.testing.assert_allclose(uniform, -np.log(N_CLASSES), atol=1e-5)
 
 
 @pytest.mark.parametrize("tree_share", [0.5, 1.0])
-@pytest.mark.parametrize("base", ["none", "noise"])
-def test_predictions_are_those_of_the_numpy_engine_same_everywhere(data, base, tree_share):
-    head = make_head(data, base=base, tree_share=tree_share)
-    linear = LinearModel.zeros(N_CLASSES, WIDTH)
-    linear.weights[...], linear.biases[...] = head.weight.detach().numpy(), head.bias.detach().numpy()[:, 0]
-    hidden = torch.from_numpy(data.X_test[:100])
-    noise, Z = (head.noise.current() if base == "noise" else None), head.noise.project(hidden)
-    expected = predict.exact_topk(data.X_test[:100], linear, noise, Z, 5)
+def test_predictions_are_those_of_the_numpy_searches(data, tree_share):
+    head = make_head(data, tree_share=tree_share)
+    weights = DenseWeights(head.weight.detach().numpy(), head.bias.detach().numpy()[:, 0])
+    state = head.noise
+    projection = PCA(state.components.numpy(), state.mean.numpy(), np.ones(len(state.components), np.float32))
+    scorer, X = Scorer(weights, projection=projection), data.X_test[:100]
+    hidden = torch.from_numpy(X)
+    expected = ExactSearch().topk(scorer, X, 5)
     labels, log_prob = head.predict_topk(hidden, 5)
     np.testing.assert_array_equal(labels, expected[0])
     np.testing.assert_allclose(log_prob, expected[1], atol=2e-5)  # float32 sums in another order
-    expected = predict.beam_topk(data.X_test[:100], linear, head.noise.tree, noise, Z, 3, beam_width=8)
+    expected = TreeBeamSearch(head.noise.tree).topk(scorer, X, 3, width=8)
     labels, log_prob = head.predict_topk(hidden, 3, search="beam", beam_width=8)
     np.testing.assert_array_equal(labels, expected[0])
     np.testing.assert_allclose(log_prob, expected[1], atol=2e-5)
@@ -208,7 +203,6 @@ def test_predictions_are_those_of_the_numpy_engine_same_everywhere(data, base, t
 
 
 # -- learning
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def train(head, data, *, encoder=None, n_epochs=10, learning_rate=0.1):
@@ -227,9 +221,9 @@ def train(head, data, *, encoder=None, n_epochs=10, learning_rate=0.1):
                 optimiser.step()
 
 
-@pytest.mark.parametrize(("objective", "base"), VARIANTS)
-def test_planted_classes_recovers(data, objective, base):
-    head = AdversarialSoftmax(WIDTH, N_CLASSES, objective=objective, base=base, n_components=8, n_jobs=1)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_planted_classes_recovers(data, objective):
+    head = AdversarialSoftmax(WIDTH, N_CLASSES, objective=objective, tree_components=8, n_jobs=1)
     head.fit_tree(*tensors(data))
     train(head, data, learning_rate=0.3)
     hidden, y = torch.from_numpy(data.X_test), torch.from_numpy(data.y_test).long()
@@ -243,7 +237,7 @@ def test_encoder_and_refits_recover(data):
     """The features through a random rotation and a nonlinearity; the encoder learns, and the tree follows."""
     torch.manual_seed(1)
     encoder = nn.Sequential(nn.Linear(WIDTH, 48), nn.ReLU(), nn.Linear(48, WIDTH))
-    head = AdversarialSoftmax(WIDTH, N_CLASSES, refit_every=40, n_components=8, n_jobs=1)
+    head = AdversarialSoftmax(WIDTH, N_CLASSES, refit_every=40, tree_components=8, n_jobs=1)
     train(head, data, encoder=encoder, n_epochs=8)
     assert head.noise.tree is not None
     assert int(head.n_steps) == 8 * 15
@@ -283,61 +277,14 @@ def test_dense_gradients_on_request(data):
 
 
 # -- refits
-# --------------------------------------------------------------------------------------------------------------------
 
 
-def test_refit_leaves_scores_alone_without_base(data):
+def test_refit_changes_no_score_invariant(data):
     head = make_head(data)
     hidden, y = tensors(data)
     before = head.log_prob(hidden[:50]).detach()
-    assert head.fit_tree(hidden[:1500], y[:1500]) is None
+    head.fit_tree(hidden[:1500], y[:1500])
     assert torch.equal(head.log_prob(hidden[:50]).detach(), before)
-
-
-def test_refit_keeps_debiased_scores_with_noise_as_base(data):
-    """From class frequencies to a tree. Log p of the tree is not linear in the hidden states, so part of
-    the change stays.
-    """
-    counts = np.bincount(data.y, minlength=N_CLASSES)
-    head = AdversarialSoftmax(WIDTH, N_CLASSES, base="noise", class_counts=counts, n_components=8, n_jobs=1)
-    train(head, data, n_epochs=5)
-    test = torch.from_numpy(data.X_test)
-    before = head.log_prob(test).detach().exp()
-    left_alone = copy.deepcopy(head)
-    left_alone.fit_tree(*tensors(data), keep_scores=False)
-    quality = head.fit_tree(*tensors(data))
-    assert quality is head.last_rebase
-    assert quality.residual < 0.5 * quality.shift
-    # Probability that moves to other classes: what a reader of predictions sees of the residual.
-    moved = [
-        float((h.log_prob(test).detach().exp() - before).abs().sum(1).mean()) / 2 for h in (head, left_alone)
-    ]
-    assert moved[0] < 0.8 * moved[1]
-
-
-@pytest.mark.parametrize("slope", [0.0, 1.0])
-def test_change_of_scores_is_never_worse_than_none(slope):
-    """Held-out pairs decide: what follows delta is taken, pure noise is left alone."""
-    rng = np.random.default_rng(0)
-    Z, labels = (
-        rng.normal(size=(300, 4)).astype(np.float32),
-        rng.integers(100, size=(300, 3)).astype(np.int32),
-    )
-    delta = slope * (Z[:, :1] + np.array([0.5])) + rng.normal(size=(300, 3)) * (1.0 - slope)
-    change = fit_change(Z, labels, delta.astype(np.float32), np.ones((300, 3)))
-    if slope:
-        assert change.quality.residual < 0.5 * change.quality.shift
-    else:
-        assert change.quality.residual == change.quality.shift
-        assert len(change.classes) == 0
-
-
-def test_first_fit_starts_from_the_tree(data):
-    head = AdversarialSoftmax(WIDTH, N_CLASSES, base="noise", tree_share=1.0, n_components=8, n_jobs=1)
-    assert head.fit_tree(*tensors(data)) is None
-    hidden = torch.from_numpy(data.X_test[:20])
-    expected = head.noise.tree.log_prob_all(head.noise.project(hidden))
-    np.testing.assert_allclose(head.log_prob(hidden).detach(), expected, atol=1e-5)
 
 
 def test_buffers_of_another_process_are_noticed(data):
@@ -354,28 +301,17 @@ def test_buffers_of_another_process_are_noticed(data):
     assert torch.equal(other(hidden[:9], y[:9]).labels, first(hidden[:9], y[:9]).labels)
 
 
-def test_refit_of_weights_in_several_processes_rejects(data, monkeypatch):
-    monkeypatch.setattr("extremax.nn.head._n_processes", lambda: 2)
-    with pytest.raises(
-        ValueError,
-        match=r"refit_every with base='noise' changes the weights, .* call fit_tree in every process",
-    ):
-        make_head(base="noise", refit_every=5)(*tensors(data))
-
-
 # -- state
-# ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["none", "noise"])
-def test_state_dict_round_trip_invariant(data, base):
-    head = make_head(data, base=base)
+def test_state_dict_round_trip_invariant(data):
+    head = make_head(data)
     hidden, y = (t[:40] for t in tensors(data))
     head(hidden, y)
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    fresh = make_head(randomise=False, base=base)
+    fresh = make_head(randomise=False)
     fresh.log_prob(hidden)  # made its own noise before the state came
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(fresh.log_prob(hidden), head.log_prob(hidden))
@@ -387,18 +323,20 @@ def test_state_dict_round_trip_invariant(data, base):
 
 
 def test_copy_is_independent_invariant(data):
-    head = make_head(data, base="noise")
+    """A copy draws the same negatives, until its own tree is fitted again."""
+    head = make_head(data)
     hidden, y = tensors(data)
-    twin = copy.deepcopy(head)
-    before = head.log_prob(hidden[:5]).detach()
-    assert torch.equal(twin.log_prob(hidden[:5]).detach(), before)
-    twin.fit_tree(hidden[:500], y[:500], keep_scores=False)
-    assert torch.equal(head.log_prob(hidden[:5]).detach(), before)
-    assert not torch.equal(twin.log_prob(hidden[:5]).detach(), before)
+    twin, other = copy.deepcopy(head), copy.deepcopy(head)
+    before = head(hidden[:50], y[:50]).labels
+    assert torch.equal(twin(hidden[:50], y[:50]).labels, before)
+    other.fit_tree(hidden[:500], y[:500])
+    assert not torch.equal(other(hidden[:50], y[:50]).labels, before)
+    head.n_steps.zero_()
+    assert torch.equal(head(hidden[:50], y[:50]).labels, before)
 
 
 def test_lower_precision_keeps_the_noise_exact(data):
-    head = make_head(data, base="noise")
+    head = make_head(data)
     hidden, y = (t[:40] for t in tensors(data))
     expected = head.log_prob(hidden).detach()
     half = copy.deepcopy(head).to(torch.bfloat16)
@@ -407,15 +345,13 @@ def test_lower_precision_keeps_the_noise_exact(data):
     out = half(hidden.bfloat16(), y)
     out.loss.backward()
     assert out.loss.dtype == torch.float32
-    # Scores of about 1 in bfloat16, three digits; the projection of bfloat16 rows moves the tree's logits a
-    # little as well.
+    # Scores of about 1 in bfloat16, three digits.
     torch.testing.assert_close(half.log_prob(hidden.bfloat16()).detach(), expected, atol=0.1, rtol=0.05)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(head.log_prob(hidden).detach(), expected)
 
 
 # -- errors
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -425,7 +361,8 @@ def test_lower_precision_keeps_the_noise_exact(data):
         ({"n_negatives": 0}, "n_negatives is 0"),
         ({"refit_every": 0}, "refit_every is 0"),
         ({"objective": "softmax"}, "objective is 'softmax'; use 'negative_sampling' or"),
-        ({"base": "tree"}, "base is 'tree'"),
+        ({"base": "noise"}, "base is 'noise', but scores no longer contain log p_n: leave base out"),
+        ({"tree_components": 0}, "tree_components is 0"),
         ({"tree_share": 0.0}, "tree_share is 0.0"),
         ({"class_counts": [1, 2]}, r"class_counts has shape \(2,\)"),
     ],
@@ -467,6 +404,30 @@ def test_wrong_options_rejects(options, sentence):
 def test_wrong_input_rejects(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(AdversarialSoftmax(WIDTH, N_CLASSES))
+
+
+def test_unknown_parameter_rejects():
+    with pytest.raises(TypeError, match="has no parameter 'n_trees'"):
+        AdversarialSoftmax(4, 3, n_trees=2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"base": "none"}, {}),
+        ({"n_components": 5}, {"tree_components": 5}),
+        ({"regularization": 1.0}, {"tree_regularization": 1.0}),
+    ],
+)
+def test_old_parameters_warn_and_do_the_same(data, old, new):
+    with pytest.warns(FutureWarning, match=f"{next(iter(old))}.*next release"):
+        before = AdversarialSoftmax(WIDTH, N_CLASSES, n_jobs=1, **old)
+    now = AdversarialSoftmax(WIDTH, N_CLASSES, n_jobs=1, **new)
+    hidden, y = tensors(data)
+    before.fit_tree(hidden, y)
+    with pytest.warns(FutureWarning, match="keep_scores has no effect"):
+        now.fit_tree(hidden, y, keep_scores=True)
+    assert torch.equal(before(hidden[:9], y[:9]).losses, now(hidden[:9], y[:9]).losses)
 
 
 def test_targets_of_another_type_rejects():

@@ -1,6 +1,4 @@
-"""The application: its commands, the options before them, and the one place where errors become sentences
-and exit codes.
-"""
+"""The application: its commands, and the one place that turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from typer.core import TyperGroup
 from extremax.cli import terminal
 from extremax.cli.options import option_of
 
+# Modules of extremax.cli, in the order of --help.
 COMMANDS: tuple[str, ...] = (
     "train",
     "predict",
@@ -27,9 +26,9 @@ COMMANDS: tuple[str, ...] = (
     "demo",
     "experiments",
     "theory",
-)  # modules of extremax.cli in the order of --help
+)
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
-# Sentences of the library name its arguments; whoever sits at a terminal has options.
+# Messages of the library name arguments of functions; on the command line these are options.
 _AS_OPTIONS = {
     "skip_bad_lines=True": "--skip-bad-lines",
     "pass format= one of": "pass --format with one of",
@@ -41,7 +40,7 @@ EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
 
 
 class Application(TyperGroup):
-    """A group of commands in which what a user can cause ends in a sentence."""
+    """A group of commands that ends mistakes of users with one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
         terminal.set_quiet(False)
@@ -49,26 +48,26 @@ class Application(TyperGroup):
             warnings.showwarning = _show_warning
             try:
                 result = super().invoke(ctx)
-                # a pipe that was closed early is noticed here, not in the interpreter's last breath
+                # notice a pipe that was closed early here, not when the interpreter exits
                 sys.stdout.flush()
                 return result
             except BrokenPipeError:
-                _let_go_of_stdout()
+                _redirect_stdout()
                 raise typer.Exit(EXIT_PIPE_CLOSED) from None
             except KeyboardInterrupt:
                 _fail("interrupted.", EXIT_INTERRUPTED)
             except USER_ERRORS as error:
                 if os.environ.get("EXTREMAX_TRACEBACK"):
                     raise
-                _fail(_sentence(error), EXIT_ERROR)
+                _fail(_message(error), EXIT_ERROR)
 
 
-def _fail(sentence: str, code: int) -> None:
-    sys.stderr.write(f"extremax: {sentence}\n")
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"extremax: {message}\n")
     raise typer.Exit(code)
 
 
-def _sentence(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory. {error}".strip()
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -79,8 +78,8 @@ def _sentence(error: BaseException) -> str:
     return _PARAMETER.sub(lambda found: f"{option_of(found.group(1))} must be", text)
 
 
-def _let_go_of_stdout() -> None:
-    # The interpreter flushes standard output once more at its end and would complain about the closed pipe.
+def _redirect_stdout() -> None:
+    # the interpreter flushes standard output once more when it exits, and would report the closed pipe
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -107,13 +106,13 @@ def start(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Classifiers over ten thousand to ten million classes: train them, ask them, look into them."""
+    """Train, evaluate and query classifiers over ten thousand to ten million classes."""
 
 
 def build() -> typer.Typer:
-    """The application with all its commands."""
-    # Plain help: drawing it with Rich takes longer than everything else that --help does.
-    made = typer.Typer(
+    """Build the application with all its commands."""
+    # plain help: drawing it with Rich takes longer than everything else that --help does
+    app = typer.Typer(
         name="extremax",
         cls=Application,
         no_args_is_help=True,
@@ -121,10 +120,10 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback()(start)
+    app.callback()(start)
     for name in COMMANDS:
-        import_module(f"extremax.cli.{name}").register(made)
-    return made
+        import_module(f"extremax.cli.{name}").register(app)
+    return app
 
 
 app = build()

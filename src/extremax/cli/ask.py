@@ -1,4 +1,4 @@
-"""``extremax ask MODEL "text"``: one question, answered as a table."""
+"""``extremax ask MODEL "text"``: the most probable labels of one text."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import typer
 from extremax.cli import terminal
 from extremax.cli.models import description_of, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument, Search, Threads
-from extremax.cli.predict import probabilities
+from extremax.cli.predict import SEARCH_HELP, probabilities
 
 
 def ask(
     model: ModelArgument,
     text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="What to classify.", show_default=False)
+        list[str], typer.Argument(metavar="TEXT...", help="Text to classify.", show_default=False)
     ],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
-    search: Annotated[
-        Search, typer.Option(help="Score all classes, or go down the label tree.")
-    ] = Search.exact,
+    search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Show the most probable labels of a text.
+    """Show the most probable labels of one text.
 
     extremax ask model "fell off a ladder"
     """
@@ -43,7 +41,7 @@ def ask(
 
 
 def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[dict[str, Any]]:
-    """Labels with their descriptions, where the model has them, and their probabilities."""
+    """Return labels with their probabilities, and their descriptions where the model has any."""
     answers = []
     for label, p in zip(labels, probability, strict=True):
         text = description_of(clf, label)
@@ -52,7 +50,7 @@ def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[di
 
 
 def show_answers(answers: list[dict[str, Any]], title: str | None = None) -> None:
-    """A table of answers on standard output."""
+    """Write a table of answers to standard output."""
     columns = list(answers[0])
     rows = [
         [*(str(answer[name]) for name in columns[:-1]), _percent(answer["probability"])] for answer in answers

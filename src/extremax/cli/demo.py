@@ -1,6 +1,4 @@
-"""``extremax demo``: a classifier over the 10,662 parent codes of ICD-10-CM, from nothing to answers in
-about a minute.
-"""
+"""``extremax demo``: train a classifier over the 10,662 parent codes of ICD-10-CM in about a minute."""
 
 from __future__ import annotations
 
@@ -23,29 +21,31 @@ PHRASES = (
     "food allergy to peanuts",
     "fracture of the left wrist",
 )
-_CURVE_ROWS = 1000  # validation rows that are judged after each epoch
+_CURVE_ROWS = 1000  # validation rows that are evaluated after each epoch
 
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the model and the picture.")
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the model and the figure.")
     ] = Path("demo"),
     epochs: Annotated[
         int | None,
-        typer.Option("--n-epochs", min=1, help="Passes over the training texts; chosen unless given."),
+        typer.Option(
+            "--n-epochs", min=1, help="Passes over the training texts.  [default: chosen]", show_default=False
+        ),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, to be quick.")
+        int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, for a quick look.")
     ] = None,
     seed: Seed = 0,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train on ICD-10-CM, compare with simpler ways, answer five questions.
+    """Train on ICD-10-CM, compare with two baselines, classify five phrases.
 
     \b
-    Descriptions of diagnoses are to be put under one of thousands of parent
-    codes. Leaves the model and a picture of the learning curves in --out.
+    Each short text describes a diagnosis; its label is the parent code.
+    The model and a figure of the learning curves are saved in --out.
     """
     terminal.set_quiet(quiet)
     import numpy as np
@@ -53,12 +53,11 @@ def demo(
     from extremax.data import TextFeatures, load_icd10cm, seen_classes
     from extremax.estimator import ExtremeClassifier
     from extremax.evaluation import evaluate
-    from extremax.model import Descriptions
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
 
     check_target(out / "model")
-    terminal.say("reading ICD-10-CM from the package simple-icd-10-cm")
+    terminal.log("reading ICD-10-CM from the package simple-icd-10-cm")
     data = load_icd10cm()
     train = data.train if rows is None else data.train[:rows]
     texts, codes = data.rows(train)
@@ -66,27 +65,31 @@ def demo(
     test_texts, test_codes = data.rows(data.test)
     seen = np.flatnonzero(seen_classes(valid_codes, codes))[:_CURVE_ROWS]
     eval_set = [valid_texts[i] for i in seen], [valid_codes[i] for i in seen]
-    terminal.say(
-        f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} is under {codes[0]}"
+    terminal.log(
+        f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} has code"
+        f" {codes[0]}"
     )
 
-    watched = int(sys.stderr.isatty() and not quiet)
-    settings: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": watched}
-    terminal.say("compiling, once for this machine: about half a minute")
-    compile_kernels(settings)
+    verbose = int(sys.stderr.isatty() and not quiet)
+    parameters: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": verbose}
+    terminal.log("compiling, once for this machine: about half a minute")
+    compile_kernels(parameters)
     started = time.perf_counter()
     clf = TextClassifier(
-        ExtremeClassifier(n_epochs=epochs, **settings), features=TextFeatures(random_state=seed or 0)
+        ExtremeClassifier(n_epochs=epochs, **parameters), features=TextFeatures(random_state=seed or 0)
     )
     clf.fit(texts, codes, eval_set=eval_set)
     budget = clf.history_[-1]["seconds"]
-    terminal.say(
-        f"trained in {budget:.1f} s, after {time.perf_counter() - started - budget:.1f} s for text features and curves"
+    terminal.log(
+        f"trained in {budget:.1f} s; text features and curves took"
+        f" {time.perf_counter() - started - budget:.1f} s"
     )
 
-    terminal.say(f"the same with negatives drawn uniformly, for {budget:.1f} s")
+    terminal.log(f"training with uniform negatives for {budget:.1f} s, for comparison")
     X = clf.transform(texts)
-    uniform = ExtremeClassifier("negative_sampling", "uniform", n_epochs=10_000, **settings | {"verbose": 0})
+    uniform = ExtremeClassifier(
+        "negative_sampling", "uniform", n_epochs=10_000, **parameters | {"verbose": 0}
+    )
     with terminal.Bar("uniform negatives") as bar:
 
         def stop(record: dict[str, Any]) -> bool:
@@ -109,12 +112,12 @@ def demo(
         columns, table, title=f"On {n_test:,} test texts, after the same training time", right=columns[1:]
     )
 
-    clf.model_.descriptions = Descriptions.of([data.names[code] for code in clf.classes_.tolist()])
+    clf.describe_classes([data.names[code] for code in clf.classes_.tolist()])
     out.mkdir(parents=True, exist_ok=True)
     clf.save(out / "model")
-    picture = out / "learning_curve.png"
+    figure = out / "learning_curve.png"
     draw_curves(
-        picture,
+        figure,
         {"extremax": clf.history_, "uniform negatives": uniform.history_},
         figures["class frequencies"],
     )
@@ -123,23 +126,23 @@ def demo(
     for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
         terminal.write(f"\n{phrase}")  # not as a title: a pipe would lose it
         show_answers(answers_of(clf, names, p))
-    terminal.say(f"model: {out / 'model'}   learning curves: {picture}")
+    terminal.log(f"model: {out / 'model'}   learning curves: {figure}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"
-    terminal.say(f'ask your own:  {command} ask {out / "model"} "short of breath after running"')
+    terminal.log(f'classify your own text:  {command} ask {out / "model"} "short of breath after running"')
 
 
-def compile_kernels(settings: dict[str, Any]) -> None:
-    """Fit once on next to nothing: compiling is not training, and would be counted with it."""
+def compile_kernels(parameters: dict[str, Any]) -> None:
+    """Fit once on a tiny problem, so that compilation is not counted as training."""
     import numpy as np
 
     from extremax.estimator import ExtremeClassifier
 
     rng = np.random.default_rng(0)
-    y = np.arange(2100) % 1050  # more classes than a minibatch shares, so that those are drawn
+    y = np.arange(2100) % 1050  # more classes than a minibatch shares: its classes are drawn
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
     for objective, noise in (("auto", "adversarial"), ("negative_sampling", "uniform")):
-        clf = ExtremeClassifier(objective, noise, n_epochs=1, **settings | {"verbose": 0})
+        clf = ExtremeClassifier(objective, noise, n_epochs=1, **parameters | {"verbose": 0})
         clf.fit(X, y, eval_set=(X[:8], y[:8])).predict_topk(X[:8])
 
 
@@ -148,8 +151,9 @@ def _figures(report: Any) -> tuple[float, float, float]:
 
 
 def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, float, float]:
-    """Accuracy, top-5 accuracy and log-likelihood of the class frequencies, on the test codes that occur
-    in training.
+    """Return accuracy, top-5 accuracy and log-likelihood of the class frequencies.
+
+    Test codes that do not occur in training are left out.
     """
     import numpy as np
 
@@ -157,20 +161,20 @@ def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, f
     at = {name: i for i, name in enumerate(names.tolist())}
     ids = np.array([at[code] for code in test_codes if code in at])
     order = np.argsort(-counts, kind="stable")
-    share = counts / counts.sum()
+    frequency = counts / counts.sum()
     top = [float(np.isin(ids, order[:k]).mean()) for k in (1, 5)]
-    return top[0], top[1], float(np.log(share[ids]).mean())
+    return top[0], top[1], float(np.log(frequency[ids]).mean())
 
 
 def draw_curves(
     path: Path, histories: dict[str, list[dict[str, Any]]], frequencies: tuple[float, float, float]
 ) -> None:
-    """Validation accuracy and log-likelihood against seconds of training, as a PNG."""
+    """Draw validation accuracy and log-likelihood against seconds of training, as a PNG file."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("the picture needs matplotlib: pip install extremax[demo].") from error
+        raise ImportError("the figure needs matplotlib: pip install extremax[demo].") from error
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
@@ -193,7 +197,7 @@ def draw_curves(
     panels[0].legend(frameon=False, fontsize=8)
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
-    with terminal.whole_file(path) as file:
+    with terminal.atomic_file(path) as file:
         figure.savefig(file, format="png", dpi=150)
 
 

@@ -1,4 +1,4 @@
-"""``extremax evaluate MODEL DATA``: how good the predictions for labelled rows are."""
+"""``extremax evaluate MODEL DATA``: figures of merit on labelled rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from extremax.cli.options import DataArgument, Json, ModelArgument, Quiet, Readi
 def evaluate(
     model: ModelArgument,
     data: DataArgument,
-    k: Annotated[str, typer.Option("--k", "-k", help="Ranks to look at, separated by commas.")] = "1,3,5",
+    k: Annotated[str, typer.Option("--k", "-k", help="Values of k, separated by commas.")] = "1,3,5",
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -33,10 +33,10 @@ def evaluate(
 
     \b
     log_likelihood     mean log p(y|x)
-    accuracy@k         share of rows with a true label among the first k
+    accuracy@k         fraction of rows with a true label among the first k
     precision@k        true labels among the first k, divided by k
-    ndcg@k             the same with a discount by rank
-    propensity_scored_precision@k  the same with rare labels counting more
+    ndcg@k             precision with a discount by rank
+    propensity_scored_precision@k  precision with more weight for rare labels
     calibration_error  mean distance of confidence and accuracy
 
     Rows whose labels were not in the training data are left out and counted.
@@ -65,16 +65,16 @@ def _ranks(k: str) -> list[int]:
 
 
 def measure(clf: Any, path: Path, reading: Reading, ranks: list[int]) -> dict[str, Any]:
-    """All figures by name; those at ranks beyond the number of classes are left out."""
+    """Return all figures by name, without those at k above the number of classes."""
     from extremax.data import load_dataset
-    from extremax.evaluation import evaluate as judge
+    from extremax.evaluation import evaluate as evaluate_model
 
     with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
         data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
     report_skipped(data)
     if data.y is None:
         raise ValueError(without_labels(data, path))
-    report = judge(
+    report = evaluate_model(
         clf,
         inputs_of(clf, data, path),
         named_labels(data),

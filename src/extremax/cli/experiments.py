@@ -29,9 +29,9 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a recipe: train, draw up the learning curve, save the model.
+    """Run a recipe: train, record the learning curve, save the model.
 
-    The same command goes on with a run that was interrupted or killed, and ends with the same model.
+    The same command resumes a run that was interrupted or killed, and ends with the same model.
     """
     from extremax.experiments import find_recipe, load_recipe
     from extremax.experiments import run as run_recipe
@@ -45,7 +45,7 @@ def run(
         out,
         n_jobs=threads,
         checkpoint_seconds=checkpoint_seconds,
-        say=terminal.say,
+        log=terminal.log,
         on_point=_show_point,
     )
     if as_json:
@@ -61,29 +61,34 @@ def run(
         rows.append([name, f"{point['epoch']:g}", f"{point['seconds']:.1f}", *figures])
     columns = ["model", "epoch", "seconds", "valid accuracy", "test accuracy", "test log-likelihood"]
     terminal.print_table(columns, rows, title=f"{summary['method']} on {summary['data']}", right=columns[1:])
-    terminal.say(f"model: {out / 'model'}   curve: {out / 'curve.jsonl'}")
+    terminal.log(f"model: {out / 'model'}   curve: {out / 'curve.jsonl'}")
 
 
 def _show_point(point: dict[str, Any]) -> None:
-    terminal.say(
-        f"epoch {point['epoch']:<6.3g} {point['seconds']:8.2f} s   valid {point['valid_accuracy']:7.2%} "
-        f"{point['valid_log_likelihood']:8.4f}   test {point['test_accuracy']:7.2%} {point['test_log_likelihood']:8.4f}"
+    figures = "   ".join(
+        f"{split} {point[f'{split}_accuracy']:7.2%} {point[f'{split}_log_likelihood']:8.4f}"
+        for split in ("valid", "test")
     )
+    terminal.log(f"epoch {point['epoch']:<6.3g} {point['seconds']:8.2f} s   {figures}")
 
 
 def tune(
     recipe: RecipeArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search.", show_default=False)],
     trials: Annotated[
-        int | None, typer.Option("--trials", "-n", min=1, help="Settings to try; the recipe's unless given.")
+        int | None,
+        typer.Option(
+            "--trials", "-n", min=1, help="Trials in total.  [default: the recipe's]", show_default=False
+        ),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search for the best parameters of a recipe on validation rows, and write the recipe that has them.
+    """Search the best parameters of a recipe on validation rows.
 
-    The same command goes on with a search that was interrupted; more --trials continue one that is finished.
+    The recipe with the best parameters is written to best.toml. The same command resumes a search that was
+    interrupted; more --trials continue one that is finished.
     """
     from extremax.experiments import find_recipe, load_recipe
     from extremax.experiments import tune as tune_recipe
@@ -92,11 +97,11 @@ def tune(
 
     def show(trial: Any) -> None:
         score = "-" if trial.score is None else f"{trial.score:.4f}"
-        settings = "  ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
-        terminal.say(f"trial {trial.number:<4} {score:>9}  {trial.state:9}  {settings}")
+        parameters = "  ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
+        terminal.log(f"trial {trial.number:<4} {score:>9}  {trial.state:9}  {parameters}")
 
     chosen = load_recipe(find_recipe(recipe))
-    result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, say=terminal.say, on_trial=show)
+    result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, log=terminal.log, on_trial=show)
     if as_json:
         terminal.show_json(
             {
@@ -111,14 +116,20 @@ def tune(
         result.trials, key=lambda trial: float("-inf") if trial.score is None else trial.score, reverse=True
     )
     rows = [
-        [str(t.number), *(_short(t.parameters.get(name)) for name in names), "-" if t.score is None else f"{t.score:.4f}",
-         str(t.n_epochs), f"{t.seconds:.1f}", t.state]
+        [
+            str(t.number),
+            *(_short(t.parameters.get(name)) for name in names),
+            "-" if t.score is None else f"{t.score:.4f}",
+            str(t.n_epochs),
+            f"{t.seconds:.1f}",
+            t.state,
+        ]
         for t in ranked
-    ]  # fmt: skip
+    ]
     figure = f"valid {chosen.search.score}"
     columns = ["trial", *names, figure, "best epoch", "seconds", "end"]
     terminal.print_table(columns, rows, title=f"search for {result.best.name}", right=columns[:-1])
-    terminal.say(f"best recipe: {result.path}")
+    terminal.log(f"best recipe: {result.path}")
 
 
 def _short(value: Any) -> str:
@@ -133,35 +144,50 @@ def reproduce(
         Path | None, typer.Option("--out", "-o", help="Folder for everything.", show_default="reproduce-DATA")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="Some of the methods; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--method", "-m", help="One of the methods; may be repeated.  [default: all]", show_default=False
+        ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Training time per method, in place of the recipes' epochs.")
+        float | None, typer.Option(min=0.0, help="Training time per method, instead of the recipes' epochs.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Search this many settings per method first.")] = 0,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Trials of a parameter search for each method before its run.")
+    ] = 0,
     cpu: Annotated[
-        bool, typer.Option("--cpu", help="Compare processor time: for a machine that is in use.")
+        bool,
+        typer.Option("--cpu", help="Compare processor time instead of elapsed time: for a machine in use."),
     ] = False,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The paper's comparison on a data set: six methods and softmax, a figure, a table, and which claims
-    held.
+    """Repeat the paper's comparison on a data set.
 
+    Trains six methods and softmax; writes a figure, a table, and which of the paper's claims hold.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
-    folder that the environment variable EXTREMAX_DATA names. The same command goes on with a comparison that
-    was interrupted."""
+    folder that the environment variable EXTREMAX_DATA names. The same command resumes a comparison that was
+    interrupted.
+    """
     import sys
 
-    from extremax.experiments import reproduce as reproduce_paper
+    from extremax.paper import reproduce as reproduce_paper
 
     terminal.set_quiet(quiet)
     command = " ".join(["extremax", *sys.argv[1:]])
     result = reproduce_paper(
-        data, out or Path(f"reproduce-{data}"), methods=methods or (), max_seconds=seconds, n_trials=trials,
-        clock="cpu_seconds" if cpu else "seconds", n_jobs=threads, command=command, say=terminal.say, on_point=_show_point,
-    )  # fmt: skip
+        data,
+        out or Path(f"reproduce-{data}"),
+        methods=methods or (),
+        max_seconds=seconds,
+        n_trials=trials,
+        clock="cpu_seconds" if cpu else "seconds",
+        n_jobs=threads,
+        command=command,
+        log=terminal.log,
+        on_point=_show_point,
+    )
     if as_json:
         outcomes = {
             name: {k: v for k, v in vars(o).items() if k != "points"} for name, o in result.outcomes.items()
@@ -176,35 +202,37 @@ def reproduce(
     terminal.print_table(columns, rows, title=f"the paper's comparison on {data}", right=columns[1:])
     for verdict in result.verdicts:
         terminal.write(str(verdict).replace("**", ""))
-    terminal.say(f"report: {result.report}   figure: {result.figures[0]}")
+    terminal.log(f"report: {result.report}   figure: {result.figures[0]}")
 
 
 def plot(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture: .png, .svg or .pdf.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Figure to write: .png, .svg or .pdf.")] = Path(
         "learning-curves.png"
     ),
     kinds: Annotated[
         list[str] | None, typer.Option("--format", "-f", help="png, svg or pdf; may be given several times.")
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Processor time instead of time on the wall.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Processor time instead of elapsed time.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the learning curves of runs: log-likelihood and accuracy against training time, a row per data
-    set.
+    """Draw the learning curves of runs.
+
+    Log-likelihood and accuracy against training time, with a row of panels per data set.
     """
     from extremax.experiments import plot as plot_runs
 
     terminal.set_quiet(quiet)
-    # A pattern such as runs/* also finds files beside the runs.
+    # a pattern such as runs/* also finds files beside the runs
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):
         terminal.write(str(path))
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     app.command()(run)
     app.command()(tune)
     app.command()(plot)

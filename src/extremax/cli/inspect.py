@@ -1,9 +1,8 @@
-"""``extremax inspect MODEL``: what a model is, what it chose, where its bytes are, and which classes it
-mixes up.
-"""
+"""``extremax inspect MODEL``: facts about a model, its memory by part, and classes it confuses."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +12,30 @@ from extremax.cli import terminal
 from extremax.cli.models import classifier_of, description_of, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument
 
-# Names of arrays in a model folder, and what they are to a person; the longest beginning that fits counts.
+# Beginnings of the names of arrays in a model folder, and what they hold; the longest that fits counts.
 _PARTS = {
     "weights": "weights",
+    "training": "accumulators (for further training)",
+    "training.whitening": "whitening (for further training)",
+    "noise": "noise",
+    "search": "index (for beam search)",
+    "projection": "projection",
+    "text": "text features",
+    "classes.means": "class means",
+    "classes.counts": "class counts",
+    "classes.descriptions": "descriptions",
+    "labels": "label names",
+    "label_offsets": "label names",
+    # folders of version 1
     "biases": "weights",
     "squares": "accumulators (for further training)",
     "bias_squares": "accumulators (for further training)",
-    "noise": "noise",
+    "eta": "accumulators (for further training)",
+    "whitening": "whitening (for further training)",
     "index": "index (for beam search)",
-    "projection": "projection",
-    "text": "text features",
     "class_means": "class means",
     "class_counts": "class counts",
     "descriptions": "descriptions",
-    "labels": "label names",
 }
 
 
@@ -35,17 +44,17 @@ def inspect(
     label: Annotated[
         str | None,
         typer.Option(
-            metavar="X", help="Show the classes that are hardest to tell from X.", show_default=False
+            metavar="X", help="Show the classes that are hardest to distinguish from X.", show_default=False
         ),
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Classes to show with --label.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show what a model is made of, or which classes are hardest to tell from one of its classes.
+    """Show facts about a model, or the classes it confuses with one class.
 
     \b
-    --label X lists the classes that the label tree thinks most probable
-    for a typical row of X; a model without a tree compares weights.
+    --label X lists the classes to which the label tree gives the highest
+    probability for a typical row of X; without a tree, weights are compared.
     """
     clf = open_model(model)
     if label is not None:
@@ -64,27 +73,27 @@ def inspect(
         for part, size in sorted(memory.items(), key=lambda item: -item[1])
     ]
     terminal.print_table(
-        ["memory", "size", "share"], [*table, ["total", _bytes(total), ""]], right=["size", "share"]
+        ["memory", "size", "fraction"], [*table, ["total", _bytes(total), ""]], right=["size", "fraction"]
     )
 
 
 def describe(clf: Any, folder: Path) -> dict[str, Any]:
-    """Facts about a model by name; None for what it does not have."""
+    """Return facts about a model by name; None for what it does not have."""
     import numpy as np
 
     classifier = classifier_of(clf)
     fitted, choices, last = classifier.model_, classifier.choices_, classifier.history_[-1]
-    tree, counts = fitted.tree, fitted.class_counts
+    tree, counts = fitted.tree, fitted.classes.counts
     facts: dict[str, Any] = {
         "input": _input(clf),
         "n_classes": len(clf.classes_),
-        "n_features": int(fitted.linear.weights.shape[1]),
-        "n_samples": fitted.n_samples or None,
+        "n_features": fitted.n_features,
+        "n_samples": fitted.classes.n_samples or None,
         "objective": fitted.objective,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
-        "optimizer": classifier.optimizer,
-        "temperature": fitted.temperature,
-        "floor": fitted.floor,
+        "optimizer": choices.get("optimizer", classifier.optimizer),
+        "temperature": fitted.calibration.temperature,
+        "uniform_mix": fitted.calibration.uniform_mix,
         "epochs": last["epoch"],
         "training_seconds": last["seconds"],
         "loss": last["loss"] if last["epoch"] else None,
@@ -95,8 +104,8 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "tree_held_out_log_likelihood": choices.get("tree_held_out_log_likelihood"),
     }
     if counts is not None and counts.sum() > 0:
-        share = counts[counts > 0] / counts.sum()
-        facts["frequencies_log_likelihood"] = float((share * np.log(share)).sum())
+        frequency = counts[counts > 0] / counts.sum()
+        facts["frequencies_log_likelihood"] = float((frequency * np.log(frequency)).sum())
         low, middle, high = np.quantile(counts, [0.0, 0.5, 1.0]).tolist()
         facts["rows_per_class"] = {"smallest": int(low), "median": middle, "largest": int(high)}
     facts["choices"] = {
@@ -118,7 +127,7 @@ def _memory(folder: Path, noise: Any) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for file in sorted(folder.iterdir()):
         stem = file.name.removesuffix(".safetensors")
-        found = [name for name in _PARTS if stem == name or stem.startswith(f"{name}.")]
+        found = [name for name in _PARTS if re.match(rf"{re.escape(name)}(?![a-z])", stem)]
         part = _PARTS[max(found, key=len)] if found else "header"
         part = f"noise ({type(noise).__name__})" if part == "noise" else part
         sizes[part] = sizes.get(part, 0) + file.stat().st_size
@@ -127,11 +136,11 @@ def _memory(folder: Path, noise: Any) -> dict[str, int]:
 
 def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     classifier = classifier_of(clf)
-    at = _find(clf.classes_, label)
+    position = _find(clf.classes_, label)
     fitted = classifier.model_
-    by_tree = fitted.tree is not None and fitted.class_means is not None
-    ids, hardness = fitted.confusable(at, min(k, len(clf.classes_) - 1))
-    counts = fitted.class_counts
+    by_tree = fitted.tree is not None and fitted.classes.means is not None
+    ids, hardness = fitted.confusable(position, min(k, len(clf.classes_) - 1))
+    counts = fitted.classes.counts
     measure = "tree_probability" if by_tree else "cosine_of_weights"
     found = [
         {
@@ -144,9 +153,8 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     if as_json:
         terminal.show_json({"label": label, "hardest": found})
         return
-    shown = f"classes hardest to tell from {label}, " + (
-        "by the label tree" if by_tree else "by the cosine of their weights"
-    )
+    method = "the label tree" if by_tree else "the cosine of their weights"
+    title = f"classes hardest to distinguish from {label}, by {method}"
     columns = ["label", measure.replace("_", " "), "rows", "description"]
     rows = [
         [
@@ -157,7 +165,7 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         ]
         for entry in found
     ]
-    terminal.print_table(columns, rows, title=shown, right=columns[1:3])
+    terminal.print_table(columns, rows, title=title, right=columns[1:3])
 
 
 def _find(classes: Any, label: str) -> int:

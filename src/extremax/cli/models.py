@@ -1,4 +1,4 @@
-"""What commands on a saved model share: opening it, and reading rows that it takes."""
+"""Shared by commands on a saved model: opening it, and reading rows for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from extremax.cli.options import FileFormat, Reading, source
 
 
 def open_model(path: Path, threads: int | None = None) -> Any:
-    """The estimator saved in a folder, with the given number of threads."""
+    """Return the estimator saved in a folder, with the given number of threads."""
     from extremax.loading import load_model
 
     model = load_model(path)
@@ -23,17 +23,17 @@ def open_model(path: Path, threads: int | None = None) -> Any:
 
 
 def takes_texts(model: Any) -> bool:
-    """Whether the model takes texts, not features."""
+    """Tell whether the model takes texts, not features."""
     return hasattr(model, "classifier_")
 
 
 def classifier_of(model: Any) -> Any:
-    """The ExtremeClassifier of a model, be it inside a TextClassifier or alone."""
+    """Return the ExtremeClassifier of a model, inside a TextClassifier or alone."""
     return model.classifier_ if takes_texts(model) else model
 
 
 def inputs_of(model: Any, data: Any, path: Path) -> Any:
-    """Texts or features of a dataset, whichever the model takes."""
+    """Return the texts or the features of a dataset, whichever the model takes."""
     if takes_texts(model):
         if data.texts is None:
             raise ValueError(f"{path} holds features, but the model takes texts.")
@@ -44,24 +44,24 @@ def inputs_of(model: Any, data: Any, path: Path) -> Any:
 
 
 def reading_for(model: Any, reading: Reading, path: Path) -> dict[str, Any]:
-    """Arguments for the readers, with what the model knows."""
+    """Return the arguments for the readers, completed by what the model knows."""
     arguments = reading.arguments()
     if not takes_texts(model):
         arguments["n_features"] = arguments["n_features"] or model.n_features_in_
     elif reading.format is FileFormat.auto and reading.text_column is None and str(path) == "-":
-        arguments["format"] = "lines"  # what people pipe into a model of texts is texts
+        arguments["format"] = "lines"  # texts are what is piped into a model of texts
     return arguments
 
 
-def pieces(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterator[Any]:
-    """Datasets of some thousand rows, one after the other."""
+def batches(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterator[Any]:
+    """Yield datasets of about `batch_rows` rows each."""
     from extremax.data import iter_dataset
 
     arguments = reading_for(model, reading, path)
     if arguments.pop("labels_path") is not None:
         raise typer.BadParameter("--labels is for commands that need labels.")
     with terminal.Bar(f"{path.name}") as bar, source(path) as opened:
-        # A bar would be drawn over results in the same terminal.
+        # a bar would be drawn over results in the same terminal
         shown = None if sys.stdout.isatty() else bar
         for data in iter_dataset(opened, **arguments, batch_rows=batch_rows, progress=shown):
             report_skipped(data)
@@ -69,14 +69,14 @@ def pieces(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterato
 
 
 def report_skipped(data: Any) -> None:
-    """Say how many bad lines there were, and which were the first."""
+    """Warn about bad lines that were skipped: their number and the first ones."""
     if data.n_skipped:
         first = "".join(f"\n  {line}" for line in data.skipped[:3])
         terminal.warn(f"{data.n_skipped:,} bad lines were skipped:{first}")
 
 
 def without_labels(data: Any, path: Path) -> str:
-    """What to say of a file without labels."""
+    """Return the error message for a file without labels."""
     if data.n_samples == 0:
         return f"{path} has no rows."
     what = (
@@ -88,9 +88,7 @@ def without_labels(data: Any, path: Path) -> str:
 
 
 def named_labels(data: Any) -> Any:
-    """Labels as the estimators take them: one a row, lists of names, or an indicator matrix whose columns
-    have no names.
-    """
+    """Return labels as estimators take them: one per row, lists of names, or an indicator matrix."""
     if not data.multilabel or data.label_names is None:
         return data.y
     names, y = data.label_names, data.y
@@ -98,12 +96,9 @@ def named_labels(data: Any) -> Any:
 
 
 def describe_labels(model: Any, path: Path) -> None:
-    """Give a model the descriptions of its labels: a table of a label and a text a row, the label in the
-    first column.
-    """
+    """Store descriptions of labels in a model, from a CSV or TSV file of labels and texts."""
     from extremax.data.streams import ByteStream
     from extremax.data.text_tables import TableReader
-    from extremax.model import Descriptions
 
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with ByteStream(path) as stream:
@@ -113,14 +108,13 @@ def describe_labels(model: Any, path: Path) -> None:
     missing = sum(not text for text in texts)
     if missing:
         terminal.warn(f"{missing:,} of {len(texts):,} labels have no description in {path}.")
-    classifier_of(model).model_.descriptions = Descriptions.of(texts)
+    model.describe_classes(texts)
 
 
 def description_of(model: Any, label: Any) -> str | None:
-    """The description of a label, if the model has descriptions."""
+    """Return the description of a label, if the model has descriptions."""
     classifier = classifier_of(model)
-    if classifier.model_.descriptions is None:
+    descriptions = classifier.model_.classes.descriptions
+    if descriptions is None:
         return None
-    return str(
-        classifier.model_.descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0]))
-    )
+    return str(descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0])))

@@ -1,7 +1,7 @@
-"""Options that several commands share, each with one spelling and one meaning; and bundles of them.
+"""Options that several commands share, each with one spelling and one meaning; and dataclasses of them.
 
-A command takes a bundle as one argument, ``reading: Reading``, and is registered through `unbundled`, which
-puts the fields of the bundle among its options::
+A command takes a dataclass of options as one argument, ``reading: Reading``, and is registered through
+`unbundled`, which puts the fields of the dataclass among its options::
 
     app.command()(unbundled(train))
 """
@@ -22,15 +22,13 @@ import typer
 
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", min=0, help="Seed of all random draws: the same seed, the same result."),
+    typer.Option("--seed", min=0, help="Seed of all random draws; the same seed gives the same result."),
 ]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads; by default one per processor.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Say nothing on the way; warnings and errors are still shown.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors only.")]
 
 ModelArgument = Annotated[
     Path,
@@ -63,7 +61,7 @@ class FileFormat(StrEnum):
 
 
 class Reduction(StrEnum):
-    """One label a row out of several."""
+    """Reductions of several labels per row to one."""
 
     first = "first"
     smallest = "smallest"
@@ -72,7 +70,7 @@ class Reduction(StrEnum):
 
 
 class Search(StrEnum):
-    """How the best classes are found."""
+    """Ways to find the best classes."""
 
     exact = "exact"
     beam = "beam"
@@ -80,9 +78,9 @@ class Search(StrEnum):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file of rows is read."""
+    """Options for reading a file of rows."""
 
-    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto looks into the file.")] = (
+    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto detects it from the content.")] = (
         FileFormat.auto
     )
     text_column: Annotated[
@@ -94,19 +92,19 @@ class Reading:
     vector_column: Annotated[
         str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")
     ] = None
-    label_separator: Annotated[
-        str | None, typer.Option(help="What separates several labels in one field.")
-    ] = None
-    delimiter: Annotated[str | None, typer.Option(help="What separates columns.  [default: look]")] = None
+    label_separator: Annotated[str | None, typer.Option(help="Separator of several labels in one field.")] = (
+        None
+    )
+    delimiter: Annotated[str | None, typer.Option(help="Separator of columns.  [default: detected]")] = None
     header: Annotated[
         bool | None,
-        typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: look]"),
+        typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: detected]"),
     ] = None
     labels_path: Annotated[
         Path | None,
         typer.Option(
             "--labels",
-            help="File of labels beside .npy features: .npy, or a label a line.",
+            help="File of the labels of .npy features: .npy, or text with one label per line.",
             show_default=False,
         ),
     ] = None
@@ -118,27 +116,27 @@ class Reading:
     ] = False
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `load_dataset`."""
+        """Return the keyword arguments for `load_dataset`."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         for column in ("text_column", "label_column"):
             if named[column] is not None and named[column].isdigit():
                 named[column] = int(named[column])
-        return named | {"format": self.format.value, "delimiter": _escaped(self.delimiter)}
+        return named | {"format": self.format.value, "delimiter": _unescaped(self.delimiter)}
 
 
 def option_of(parameter: str) -> str:
-    """``n_epochs`` -> ``--n-epochs``, and the spelling of those that have another one here."""
+    """Return the option of a parameter: ``--n-epochs`` for ``n_epochs``, ``--seed`` for ``random_state``."""
     spelled = {"random_state": "seed", "n_jobs": "threads", "eval_set": "valid"}
     return "--" + spelled.get(parameter, parameter).replace("_", "-")
 
 
-def _escaped(delimiter: str | None) -> str | None:
+def _unescaped(delimiter: str | None) -> str | None:
     return "\t" if delimiter in (r"\t", "tab") else delimiter  # a tab is hard to type
 
 
 @contextmanager
 def source(data: Path) -> Iterator[Path | IO[bytes]]:
-    """What DATA stands for: a path, or standard input for ``-``."""
+    """Yield the source of DATA: a path, or standard input for ``-``."""
     if str(data) != "-":
         yield data
         return
@@ -148,7 +146,7 @@ def source(data: Path) -> Iterator[Path | IO[bytes]]:
 
 
 def unbundled(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command with the fields of its dataclass arguments as arguments of their own."""
+    """Return the command with the fields of its dataclass arguments as arguments of their own."""
     hints = get_type_hints(command, include_extras=True)
     bundles = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []

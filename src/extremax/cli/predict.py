@@ -1,4 +1,4 @@
-"""``extremax predict MODEL DATA``: the best labels of every row, as CSV, JSON lines or Parquet."""
+"""``extremax predict MODEL DATA``: the most probable labels of every row, as CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import IO, Annotated, Any, Protocol
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import inputs_of, open_model, pieces, takes_texts
+from extremax.cli.models import batches, inputs_of, open_model, takes_texts
 from extremax.cli.options import DataArgument, ModelArgument, Quiet, Reading, Search, Threads, unbundled
 
-_ROWS = 4096  # rows predicted at a time
-_ROWS_PIPED = 256  # from a pipe: answers should not wait for thousands of further questions
+SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the label tree, finds best."
+_ROWS = 4096  # predicted at a time
+_ROWS_PIPED = 256  # predicted at a time from a pipe, where answers should not wait for thousands of rows
 
 
 class Output(StrEnum):
@@ -39,14 +40,12 @@ def predict(
         typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]"),
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
-    search: Annotated[
-        Search, typer.Option(help="Score all classes, or those that a quick look at all promises most of.")
-    ] = (Search.exact),
+    search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
     beam_width: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Classes that --search beam scores.  [default: what the model chose]",
+            help="Classes that --search beam scores per row.  [default: chosen when the model was trained]",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +57,7 @@ def predict(
     """Predict the k most probable labels of every row.
 
     \b
-    Rows are read as `extremax train` reads them; labels in DATA are ignored.
+    Rows are read as by `extremax train`; labels in DATA are ignored.
     A model of texts takes plain lines from standard input, one text each.
 
     \b
@@ -69,22 +68,22 @@ def predict(
     kind = to or _output_of(out)
     clf = open_model(model, threads)
     k = min(k, len(clf.classes_))
-    with terminal.whole_file(out) as file:
+    with terminal.atomic_file(out) as file:
         writer = _WRITERS[kind](file, k)
         n_rows = 0
-        for piece in pieces(clf, data, reading, _ROWS_PIPED if str(data) == "-" else _ROWS):
-            inputs = inputs_of(clf, piece, data)
-            for start in range(0, piece.n_samples, _ROWS):  # sparse text comes in large pieces
+        for batch in batches(clf, data, reading, _ROWS_PIPED if str(data) == "-" else _ROWS):
+            inputs = inputs_of(clf, batch, data)
+            for start in range(0, batch.n_samples, _ROWS):  # sparse text comes in large batches
                 part = inputs[start : start + _ROWS]
                 labels, log_prob = clf.predict_topk(part, k, search=search.value, beam_width=beam_width)
                 writer.write(labels, log_prob)
-            n_rows += piece.n_samples
+            n_rows += batch.n_samples
             if out is None:
                 file.flush()
         writer.close()
     if out is not None:
         what = "texts" if takes_texts(clf) else "rows"
-        terminal.say(f"{n_rows:,} {what} answered in {out}")
+        terminal.log(f"wrote predictions for {n_rows:,} {what} to {out}")
 
 
 def _output_of(out: Path | None) -> Output:
@@ -98,15 +97,15 @@ def _output_of(out: Path | None) -> Output:
 
 
 class Writer(Protocol):
-    """Takes labels and their log-probabilities, some rows at a time."""
+    """Writes labels and their log-probabilities, some rows at a time."""
 
     def __init__(self, file: IO[bytes], k: int) -> None: ...
 
     def write(self, labels: Any, log_prob: Any) -> None:
-        """Rows of labels (n, k) and log-probabilities (n, k)."""
+        """Write labels (n, k) and log-probabilities (n, k)."""
 
     def close(self) -> None:
-        """What comes after the last row."""
+        """Finish the file."""
 
 
 class _CsvWriter:
@@ -122,7 +121,7 @@ class _CsvWriter:
         self._head: list[list[Any]] = [[name for pair in names for name in pair]]
 
     def _send(self, rows: list[list[Any]]) -> None:
-        rows, self._head = [*self._head, *rows], []  # with the first rows, not before: they may be bad
+        rows, self._head = [*self._head, *rows], []  # the head waits for the first rows: they may be bad
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         self._file.write(text.getvalue().encode())
@@ -138,7 +137,7 @@ class _CsvWriter:
 
 
 class _JsonLinesWriter:
-    """``{"labels": [...], "probabilities": [...]}`` a row."""
+    """``{"labels": [...], "probabilities": [...]}`` for each row."""
 
     def __init__(self, file: IO[bytes], k: int) -> None:
         self._file = file
@@ -188,7 +187,7 @@ _WRITERS: dict[Output, type[Writer]] = {
 
 
 def probabilities(log_prob: Any) -> list[list[float]]:
-    """Probabilities with the seven digits that float32 has."""
+    """Return probabilities with seven digits, the precision of float32."""
     import numpy as np
 
     return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]

@@ -1,6 +1,4 @@
-"""What commands write: results on standard output, words and progress on standard error, files whole or
-not at all.
-"""
+"""Output of commands: results on standard output, messages and progress on standard error, files."""
 
 from __future__ import annotations
 
@@ -21,31 +19,31 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Silence `say` and progress for the rest of this command."""
+    """Silence `log` and progress for the rest of this command."""
     global _quiet
     _quiet = quiet
 
 
 def write(text: str) -> None:
-    """A line of the result."""
+    """Write a line of the result to standard output."""
     sys.stdout.write(text + "\n")
 
 
-def say(text: str) -> None:
-    """A sentence on the way, on standard error."""
+def log(text: str) -> None:
+    """Write a message to standard error, unless ``--quiet``."""
     if not _quiet:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def warn(text: str) -> None:
-    """A sentence that is shown in any case."""
+    """Write a warning to standard error."""
     sys.stderr.write(f"warning: {text}\n")
     sys.stderr.flush()
 
 
 def show_json(value: Any) -> None:
-    """The result as one JSON document; NaN and infinity, which JSON lacks, become null."""
+    """Write the result as one JSON document; NaN and infinity, which JSON lacks, become null."""
     write(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -68,8 +66,9 @@ def print_table(
     title: str | None = None,
     right: Sequence[str] = (),
 ) -> None:
-    """A table on standard output; columns named in `right` are flush right. In a pipe: tabs, no frame, no
-    title.
+    """Write a table to standard output; in a pipe with tabs, without frame and title.
+
+    Columns named in `right` are aligned to the right.
     """
     if not sys.stdout.isatty():
         for row in (columns, *rows):
@@ -89,13 +88,14 @@ def print_table(
 
 
 def progress_line() -> ProgressLine:
-    """A progress line that obeys ``--quiet`` and is drawn in a terminal only."""
+    """Return a progress line that obeys ``--quiet`` and is drawn in a terminal only."""
     return ProgressLine(0 if _quiet else 1, sys.stderr)
 
 
 class Bar:
-    """Progress of work that counts up: ``bar(done, total)``, total None for a pipe; to be closed, or used
-    with ``with``.
+    """Progress of work that counts up: ``bar(done, total)``, total None where it is unknown.
+
+    Close it, or use it in a ``with`` statement.
     """
 
     def __init__(self, label: str) -> None:
@@ -116,8 +116,11 @@ class Bar:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path | None) -> Iterator[IO[bytes]]:
-    """A binary file to write that takes the name `path` when all went well; None is standard output."""
+def atomic_file(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a binary file that gets the name `path` when the block ends without error.
+
+    None is standard output.
+    """
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""``extremax theory``: the signal-to-noise ratio of noise distributions, as a table and a picture."""
+"""``extremax theory``: the signal-to-noise ratio of noise distributions, as a table and a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 
 
 class Data(StrEnum):
-    """What the noise distributions are compared on."""
+    """Data on which noise distributions are compared."""
 
     planted = "planted"
     icd10cm = "icd10cm"
@@ -32,7 +32,7 @@ def theory(
     figure: Annotated[
         Path | None,
         typer.Option(
-            "--figure", metavar="FILE", help="Draw SNR against the share of p_D: .png, .svg or .pdf."
+            "--figure", metavar="FILE", help="Draw SNR against the weight of p_D: .png, .svg or .pdf."
         ),
     ] = None,
     seed: Seed = None,
@@ -40,21 +40,22 @@ def theory(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How much signal the gradients of negative sampling carry under uniform, frequency and tree noise.
+    """Compare the gradients of negative sampling under different noise.
 
     First table: the signal-to-noise ratio of the paper's section 4 computed in three ways on a small problem.
     Second table: the same ratio on many classes, relative to the best one (p_n = p_D), with the overlap of
-    p_n and p_D on which it rests, the divergence of p_n from p_D in nats, and the mean log-likelihood of the
-    rows' labels."""
+    p_n and p_D on which it depends, the divergence of p_n from p_D in nats, and the mean log-likelihood of
+    the rows' labels.
+    """
     terminal.set_quiet(quiet)
     if figure is not None and figure.suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
         raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
-    from extremax.experiments import theory_study
+    from extremax.paper import theory_study
 
     first_seed = 0 if seed is None else seed
-    terminal.say("Three ways to the signal-to-noise ratio, on a small problem ...")
+    terminal.log("computing the signal-to-noise ratio in three ways on a small problem")
     checks = theory_study.three_ways(seed=first_seed, n_jobs=threads)
-    terminal.say(f"Noise distributions on many classes ({data}) ...")
+    terminal.log(f"comparing noise distributions on many classes ({data})")
     make = theory_study.icd10cm_study if data is Data.icd10cm else theory_study.planted_study
     study = make(seed=first_seed, n_jobs=threads)
     if as_json:
@@ -88,10 +89,11 @@ def theory(
         marks = {row.noise: row.relative_snr for row in study.noises}
         title = f"{study.data}, {study.n_classes:,} classes"
         drawn = draw(study.curve, marks, n_classes=study.n_classes, title=title)
-        with terminal.whole_file(figure) as file:
+        with terminal.atomic_file(figure) as file:
             drawn.savefig(file, format=figure.suffix.lower().removeprefix("."))
-        terminal.say(f"Wrote {figure}.")
+        terminal.log(f"wrote {figure}")
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command."""
     app.command()(theory)

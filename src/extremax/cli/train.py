@@ -1,12 +1,10 @@
-"""``extremax train DATA --out MODEL``: from a file to a saved model."""
+"""``extremax train DATA --out MODEL``: train a model on a file and save it."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,14 +42,12 @@ def train(
     reduce: Annotated[
         Reduction | None,
         typer.Option(
-            help="For rows with several labels: keep one, or make each label a row. [default: keep all]"
+            help="For rows with several labels: keep one, or make each label a row.  [default: keep all]"
         ),
     ] = None,
     descriptions: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="CSV of a label and its description a row, shown by ask and inspect."
-        ),
+        typer.Option(metavar="FILE", help="CSV of labels and their descriptions, shown by ask and inspect."),
     ] = None,
     text_features: Annotated[
         int | None, typer.Option(min=2, help="Features per text.  [default: 512]", show_default=False)
@@ -84,18 +80,20 @@ def train(
     from extremax.data import load_dataset
     from extremax.estimator import ExtremeClassifier
     from extremax.features.text import TextFeatures
-    from extremax.parameters import check_settings
+    from extremax.parameters import check_estimator_parameters
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
+    from extremax.training.objectives import OBJECTIVES
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
-    watched = sys.stderr.isatty() and not quiet
+    verbose = sys.stderr.isatty() and not quiet
     classifier = ExtremeClassifier(
-        **given(parameters), random_state=seed, n_jobs=threads, verbose=int(watched)
+        **given(parameters), random_state=seed, n_jobs=threads, verbose=int(verbose)
     )
-    check_settings(classifier.get_params(deep=False))
-    check_target(out)  # before an hour of training, not after
+    # before an hour of training, not after
+    check_estimator_parameters(classifier.get_params(deep=False), OBJECTIVES)
+    check_target(out)
     started = time.perf_counter()
     rows = _load(load_dataset, data, reading, reduce)
     checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
@@ -109,14 +107,13 @@ def train(
         raise typer.BadParameter(
             f"{data} holds features, not texts: --encoder and --text-features do not apply."
         )
-    terminal.say(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
-    with _noticing_interrupts() as interrupts:
-        model.fit(
-            rows.inputs, rows.labels, eval_set=None if checked is None else (checked.inputs, checked.labels)
-        )
+    terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
+    eval_set = None if checked is None else (checked.inputs, checked.labels)
+    model.fit(rows.inputs, rows.labels, eval_set=eval_set)
+    interrupted = bool(model.interrupted_)
     if descriptions is not None:
         describe_labels(model, descriptions)
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is impatient now would lose the model
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would lose the model
     try:
         model.save(out)
     finally:
@@ -126,8 +123,8 @@ def train(
         "model": str(out),
         "n_samples": rows.n_samples,
         "n_classes": len(model.classes_),
-        "n_features": int(model.model_.linear.weights.shape[1]),
-        "interrupted": bool(interrupts),
+        "n_features": model.model_.n_features,
+        "interrupted": interrupted,
         "seconds": time.perf_counter() - started,
         **last,
     }
@@ -135,17 +132,18 @@ def train(
         terminal.show_json(summary)
     figures = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
     if "valid_accuracy" in last:
-        figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}, accuracy {last['valid_accuracy']:.2%}"
+        figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}"
+        figures += f", accuracy {last['valid_accuracy']:.2%}"
     epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}"
-    terminal.say(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {figures}")
-    terminal.say(f"saved in {out}" + ("; training was interrupted" if interrupts else ""))
-    if interrupts:
+    terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {figures}")
+    terminal.log(f"saved in {out}" + ("; training was interrupted" if interrupted else ""))
+    if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and labels as the estimators take them."""
+    """Inputs and labels as estimators take them."""
 
     inputs: Any
     labels: Any
@@ -179,22 +177,6 @@ def _load(
 
 def _by_name(counts: dict[int, int], names: list[str] | None) -> dict[Any, int]:
     return counts if names is None else {names[label]: count for label, count in counts.items()}
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[list[int]]:
-    """The times Ctrl-C was pressed: fit itself turns the first into an early end."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: Any) -> None:
-        pressed.append(number)
-        signal.default_int_handler(number, frame)
-
-    previous = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def register(app: typer.Typer) -> None:

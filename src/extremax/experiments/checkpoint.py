@@ -1,7 +1,7 @@
-"""Checkpoints of a run: a folder that appears whole, with the model, its optimiser and where the curve was.
+"""Checkpoints of a run: a folder with the model, its optimizer state and the state of the run.
 
-``checkpoint-000012`` holds the model after twelve epochs. It is written under another name and then renamed, and the one
-before it is deleted only afterwards, so that at any moment there is a complete one.
+``checkpoint-000012`` holds the model after twelve epochs. It is written under another name and then renamed,
+and older ones are deleted only afterwards, so that there is a complete one at any time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STATE = "state.json"
 
 def save_checkpoint(folder: Path, clf: ExtremeClassifier, state: dict[str, Any]) -> Path:
     """Write the model and `state` as the newest checkpoint of a run."""
-    target = folder / f"{_PREFIX}{clf.model_.linear.n_epochs:06d}"
-    if (target / _STATE).exists():  # the same model: a run is the same whenever it gets to an epoch
+    target = folder / f"{_PREFIX}{clf.model_.n_epochs:06d}"
+    if (target / _STATE).exists():  # the same model: a run that is repeated comes to the same epochs
         return target
     stage = folder / f".{target.name}.{secrets.token_hex(6)}"
     stage.mkdir()
@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, clf: ExtremeClassifier, state: dict[str, Any])
 
 
 def load_checkpoint(folder: Path) -> tuple[ExtremeClassifier, dict[str, Any]] | None:
-    """The newest checkpoint of a run; None where there is none."""
+    """Return the newest checkpoint of a run; None where there is none."""
     found = _complete(folder)
     if not found:
         return None
@@ -51,7 +51,7 @@ def load_checkpoint(folder: Path) -> tuple[ExtremeClassifier, dict[str, Any]] | 
 
 
 def clear_checkpoints(folder: Path) -> None:
-    """Delete all checkpoints, and what a killed process left of one."""
+    """Delete all checkpoints, with remains of one that a killed process left."""
     for path in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*"), *folder.glob("best-*")):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -1,11 +1,11 @@
-"""Learning curves as a figure, in the manner of the paper's Figure 1: log-likelihood and accuracy against
-training time.
+"""Figures of learning curves like the paper's Figure 1: log-likelihood and accuracy against training time.
 
-Reads the files of runs, nothing else. Each method looks the same in every figure (see `methods`).
+Only the files of runs are read. Each method looks the same in every figure (see `methods`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -16,21 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from extremax.experiments.curve import Point, read_curve
-from extremax.experiments.methods import METHODS, Method
+from extremax.experiments.methods import METHODS, PROPOSED, Method
 
 FORMATS = ("png", "svg", "pdf")
 CLOCKS = {"seconds": "training time (s)", "cpu_seconds": "processor time of training (s)"}
-_OTHERS = ("#8C6D31", "#637939", "#7B4173", "#444444")  # for methods that are not the paper's
+_OTHER_COLORS = ("#8C6D31", "#637939", "#7B4173", "#444444")  # for methods that are not the paper's
 _TITLES = {
-    "icd10cm": "ICD-10-CM", "eurlex57k": "EURLEX57K",
-    "npm-owner-124k": "npm owners, 124k", "npm-owner-282k": "npm owners, 282k",
-    "amazon-670k": "Amazon-670K", "wikipedia-500k": "Wikipedia-500K",
-}  # fmt: skip
+    "icd10cm": "ICD-10-CM",
+    "eurlex57k": "EURLEX57K",
+    "npm-owner-124k": "npm owners, 124k",
+    "npm-owner-282k": "npm owners, 282k",
+    "amazon-670k": "Amazon-670K",
+    "wikipedia-500k": "Wikipedia-500K",
+}
 
 
 @dataclass(frozen=True)
 class RunCurve:
-    """What a figure needs of a run."""
+    """The curve of a run, with what a figure says about it."""
 
     folder: Path
     data: str
@@ -40,11 +43,12 @@ class RunCurve:
     n_train: int | None
 
     def finished(self) -> bool:
+        """Tell whether the run has come to its end."""
         return (self.folder / "summary.json").exists()
 
 
 def read_run(folder: str | os.PathLike[str]) -> RunCurve:
-    """The curve of a run, finished or not."""
+    """Return the curve of a run, finished or not."""
     path = Path(folder)
     if not (path / "config.json").exists() or not (path / "curve.jsonl").exists():
         raise FileNotFoundError(f"{path} is not the folder of a run: it has no config.json and curve.jsonl.")
@@ -69,18 +73,18 @@ def plot(
     clock: str = "seconds",
     formats: Sequence[str] = (),
 ) -> list[Path]:
-    """Draw the curves of runs to a file; one row of panels per data set.
+    """Draw the curves of runs to files, with one row of panels per data set.
 
     Parameters
     ----------
     folders : paths
         Folders of runs.
     out : path
-        The picture; its ending says which kind, unless `formats` does.
+        The figure; its ending gives the format, unless `formats` does.
     clock : {"seconds", "cpu_seconds"}
-        Time on the wall, or of the processors.
+        Elapsed time, or processor time.
     formats : sequence of {"png", "svg", "pdf"}
-        Kinds to write, each with the ending of its own.
+        Formats to write, each with its own ending.
 
     Returns
     -------
@@ -111,7 +115,7 @@ def plot(
         for kind in kinds:
             target = path.with_suffix(f".{kind}")
             stage = target.with_name(f".{secrets.token_hex(6)}.{kind}")
-            # Without a date, the same curves make the same file.
+            # without a date, the same curves give the same file
             stamp = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
             figure.savefig(stage, dpi=200, metadata=stamp)
             os.replace(stage, target)
@@ -120,10 +124,21 @@ def plot(
 
 
 _STYLE: Any = {
-    "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "xtick.labelsize": 8.0, "ytick.labelsize": 8.0,
-    "legend.fontsize": 8.5, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "lines.linewidth": 1.5,
-    "svg.fonttype": "none", "svg.hashsalt": "extremax", "pdf.fonttype": 42, "figure.dpi": 100,
-}  # fmt: skip
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "extremax",
+    "pdf.fonttype": 42,
+    "figure.dpi": 100,
+}
 
 
 def _draw(curves: list[RunCurve], clock: str) -> Any:
@@ -186,39 +201,45 @@ def _draw_curve(axis: Any, curve: RunCurve, figure_name: str, clock: str, style:
     ]
     times, values = [point[clock] for point in points], [point[f"test_{figure_name}"] for point in points]
     axis.plot(
-        times, values, color=style.color, marker=style.marker, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5,
-        linewidth=_width(curve.method), zorder=3 if curve.method == "adversarial" else 2,
-    )  # fmt: skip
+        times,
+        values,
+        color=style.color,
+        marker=style.marker,
+        markersize=4.2,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        linewidth=_width(curve.method),
+        zorder=3 if curve.method == PROPOSED else 2,
+    )
 
 
 def _width(method: str) -> float:
-    return 2.2 if method == "adversarial" else 1.4
+    return 2.2 if method == PROPOSED else 1.4
 
 
 def _limit_log_likelihood(axis: Any, curves: list[RunCurve]) -> None:
-    """A method that diverges must not squeeze all others: guessing among all classes is about the floor of
-    the picture.
-    """
+    """Cut the axis a little below uniform guessing: a method that diverges must not squeeze the others."""
     values = [point["test_log_likelihood"] for curve in curves for point in curve.points]
     finite = [value for value in values if value is not None and math.isfinite(value)]
     n_classes = max((curve.n_classes or 0 for curve in curves), default=0)
     if finite and n_classes > 1:
-        floor = -1.15 * math.log(n_classes)
-        if min(finite) < floor:
-            axis.set_ylim(bottom=floor)
+        lowest = -1.15 * math.log(n_classes)
+        if min(finite) < lowest:
+            axis.set_ylim(bottom=lowest)
 
 
 def method_styles(curves: Sequence[RunCurve]) -> dict[str, Method]:
-    """How each method that occurs looks, those of the paper first and in its order."""
+    """Return the look of each method that occurs, those of the paper first and in its order."""
     present = list(dict.fromkeys(curve.method for curve in curves))
     known = {name: METHODS[name] for name in METHODS if name in present}
     others = sorted(name for name in present if name not in METHODS)
-    more = {name: Method(name, _OTHERS[i % len(_OTHERS)], "<>*p"[i % 4]) for i, name in enumerate(others)}
+    looks = itertools.cycle(zip(_OTHER_COLORS, "<>*p", strict=True))
+    more = {name: Method(name, *look) for name, look in zip(others, looks, strict=False)}
     return {**known, **more}
 
 
 def describe_data(curve: RunCurve) -> str:
-    """``ICD-10-CM: 48,265 rows, 10,662 classes``."""
+    """Return name and size of the data: ``ICD-10-CM: 48,265 rows, 10,662 classes``."""
     title = _TITLES.get(curve.data, curve.data)
     return (
         title if curve.n_classes is None else f"{title}: {curve.n_train:,} rows, {curve.n_classes:,} classes"

@@ -1,4 +1,4 @@
-"""What a figure depends on beside its recipe: the machine and the versions."""
+"""The machine and the versions that a run used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("extremax", "numpy", "scipy", "scikit-learn", "numba", "llvmlite")
 
 
 def environment() -> dict[str, Any]:
-    """Machine, versions, date, and how busy the machine was: JSON."""
+    """Return machine, versions, date and load average, as JSON can hold them."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 
 def describe_machine(machine: dict[str, Any]) -> str:
-    """One line: ``2 x AMD EPYC, 23 GB``."""
+    """Return one line: ``2 x AMD EPYC, 23 GB``."""
     memory = machine.get("memory_bytes")
     return f"{machine['processors']} x {machine['processor']}" + (
         f", {memory / 1e9:.0f} GB" if memory else ""

@@ -1,14 +1,17 @@
-"""The methods that the paper compares: their names, how they are set up, and how they look in every figure.
+"""The methods that the paper compares: their names, their parameters, and their look in every figure.
 
-Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart; each method
-also has a marker of its own, for print without colour. The paper draws its own method in green and NCE in
-orange; so does this."""
+Colours are those of Okabe and Ito, which are distinct for people with any kind of colour blindness; each
+method also has a marker of its own, for print without colour. As in the paper, its own method is green and
+NCE orange.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from extremax.parameters import canonical_noise
 
 
 @dataclass(frozen=True)
@@ -18,13 +21,13 @@ class Method:
     Attributes
     ----------
     label
-        In figures and tables.
+        Name in figures and tables.
     color, marker
-        In figures.
+        Look in figures.
     model
-        The parameters that make it what it is.
+        Parameters that define it.
     searched
-        The parameters that a search chooses, beside the learning rate.
+        Parameters that a search chooses, beside the learning rate.
     """
 
     label: str
@@ -34,43 +37,72 @@ class Method:
     searched: tuple[str, ...] = ("score_penalty",)
 
 
-# One negative per row, sixteen components and lambda_n = 0.1 are the paper's own settings.
-_TREE = {"n_components": 16, "regularization": 0.1}
+# One negative per row, sixteen components and lambda_n = 0.1 are the paper's values.
+_TREE = {"tree_components": 16, "tree_regularization": 0.1}
 METHODS: dict[str, Method] = {
     "adversarial": Method(
-        "adversarial neg. sampling (proposed)", "#009E73", "o",
+        "adversarial neg. sampling (proposed)",
+        "#009E73",
+        "o",
         {"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 1, **_TREE},
     ),
     "uniform": Method(
-        "uniform neg. sampling", "#0072B2", "s", {"objective": "negative_sampling", "noise": "uniform", "n_negatives": 1}
+        "uniform neg. sampling",
+        "#0072B2",
+        "s",
+        {"objective": "negative_sampling", "noise": "uniform", "n_negatives": 1},
     ),
     "frequency": Method(
-        "frequency neg. sampling", "#56B4E9", "^", {"objective": "negative_sampling", "noise": "frequency", "n_negatives": 1}
+        "frequency neg. sampling",
+        "#56B4E9",
+        "^",
+        {"objective": "negative_sampling", "noise": "frequency", "n_negatives": 1},
     ),
-    "nce": Method("NCE", "#E69F00", "D", {"objective": "nce", "noise": "adversarial", "n_negatives": 1, **_TREE}),
+    "nce": Method(
+        "NCE", "#E69F00", "D", {"objective": "nce", "noise": "adversarial", "n_negatives": 1, **_TREE}
+    ),
     "augment_reduce": Method(
-        "Augment & Reduce", "#CC79A7", "v", {"objective": "augment_reduce", "noise": "uniform", "n_negatives": 1},
+        "Augment & Reduce",
+        "#CC79A7",
+        "v",
+        {"objective": "augment_reduce", "noise": "uniform", "n_negatives": 1},
         ("prior_variance",),
     ),
     "one_vs_each": Method(
-        "One-vs-Each", "#D55E00", "P", {"objective": "one_vs_each", "noise": "uniform", "n_negatives": 1}, ("prior_variance",)
+        "One-vs-Each",
+        "#D55E00",
+        "P",
+        {"objective": "one_vs_each", "noise": "uniform", "n_negatives": 1},
+        ("prior_variance",),
     ),
-    # Set up as the others are: weights of zero, Adagrad at a constant rate, no tree, features as they are.
+    # trained like the others: weights of zero, Adagrad at a constant rate, no tree, features as they are
     "softmax": Method(
-        "full softmax", "#000000", "X",
-        {"objective": "softmax", "noise": "uniform", "precondition": False, "optimizer": "adagrad", "learning_rate": 1.0}, (),
+        "full softmax",
+        "#000000",
+        "X",
+        {
+            "objective": "softmax",
+            "noise": "uniform",
+            "precondition": False,
+            "optimizer": "adagrad",
+            "learning_rate": 1.0,
+        },
+        (),
     ),
     "sampled_softmax": Method(
-        "sampled softmax", "#777777", "h", {"objective": "sampled_softmax", "noise": "frequency", "n_negatives": 1}
+        "sampled softmax",
+        "#777777",
+        "h",
+        {"objective": "sampled_softmax", "noise": "frequency", "n_negatives": 1},
     ),
-}  # fmt: skip
+}
 FIGURE_1 = ("adversarial", "uniform", "frequency", "nce", "augment_reduce", "one_vs_each")
 PROPOSED = "adversarial"
 BASELINES = tuple(name for name in FIGURE_1 if name != PROPOSED)
 
 
 def method_of(model: Mapping[str, Any]) -> str:
-    """Name of the method that a model's parameters amount to.
+    """Return the name of the method that the parameters of a model describe.
 
     Examples
     --------
@@ -80,5 +112,5 @@ def method_of(model: Mapping[str, Any]) -> str:
     'nce'
     """
     if model["objective"] == "negative_sampling":
-        return str(model["noise"])
+        return str(canonical_noise(model["noise"]))
     return str(model["objective"])

@@ -1,11 +1,10 @@
-"""A recipe: which data, which features, which model, when to evaluate, where to search. TOML in, JSON out.
+"""Recipes: the data, features, model, evaluation and search of one experiment, as a TOML file.
 
-Names and defaults of the model and of text features are not repeated here: they are those of
-`ExtremeClassifier` and `TextFeatures`, handed in as `Known` by whoever may import these. A recipe holds what
-its file says; `resolve` adds the rest.
+Names and defaults of the model are those of `extremax.parameters`, names and defaults of text features those
+of `TextOptions`. A `Recipe` holds what its file says; `resolve` adds the defaults.
 
     [data]
-    name = "icd10cm"              # a set that extremax knows, or path = "rows.csv"
+    name = "icd10cm"              # a known data set, or path = "rows.csv"
 
     [model]
     noise = "adversarial"         # any parameter of ExtremeClassifier
@@ -18,30 +17,40 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeGuard, get_args, get_type_hints
+
+from extremax.features.text import TextOptions
+from extremax.parameters import PARAMETERS, RENAMED, canonical_noise, rename_parameters
+
+# Parameters of the machine and the terminal are no part of an experiment.
+NOT_IN_RECIPES = ("memory_limit", "n_jobs", "verbose", "validation_fraction")
+# Without a seed an experiment could not be repeated.
+MODEL_DEFAULTS: dict[str, Any] = {
+    name: entry.default for name, entry in PARAMETERS.items() if name not in NOT_IN_RECIPES
+} | {"random_state": 0}
+TEXT_DEFAULTS: dict[str, Any] = asdict(TextOptions())
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where rows come from, and how they are split.
+    """Source of the rows, and their split.
 
     Attributes
     ----------
     name
-        A data set that extremax knows, or with `path` the name that figures show.
+        Name of a known data set, or with `path` the name shown in figures.
     path, valid_path, test_path
-        Files that `extremax.data.load_dataset` reads; without the last two, rows of `path` are set aside at
-        random.
+        Files for `extremax.data.load_dataset`; without the last two, rows of `path` are held out at random.
     text_column, label_column
         Columns of a table, where their names are unusual.
     reduce
-        Label reduction of multi-label rows: "first", "smallest", "rarest" or "all"; what is usual for the set
-        unless given.
+        Label reduction of multi-label rows: "first", "smallest", "rarest" or "all"; the usual one of the data
+        set unless given.
     valid_fraction, test_fraction
-        Shares set aside where there is no file of their own.
+        Fractions held out where there is no file of their own.
     seed
         Seed of the split.
     """
@@ -60,15 +69,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """How rows become numbers.
+    """Features of the rows.
 
     Attributes
     ----------
     kind
-        "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weighs sparse
-        counts and reduces them by a truncated SVD; "auto" goes by what the data are.
+        "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weights sparse
+        counts and reduces them by a truncated SVD; "auto" is "text" for texts and else "given".
     n_components
-        Width of "text" and "tfidf" features.
+        Number of "text" and "tfidf" features.
     options
         Further options of `TextFeatures`.
     """
@@ -80,7 +89,7 @@ class FeaturesConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """When the learning curve gets a point, and from how many rows.
+    """Points of the learning curve: when, and from how many rows.
 
     Attributes
     ----------
@@ -89,7 +98,7 @@ class EvaluationConfig:
     valid_rows, test_rows
         Rows at most, a random sample where there are more.
     max_seconds
-        Training ends with the epoch in which its clock passes this; the model then depends on the speed of
+        Training ends with the epoch in which the clock passes this; the model then depends on the speed of
         the machine.
     seed
         Seed of the samples.
@@ -110,17 +119,16 @@ class SearchConfig:
     Attributes
     ----------
     space
-        By parameter: a list of values, or ``{low = ..., high = ...}`` for a number between them, by its
-        logarithm unless
-        ``log = false``. Empty means the paper's grid.
+        By parameter: a list of values, or ``{low = ..., high = ...}`` for a number between them, drawn by its
+        logarithm unless ``log = false``. Empty means the paper's grid.
     n_trials
-        Settings to try.
+        Number of trials.
     n_epochs
         Epochs of a trial; those of the model unless given.
     score
         "log_likelihood" or "accuracy" on validation rows.
     pruner
-        "median", "hyperband" or "none": when a trial is given up.
+        Rule that stops bad trials early: "median", "hyperband" or "none".
     seed
         Seed of the search.
     """
@@ -134,17 +142,10 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Names and defaults that the floors above own."""
-
-    model: Mapping[str, Any]
-    text_options: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """One experiment. `model` holds the parameters that the recipe sets; all others have the estimator's
-    defaults.
+    """One experiment.
+
+    `model` holds the parameters that the recipe sets; all others have the estimator's defaults.
     """
 
     name: str = ""
@@ -156,7 +157,7 @@ class Recipe:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def with_model(self, **parameters: Any) -> Recipe:
-        """The same recipe with other parameters of the model."""
+        """Return the same recipe with other parameters of the model."""
         return replace(self, model={**self.model, **parameters})
 
 
@@ -167,15 +168,29 @@ _CHOICES = {
     "search.pruner": ("median", "hyperband", "none"),
 }
 _AT_LEAST = {
-    "data.seed": 0, "evaluation.seed": 0, "search.seed": 0, "features.n_components": 1, "evaluation.valid_rows": 1,
-    "evaluation.test_rows": 1, "evaluation.points_per_decade": 1, "search.n_trials": 1, "search.n_epochs": 1,
-}  # fmt: skip
+    "data.seed": 0,
+    "evaluation.seed": 0,
+    "search.seed": 0,
+    "features.n_components": 1,
+    "evaluation.valid_rows": 1,
+    "evaluation.test_rows": 1,
+    "evaluation.points_per_decade": 1,
+    "search.n_trials": 1,
+    "search.n_epochs": 1,
+}
 _ABOVE_ZERO = ("evaluation.first_seconds", "evaluation.max_seconds")
 _FRACTIONS = ("data.valid_fraction", "data.test_fraction")
 
 
-def load_recipe(path: str | os.PathLike[str], known: Known) -> Recipe:
-    """Read a recipe; paths of data in it count from the folder of the file."""
+def load_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """Read a recipe file; paths of data in it are relative to its folder.
+
+    Examples
+    --------
+    >>> from extremax.experiments import find_recipe, load_recipe
+    >>> load_recipe(find_recipe("icd10cm/adversarial")).model["noise"]
+    'adversarial'
+    """
     file = Path(path)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -184,29 +199,27 @@ def load_recipe(path: str | os.PathLike[str], known: Known) -> Recipe:
     except UnicodeDecodeError:
         raise ValueError(f"{file} is not a text file in UTF-8; a recipe is TOML.") from None
     try:
-        recipe = parse_recipe(content, known)
+        recipe = parse_recipe(content)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{file}: {error}") from None
     paths = {part: getattr(recipe.data, part) for part in ("path", "valid_path", "test_path")}
-    # A path counts from the recipe's folder: the same recipe works from wherever it is called.
     found: dict[str, Any] = {
         part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None
     }
     return replace(recipe, name=recipe.name or file.stem, data=replace(recipe.data, **found))
 
 
-def parse_recipe(content: Mapping[str, Any], known: Known) -> Recipe:
-    """A recipe from what a TOML or JSON file holds; every mistake in it gets one sentence.
+def parse_recipe(content: Mapping[str, Any]) -> Recipe:
+    """Make a recipe from the content of a TOML or JSON file.
 
     Examples
     --------
-    >>> known = Known(model={"noise": "adversarial", "n_negatives": 4}, text_options={})
-    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"noise": "uniform"}}, known).model
+    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"noise": "uniform"}}).model
     {'noise': 'uniform'}
-    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"n_negative": 3}}, known)
+    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"n_negative": 3}})
     Traceback (most recent call last):
     ...
-    ValueError: model.n_negative is not a setting; did you mean model.n_negatives?
+    ValueError: model.n_negative is not a parameter; did you mean model.n_negatives?
     """
     tables = [entry.name for entry in fields(Recipe) if entry.name not in ("name", "method")]
     _check_names(content, [entry.name for entry in fields(Recipe)], "")
@@ -217,31 +230,18 @@ def parse_recipe(content: Mapping[str, Any], known: Known) -> Recipe:
         if not isinstance(content.get(name, ""), str):
             raise TypeError(f"{name} is {content[name]!r}; it must be a string.")
     given = {name: dict(content.get(name, {})) for name in tables}
-    _check_names(given["model"], list(known.model), "model.")
-    text = {key: value for key, value in given["features"].items() if key in known.text_options}
-    plain = {key: value for key, value in given["features"].items() if key not in text}
-    nested = text.pop("n_components", None)  # a setting of its own here
-    if nested is not None:
-        plain["n_components"] = nested
-    _check_names(plain, [*_names(FeaturesConfig), *known.text_options], "features.", leave_out=("options",))
-    features = _section(FeaturesConfig, plain, "features.")
     recipe = Recipe(
         name=content.get("name", ""),
         method=content.get("method", ""),
         data=_section(DataConfig, given["data"], "data."),
-        features=replace(
-            features, options={key: tuple(v) if isinstance(v, list) else v for key, v in text.items()}
-        ),
-        model=given["model"],
+        features=_features(given["features"]),
+        model=_model(given["model"], "model."),
         evaluation=_section(EvaluationConfig, given["evaluation"], "evaluation."),
-        search=_section(SearchConfig, given["search"], "search."),
+        search=_search(given["search"]),
     )
-    _check_names(recipe.search.space, list(known.model), "search.space.")
-    for name, values in recipe.search.space.items():
-        _check_range(f"search.space.{name}", values)
     if not recipe.data.name and not recipe.data.path:
         raise ValueError(
-            "data has neither a name nor a path; say which rows to train on, for example name = 'icd10cm'."
+            "data has neither a name nor a path; name the rows to train on, for example name = 'icd10cm'."
         )
     if recipe.data.valid_fraction + recipe.data.test_fraction >= 1:
         raise ValueError(
@@ -250,23 +250,37 @@ def parse_recipe(content: Mapping[str, Any], known: Known) -> Recipe:
     return recipe
 
 
-def resolve(recipe: Recipe, known: Known) -> dict[str, Any]:
-    """Everything that a recipe means, defaults included, as JSON can hold it."""
+def resolve(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe with all defaults, as JSON can hold it."""
     plain = {key: value for key, value in vars(recipe.features).items() if key != "options"}
-    options = {key: value for key, value in known.text_options.items() if key not in plain}
+    options = {key: value for key, value in TEXT_DEFAULTS.items() if key not in plain}
     return {
         "name": recipe.name,
         "method": recipe.method,
         "data": dict(vars(recipe.data)),
         "features": {**plain, **options, **recipe.features.options},
-        "model": {**known.model, **recipe.model},
+        "model": {**MODEL_DEFAULTS, **recipe.model},
         "evaluation": dict(vars(recipe.evaluation)),
         "search": dict(vars(recipe.search)),
     }
 
 
+def comparable(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a resolved recipe, maybe of an older version, with present names only.
+
+    Examples
+    --------
+    >>> comparable({"model": {"n_components": 16, "noise": "tree"}})
+    {'model': {'tree_components': 16, 'noise': 'adversarial'}}
+    """
+    model = {RENAMED.get(name, name): value for name, value in resolved["model"].items()}
+    if "noise" in model:
+        model["noise"] = canonical_noise(model["noise"])
+    return {**resolved, "model": model}
+
+
 def to_toml(recipe: Recipe, *, comment: str = "") -> str:
-    """The recipe as a file that `load_recipe` reads: what differs from the defaults."""
+    """Return the recipe as text that `load_recipe` reads: what differs from the defaults."""
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [f"{key} = {_toml(value)}" for key in ("name", "method") if (value := getattr(recipe, key))]
     sections: dict[str, Mapping[str, Any]] = {
@@ -288,27 +302,51 @@ def to_toml(recipe: Recipe, *, comment: str = "") -> str:
 
 
 def nearest(word: str, words: list[str]) -> str:
-    """The word most like `word`, or an empty string where none is."""
+    """Return the most similar of some words, or an empty string where none is similar."""
     return next(iter(difflib.get_close_matches(word, words, n=1)), "")
 
 
 # -- one section
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def _names(section: type) -> list[str]:
     return [entry.name for entry in fields(section)]
 
 
-def _check_names(
-    given: Mapping[str, Any], names: list[str], prefix: str, *, leave_out: tuple[str, ...] = ()
-) -> None:
-    names = [name for name in names if name not in leave_out]
+def _check_names(given: Mapping[str, Any], names: list[str], prefix: str) -> None:
     for key in given:
         if key not in names:
             close = nearest(key, names)
-            hint = f"did you mean {prefix}{close}?" if close else f"there are {', '.join(names)}."
-            raise ValueError(f"{prefix}{key} is not a setting; {hint}")
+            hint = f"did you mean {prefix}{close}?" if close else f"use one of {', '.join(names)}."
+            raise ValueError(f"{prefix}{key} is not a parameter; {hint}")
+
+
+def _model(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    renamed = rename_parameters(given, lambda name: f"{prefix}{name}")
+    _check_names(renamed, list(MODEL_DEFAULTS), prefix)
+    return renamed
+
+
+def _features(given: Mapping[str, Any]) -> FeaturesConfig:
+    """Return the features, with options of `TextFeatures` apart from the parameters of the section itself."""
+    own = [name for name in _names(FeaturesConfig) if name != "options"]
+    _check_names(given, [*own, *TEXT_DEFAULTS], "features.")
+    plain = {name: value for name, value in given.items() if name in own}
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if name not in own
+    }
+    features: FeaturesConfig = _section(FeaturesConfig, plain, "features.")
+    return replace(features, options=options)
+
+
+def _search(given: Mapping[str, Any]) -> SearchConfig:
+    search: SearchConfig = _section(SearchConfig, given, "search.")
+    space = _model(search.space, "search.space.")
+    for name, values in space.items():
+        _check_range(f"search.space.{name}", values)
+    return replace(search, space=space)
 
 
 def _section(section: type, given: Mapping[str, Any], prefix: str) -> Any:
@@ -358,11 +396,8 @@ def _check_range(name: str, values: Any) -> None:
     if isinstance(values, Mapping):
         _check_names(values, ["low", "high", "log"], f"{name}.")
         low, high = values.get("low"), values.get("high")
-        if (
-            all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-            and low < high
-        ):  # type: ignore[operator]
-            if values.get("log", True) and low <= 0:  # type: ignore[operator]
+        if _is_number(low) and _is_number(high) and low < high:
+            if values.get("log", True) and low <= 0:
                 raise ValueError(
                     f"{name} goes from {low} by its logarithm; low must be above 0, or set log = false."
                 )
@@ -370,6 +405,10 @@ def _check_range(name: str, values: Any) -> None:
     raise ValueError(
         f"{name} is {values!r}; give a list of values, or a table such as {{low = 0.01, high = 1.0}}."
     )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _changed(section: Any, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -390,7 +429,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # the one character TOML wants escaped, too
+        # TOML, unlike JSON, wants this character escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)

@@ -1,9 +1,7 @@
-"""From the data and features of a recipe to arrays: rows by split, class ids, and a cache of what took long
-to compute.
+"""The rows of a recipe: features and class ids by split, with a cache of computed features.
 
 Features depend on the recipe and on the files alone, so they are computed once and kept in a folder:
-``EXTREMAX_CACHE``, or
-``~/.cache/extremax``. The cache may be deleted at any time.
+``EXTREMAX_CACHE``, or ``~/.cache/extremax``. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,43 +22,46 @@ from numpy.typing import NDArray
 from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
+from extremax.errors import ModelFileError
+from extremax.examples import Examples
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.svd import truncated_svd
 from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
 from extremax.features.text import TextFeatures, TextOptions
+from extremax.runtime.memory import format_bytes
 from extremax.runtime.products import sparse_times_dense
 from extremax.splits import split_rows
-from extremax.storage.folder import ModelFileError, load_folder, save_folder
-from extremax.validation import LabelIndex, check_features, encode_labels, format_bytes
+from extremax.storage.folder import load_folder, save_folder
+from extremax.types import Bool, Int32, Int64
+from extremax.validation import LabelIndex, check_features, encode_labels
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")
 _KIND = "experiment rows"
-_VERSION = 1  # raise it when features are computed differently: older caches are then not found
+_VERSION = 1  # to be raised when features are computed differently: older caches are then not found
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Features and class ids 0 .. n_classes - 1 of training, validation and test rows; every class has a
-    training row.
+    """Features and class ids of training, validation and test rows; every class has a training row.
 
     Attributes
     ----------
     name
-        Of the data set.
+        Name of the data set.
     X, y
-        By split.
+        Features and class ids by split.
     classes
         Label of each class id.
     n_left_out
-        By split, rows whose class has no training row.
+        By split, the number of rows whose class has no training row.
     text_features
-        What made the features of texts, if they were texts.
+        Transformer of the texts, if the rows are texts.
     """
 
     name: str
     X: dict[str, Any] = field(repr=False)
-    y: dict[str, NDArray[np.int32]] = field(repr=False)
+    y: dict[str, Int32] = field(repr=False)
     classes: NDArray[Any] = field(repr=False)
     n_left_out: dict[str, int]
     text_features: TextFeatures | None = field(default=None, repr=False)
@@ -70,7 +71,7 @@ class Rows:
         return len(self.classes)
 
     def sizes(self) -> dict[str, Any]:
-        """Numbers for the record of a run."""
+        """Return the numbers for the summary of a run."""
         sizes = {f"n_{split}": len(self.y[split]) for split in SPLITS}
         return {
             **sizes,
@@ -79,22 +80,21 @@ class Rows:
             "n_left_out": self.n_left_out,
         }
 
-    def sample(self, split: str, at_most: int, seed: int) -> tuple[Any, NDArray[np.int32]]:
-        """All rows of a split, or a random sample: data are often sorted, so that the first rows are of
-        one kind.
-        """
+    def sample(self, split: str, at_most: int, seed: int) -> Examples:
+        """Return all rows of a split, or a random sample if there are more than `at_most`."""
         X, y = self.X[split], self.y[split]
         if len(y) <= at_most:
-            return X, y
+            return Examples(X, y)
         chosen = np.sort(np.random.default_rng(seed).choice(len(y), at_most, replace=False))
-        return X[chosen], y[chosen]
+        return Examples(X[chosen], y[chosen])
 
 
 def load_rows(
-    recipe: Recipe, *, n_jobs: int | None = None, say: Say = lambda text: None, cache: Path | None = None
+    recipe: Recipe, *, n_jobs: int | None = None, log: Log = lambda text: None, cache: Path | None = None
 ) -> Rows:
-    """The rows of a recipe, from the cache if they are there; `cache` is a folder other than the usual
-    one.
+    """Return the rows of a recipe, from the cache if they are there.
+
+    `cache` is a folder other than `cache_folder()`.
     """
     title = recipe.data.name or Path(recipe.data.path or "").name
     kept = (cache or cache_folder()) / f"{''.join(c if c.isalnum() else '-' for c in title)}-{_key(recipe)}"
@@ -103,8 +103,8 @@ def load_rows(
     except FileNotFoundError:
         pass
     except ModelFileError as error:
-        say(f"the cache is made again: {error}")
-    say(f"reading {title}")
+        log(f"the cache is written again: {error}")
+    log(f"reading {title}")
     parts = _load(recipe.data)
     for split, part in parts.items():
         if part.n_samples == 0:
@@ -118,25 +118,24 @@ def load_rows(
         known[split] = ids >= 0
         if not known[split].any():
             raise ValueError(
-                f"No {split} row of {title} has a class that occurs in training; split the rows in another way."
+                f"No {split} row of {title} has a class that occurs in training; split the rows another way."
             )
         y[split] = ids[known[split]]
-    X, text_features = _features(parts, recipe.features, n_jobs, say)
+    X, text_features = _features(parts, recipe.features, n_jobs, log)
     X = {split: _take(X[split], known[split]) for split in SPLITS}
     left_out = {split: int((~known[split]).sum()) for split in SPLITS}
     rows = Rows(title, X, y, classes, left_out, text_features)
     if X["train"] is not parts["train"].X or recipe.data.path is None:  # computed, or slow to read
-        _write(kept, rows, say)
+        _write(kept, rows, log)
     return rows
 
 
 def cache_folder() -> Path:
-    """Where computed features are kept."""
+    """Return the folder of computed features."""
     return Path(os.environ.get("EXTREMAX_CACHE") or Path.home() / ".cache" / "extremax")
 
 
 # -- data
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _load(data: DataConfig) -> dict[str, Dataset]:
@@ -153,7 +152,8 @@ def _load(data: DataConfig) -> dict[str, Dataset]:
     if any(part.multilabel for part in read.values()):
         if any(part.label_names is not None for part in read.values()):
             raise ValueError(
-                f"{data.path} has rows with several named labels; a recipe takes one label a row, or XMC text."
+                f"{data.path} has rows with several named labels; a recipe takes one label per row, or XMC"
+                " text."
             )
         read = dict(zip(read, catalog.reduce_labels(list(read.values()), reduce or "first"), strict=True))
     fractions = {"valid": data.valid_fraction, "test": data.test_fraction}
@@ -167,7 +167,7 @@ def _load(data: DataConfig) -> dict[str, Dataset]:
     return {split: read[split] for split in SPLITS}
 
 
-def _rows_of(data: Dataset, rows: NDArray[np.int64]) -> Dataset:
+def _rows_of(data: Dataset, rows: Int64) -> Dataset:
     texts = None if data.texts is None else [data.texts[i] for i in rows]
     return Dataset(
         X=None if data.X is None else data.X[rows],
@@ -178,20 +178,20 @@ def _rows_of(data: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 
 # -- features
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def _features(
-    parts: dict[str, Dataset], features: FeaturesConfig, n_jobs: int | None, say: Say
+    parts: dict[str, Dataset], features: FeaturesConfig, n_jobs: int | None, log: Log
 ) -> tuple[dict[str, Any], TextFeatures | None]:
     texts = parts["train"].texts is not None
     kind = features.kind if features.kind != "auto" else "text" if texts else "given"
     if (kind == "text") != texts:
         raise ValueError(
-            f"features.kind is {kind!r}, but the rows are {'texts' if texts else 'numbers'}; set another, or 'auto'."
+            f"features.kind is {kind!r}, but the rows are {'texts' if texts else 'numbers'};"
+            " set another kind, or 'auto'."
         )
     if kind == "text":
-        say(f"text features of {parts['train'].n_samples:,} texts")
+        log(f"text features of {parts['train'].n_samples:,} texts")
         made = TextFeatures(n_components=features.n_components, **{"n_random": 0, **features.options}).fit(
             parts["train"].texts or [], n_jobs=n_jobs
         )
@@ -200,26 +200,25 @@ def _features(
     if kind == "given":
         return X, None
     if not sp.issparse(X["train"]):
-        raise ValueError("features.kind is 'tfidf', but the rows are dense; it weighs sparse counts.")
+        raise ValueError("features.kind is 'tfidf', but the rows are dense; it is for sparse counts.")
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    say(f"TF-IDF and SVD of {X['train'].shape[0]:,} rows to {features.n_components} columns")
+    log(f"TF-IDF and SVD of {X['train'].shape[0]:,} rows to {features.n_components} columns")
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
     weighted = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
     basis, _ = truncated_svd(weighted["train"], features.n_components, n_iter=5, n_jobs=n_jobs)
     return {split: sparse_times_dense(part, basis, n_jobs=n_jobs) for split, part in weighted.items()}, None
 
 
-def _take(X: Any, keep: NDArray[np.bool_]) -> Any:
+def _take(X: Any, keep: Bool) -> Any:
     return X if keep.all() else X[np.flatnonzero(keep)]
 
 
 # -- cache
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _key(recipe: Recipe) -> str:
-    """What the rows depend on: the settings, and size and time of the files."""
+    """Return a checksum of what the rows depend on: parameters, and size and time of the files."""
     data = recipe.data
     if data.path is None:
         files = catalog.source_files(data.name) if data.name in catalog.names() else []
@@ -232,13 +231,13 @@ def _key(recipe: Recipe) -> str:
             packages.append(version("simple-icd-10-cm"))
         except PackageNotFoundError:
             packages.append("missing")
-    # Defaults count as well: when one changes, features made with the old one are not these.
+    # with the defaults: when one changes, features made with the old one do not fit
     features = {**vars(recipe.features), "options": {**asdict(TextOptions()), **recipe.features.options}}
     content = json.dumps([_VERSION, TEXT_VERSION, vars(data), features, stamps, packages], sort_keys=True)
     return sha256(content.encode()).hexdigest()[:16]
 
 
-def _write(folder: Path, rows: Rows, say: Say) -> None:
+def _write(folder: Path, rows: Rows, log: Log) -> None:
     arrays: dict[str, NDArray[Any]] = {}
     for split in SPLITS:
         X = rows.X[split]
@@ -256,10 +255,10 @@ def _write(folder: Path, rows: Rows, say: Say) -> None:
     size = sum(array.nbytes for array in arrays.values())
     try:
         save_folder(folder, kind=_KIND, header=header, arrays=arrays, labels=rows.classes)
-    except OSError as error:  # a full or read-only disk costs time on the next call, nothing else
-        say(f"the features are not kept: {error}")
+    except OSError as error:  # of a full or read-only disk: the next call computes the features again
+        log(f"the features are not kept: {error}")
     else:
-        say(f"features kept in {folder} ({format_bytes(size)})")
+        log(f"features kept in {folder} ({format_bytes(size)})")
 
 
 def _read(folder: Path, name: str) -> Rows:

@@ -1,16 +1,17 @@
-"""One recipe makes one folder.
+"""Runs: one recipe makes one folder.
 
-=================  ============================================================================================================
-``config.json``    the recipe with every default filled in
-``machine.json``   machine, versions and date, at the start and at every time the run went on
-``curve.jsonl``    the learning curve, a line per point, written as they come
-``checkpoint-*``   where the run can go on; gone when it is finished
-``model``          the trained model, for `extremax.load_model`
-``summary.json``   what came out; there only when the run is finished
-=================  ============================================================================================================
+================  ============================================================================
+``config.json``   the recipe with all defaults
+``machine.json``  machine, versions and date, of the start and of every time the run was resumed
+``curve.jsonl``   the learning curve, one line per point, written as they come
+``checkpoint-*``  states from which the run can be resumed; deleted when it is finished
+``model``         the trained model, for `extremax.load_model`
+``summary.json``  the results; written when the run is finished
+================  ============================================================================
 
-A run that was killed at any moment goes on from its last checkpoint when it is called again, and ends with
-the same model, bit by bit. Kernels are compiled before the clock starts."""
+A run that was killed at any time is resumed from its last checkpoint when it is called again, and ends with
+the same model, bit by bit. Kernels are compiled before the clock starts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +29,25 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import clone
 
+from extremax.errors import TrainingInterruptedWarning
 from extremax.estimator import ExtremeClassifier
+from extremax.examples import Examples
 from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import method_of
-from extremax.experiments.recipe import Recipe, resolve
-from extremax.experiments.recipes import KNOWN
-from extremax.experiments.rows import Rows, Say, load_rows
+from extremax.experiments.recipe import Recipe, comparable, resolve
+from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.features.text import TextFeatures
 from extremax.loading import load_model
+from extremax.model import Model
 from extremax.runtime.atomic_files import write_json
+from extremax.runtime.threads import resolve_threads
 from extremax.text_classifier import TextClassifier
-from extremax.training.loop import Record, Watcher
+from extremax.training.loop import Moment, Record, Watcher
 
 OnPoint = Callable[[Point], None]
-_WORTH_SAYING = 5.0  # seconds of compilation
+_LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
 def run(
@@ -53,17 +58,17 @@ def run(
     n_jobs: int | None = None,
     checkpoint_seconds: float = 10.0,
     clock: str = "seconds",
-    say: Say = lambda text: None,
+    log: Log = lambda text: None,
     on_point: OnPoint = lambda point: None,
 ) -> dict[str, Any]:
-    """Run a recipe into the folder `out`, or go on with it, and return its summary.
+    """Run a recipe into the folder `out`, or resume it, and return its summary.
 
     Parameters
     ----------
     recipe : Recipe
         From `load_recipe`.
     out : path
-        New, or the folder of the same recipe: a finished run is not repeated, an unfinished one goes on.
+        New, or the folder of the same recipe: a finished run is not repeated, an unfinished one is resumed.
     rows : Rows, optional
         Rows of the recipe's data, if they are loaded already.
     n_jobs : int, optional
@@ -71,10 +76,10 @@ def run(
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
     clock : {"seconds", "cpu_seconds"}
-        Which time spaces the points of the curve and is up at `max_seconds`: on the wall, or of the
-        processors, which runs evenly on a machine that others use as well.
-    say, on_point : callable
-        Told what goes on, and each point of the curve.
+        Time that spaces the points of the curve and that `max_seconds` limits: elapsed time, or processor
+        time, which runs evenly on a machine that others use as well.
+    log, on_point : callable
+        Called with messages, and with each point of the curve.
 
     Raises
     ------
@@ -82,60 +87,55 @@ def run(
         After Ctrl-C; the last checkpoint is kept.
     """
     folder = Path(out)
-    settings = json.loads(json.dumps(resolve(recipe, KNOWN)))
-    settings["method"] = recipe.method or method_of(settings["model"])
-    _open_folder(folder, settings)
+    config = json.loads(json.dumps(resolve(recipe)))
+    config["method"] = recipe.method or method_of(config["model"])
+    _open_folder(folder, config)
     if (folder / "summary.json").exists():
-        say(f"{folder} is finished already")
+        log(f"{folder} is finished already")
         return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
     started = time.perf_counter()
-    rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
+    rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
     load_seconds = time.perf_counter() - started
     n_rows, n_features = rows.X["train"].shape
-    say(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
-    parameters = {**settings["model"], "patience": None}
+    log(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
+    parameters = {**config["model"], "patience": None}
     compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
-    if compile_seconds > _WORTH_SAYING:
-        say(f"compiled what training needs in {compile_seconds:.0f} s; the next run finds it ready")
+    if compile_seconds > _LONG_COMPILATION:
+        log(f"compiled in {compile_seconds:.0f} s; later runs find the kernels ready")
     limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
     samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
     curve = CurveFile(folder / "curve.jsonl")
     restored = load_checkpoint(folder)
     clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
-    y = rows.classes[rows.y["train"]]
-    evaluate = Evaluator(samples, n_jobs)
-    watcher = RunWatcher(
-        clf, recipe, settings, folder, curve, evaluate, checkpoint_seconds, on_point, len(y), clock
+    plan = WatchPlan(
+        Schedule.of(recipe.evaluation),
+        clock,
+        recipe.evaluation.max_seconds,
+        config["model"].get("patience"),
+        checkpoint_seconds,
+        on_point,
     )
+    watcher = RunWatcher(clf, folder, curve, Evaluator(samples, n_jobs), n_rows, plan)
     _note_machine(folder)
-    if restored is None:
-        curve.cut(0)
-        uninterrupted(lambda: clf.fit(rows.X["train"], y, callbacks=[watcher]))
-    else:
-        say(f"{folder} goes on from epoch {clf.model_.linear.n_epochs}")
-        clf.set_params(n_jobs=n_jobs)
-        watcher.restore(restored[1])
-        if not watcher.finished:
-            uninterrupted(lambda: clf.resume_fit(rows.X["train"], y, callbacks=[watcher]))
-    watcher.finish()
+    _train(clf, rows, watcher, restored, n_jobs, log)
     if watcher.best is not None:
         clf = _reopen(folder / watcher.best["folder"])
-    clf.set_params(patience=settings["model"].get("patience"))
+    clf.set_params(patience=plan.patience)
     _save_model(folder / "model", clf, rows)
     points = curve.points
     summary = {
         "name": recipe.name,
-        "method": settings["method"],
+        "method": config["method"],
         "data": rows.name,
         **rows.sizes(),
-        "n_epochs": int(clf.model_.linear.n_epochs),
+        "n_epochs": int(clf.model_.n_epochs),
         "choices": clf.choices_,
         "training_seconds": points[-1]["seconds"],
         "training_cpu_seconds": points[-1]["cpu_seconds"],
         "evaluation_seconds": watcher.evaluation_seconds,
         "compilation_seconds": compile_seconds,
         "loading_seconds": load_seconds,
-        "evaluated_rows": {split: len(sample[1]) for split, sample in samples.items()},
+        "evaluated_rows": {split: sample.n_rows for split, sample in samples.items()},
         "last": points[-1],
         "best_accuracy": best_point(points, "accuracy"),
         "best_log_likelihood": best_point(points, "log_likelihood"),
@@ -146,117 +146,128 @@ def run(
     return summary
 
 
+@dataclass(frozen=True)
+class WatchPlan:
+    """What a `RunWatcher` does when.
+
+    Attributes
+    ----------
+    schedule
+        Times of points.
+    clock
+        Clock of the schedule and of `max_seconds`: "seconds" or "cpu_seconds".
+    max_seconds
+        Time after which training ends; None never ends it.
+    patience
+        Epochs without a better validation log-likelihood after which training ends; None never ends it.
+    checkpoint_seconds
+        Least time between two checkpoints.
+    on_point
+        Called with each point.
+    """
+
+    schedule: Schedule
+    clock: str
+    max_seconds: float | None
+    patience: int | None
+    checkpoint_seconds: float
+    on_point: OnPoint
+
+
 class RunWatcher(Watcher):
     """Adds points to the curve, writes checkpoints, and ends training by patience or time."""
 
     def __init__(
         self,
         clf: ExtremeClassifier,
-        recipe: Recipe,
-        settings: dict[str, Any],
         folder: Path,
         curve: CurveFile,
         evaluate: Evaluator,
-        checkpoint_seconds: float,
-        on_point: OnPoint,
         n_rows: int,
-        clock: str,
+        plan: WatchPlan,
     ) -> None:
-        self.n_rows, self.clock = n_rows, clock
-        self.clf, self.folder, self.curve, self.evaluate, self.on_point = (
-            clf,
-            folder,
-            curve,
-            evaluate,
-            on_point,
-        )
-        self.schedule, self.max_seconds = Schedule.of(recipe.evaluation), recipe.evaluation.max_seconds
-        self.patience = settings["model"].get("patience")
-        self.checkpoint_seconds, self.saved_at = checkpoint_seconds, time.perf_counter()
+        self.clf, self.folder, self.curve, self.evaluate = clf, folder, curve, evaluate
+        self.n_rows, self.plan = n_rows, plan
+        self.saved_at = time.perf_counter()
         self.evaluated_before = 0.0
-        self.processor_at = -time.process_time()  # the processor's clock at which training would have begun
-        # epoch, log_likelihood and folder; only where there is patience
-        self.best: dict[str, Any] | None = None
+        self.cpu_offset = -time.process_time()  # added to the processor's clock, it gives training time
+        self.best: dict[str, Any] | None = None  # epoch, log_likelihood and folder, where there is patience
         self.finished = False
         self.due = 0.0
 
     @property
     def evaluation_seconds(self) -> float:
+        """Time spent in evaluation, also before the run was resumed."""
         return self.evaluated_before + self.evaluate.seconds
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of training, all threads together: on a busy machine a better clock than that on
-        the wall.
-        """
-        return self.processor_at + time.process_time()
+        """Processor time of training, all threads together."""
+        return self.cpu_offset + time.process_time()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take up what a checkpoint says."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of a checkpoint."""
         self.curve.cut(state["n_points"])
-        self.evaluated_before, self.best, self.finished = (
-            state["evaluation_seconds"],
-            state["best"],
-            state["finished"],
-        )
-        self.processor_at = state["cpu_seconds"] - time.process_time()
-        self.due = self.schedule.next_after(self.curve.points[-1][self.clock])
+        self.evaluated_before, self.best = state["evaluation_seconds"], state["best"]
+        self.finished = state["finished"]
+        self.cpu_offset = state["cpu_seconds"] - time.process_time()
+        self.due = self.plan.schedule.next_after(self.curve.points[-1][self.plan.clock])
 
     def now(self, record: Record) -> float:
-        """Training time so far, on the clock that counts."""
-        return self.cpu_seconds if self.clock == "cpu_seconds" else float(record["seconds"])
+        """Return the training time so far, on the clock of the plan."""
+        return self.cpu_seconds if self.plan.clock == "cpu_seconds" else float(record["seconds"])
 
-    def at_start(self, record: Record) -> None:
+    def at_start(self, moment: Moment) -> None:
         if not self.curve.points:
-            self._add_point(record, float(record["epoch"]))
+            self._add_point(moment.record, float(moment.record["epoch"]), moment.model())
 
-    def wants(self, record: Record) -> bool:
+    def during_epoch(self, moment: Moment) -> None:
+        record = moment.record
         # the end of an epoch has its own call
-        return bool(self.now(record) >= self.due and record["rows"] < self.n_rows)
-
-    def during_epoch(self, record: Record) -> None:
-        if self.wants(record):
-            self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows)
+        if self.now(record) >= self.due and record["rows"] < self.n_rows:
+            self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows, moment.model())
 
     def __call__(self, record: Record) -> bool:
-        stop = self.max_seconds is not None and self.now(record) >= self.max_seconds
-        if self.patience is not None or stop or self.now(record) >= self.due:
-            point = self._add_point(record, float(record["epoch"]))
-            stop |= self.patience is not None and self._weigh(point, record["epoch"])
+        plan, now = self.plan, self.now(record)
+        stop = plan.max_seconds is not None and now >= plan.max_seconds
+        if plan.patience is not None or stop or now >= self.due:
+            point = self._add_point(record, float(record["epoch"]), self.clf.model_)
+            if plan.patience is not None:
+                stop |= self._keep_best(point, record["epoch"], plan.patience)
         self.finished = stop
-        if stop or time.perf_counter() - self.saved_at >= self.checkpoint_seconds:
+        if stop or time.perf_counter() - self.saved_at >= plan.checkpoint_seconds:
             self._save()
         return stop
 
     def finish(self) -> None:
-        """The last point, if the curve does not end with the model."""
+        """Add the last point, if the curve does not end with the model."""
         record = self.clf.history_[-1]
         if self.curve.points[-1]["epoch"] != record["epoch"]:
-            self._add_point(record, float(record["epoch"]))
+            self._add_point(record, float(record["epoch"]), self.clf.model_)
 
-    def _add_point(self, record: Record, epoch: float) -> Point:
+    def _add_point(self, record: Record, epoch: float, model: Model) -> Point:
         point = {
             "epoch": epoch,
             "seconds": record["seconds"],
             "cpu_seconds": self.cpu_seconds,
             "loss": record.get("loss"),
         }
-        looked = time.process_time()
-        point |= self.evaluate(self.clf.model_)
+        before = time.process_time()
+        point |= self.evaluate(model)
         self.curve.add(point)
-        self.due = self.schedule.next_after(point[self.clock])
-        self.on_point(point)
-        self.processor_at -= time.process_time() - looked
+        self.due = self.plan.schedule.next_after(point[self.plan.clock])
+        self.plan.on_point(point)
+        self.cpu_offset -= time.process_time() - before
         return point
 
-    def _weigh(self, point: Point, epoch: int) -> bool:
-        """Keep the model if it is the best so far; whether patience is at its end."""
+    def _keep_best(self, point: Point, epoch: int, patience: int) -> bool:
+        """Save the model if it is the best so far; return whether patience has run out."""
         value = point["valid_log_likelihood"]
         if self.best is None or value > self.best["log_likelihood"]:
             name = f"best-{epoch:06d}"
             self.clf.save(self.folder / name)
             self.best = {"epoch": epoch, "log_likelihood": value, "folder": name}
-        return bool(epoch - self.best["epoch"] >= self.patience)
+        return bool(epoch - self.best["epoch"] >= patience)
 
     def _save(self) -> None:
         state = {
@@ -266,52 +277,68 @@ class RunWatcher(Watcher):
             "best": self.best,
             "finished": self.finished,
         }
-        looked = time.process_time()
+        before = time.process_time()
         save_checkpoint(self.folder, self.clf, state)
-        for path in self.folder.glob("best-*"):  # no checkpoint speaks of the older ones any more
+        for path in self.folder.glob("best-*"):  # no checkpoint refers to the older ones any more
             if self.best is None or path.name != self.best["folder"]:
                 shutil.rmtree(path, ignore_errors=True)
         self.saved_at = time.perf_counter()
-        self.processor_at -= time.process_time() - looked
+        self.cpu_offset -= time.process_time() - before
 
 
-def uninterrupted(train: Callable[[], object]) -> None:
-    """Train; Ctrl-C, of which an estimator only warns, is an exception here: half an epoch is no
-    checkpoint.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Training was interrupted")
-            train()
-    except UserWarning:
-        raise KeyboardInterrupt("it can go on") from None
+def _train(
+    clf: ExtremeClassifier,
+    rows: Rows,
+    watcher: RunWatcher,
+    restored: tuple[ExtremeClassifier, Mapping[str, Any]] | None,
+    n_jobs: int | None,
+    log: Log,
+) -> None:
+    X, y = rows.X["train"], rows.classes[rows.y["train"]]
+    if restored is None:
+        watcher.curve.cut(0)
+        complete(clf, lambda: clf.fit(X, y, callbacks=[watcher]))
+    else:
+        log(f"{watcher.folder} is resumed from epoch {clf.model_.n_epochs}")
+        clf.set_params(n_jobs=n_jobs)
+        watcher.restore(restored[1])
+        if not watcher.finished:
+            complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
+    watcher.finish()
 
 
-def warm_up(parameters: dict[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
-    """Compile what training and evaluation with these parameters will call; the seconds it took."""
+def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:
+    """Train, and raise KeyboardInterrupt if Ctrl-C ended it early: half an epoch is no checkpoint."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingInterruptedWarning)
+        train()
+    if clf.interrupted_:
+        raise KeyboardInterrupt("training was interrupted; the same call resumes it")
+
+
+def warm_up(parameters: Mapping[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
+    """Compile the kernels of training and evaluation with these parameters; return the seconds it took."""
     started = time.perf_counter()
     rng = np.random.default_rng(0)
     y = np.arange(300) % 40
     X = rng.standard_normal((300, 8)).astype(np.float32)
     features = sp.csr_matrix(X) if sparse else X
-    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "n_components": 4}, n_jobs=n_jobs).fit(
-        features, y
-    )
-    clf.model_.evaluate(features, y.astype(np.int32), n_jobs=n_jobs)
+    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "tree_components": 4}, n_jobs=n_jobs)
+    clf.fit(features, y)
+    clf.model_.evaluate(Examples(features, y.astype(np.int32)), n_threads=resolve_threads(n_jobs))
     return time.perf_counter() - started
 
 
 # -- the folder
-# ----------------------------------------------------------------------------------------------------------------
 
 
-def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """Make the folder of a run, or make sure that it is of this one."""
+def _open_folder(folder: Path, config: dict[str, Any]) -> None:
+    """Make the folder of a run, or check that it is the folder of this one."""
     path = folder / "config.json"
     if path.exists() and {entry.name for entry in folder.iterdir()} == {"config.json"}:
-        path.unlink()  # a run that failed before it began, by a wrong setting or for want of data
+        path.unlink()  # of a run that failed before it began, by a wrong parameter or without data
     if path.exists():
-        difference = _difference(json.loads(path.read_text()), settings)
+        difference = _difference(comparable(json.loads(path.read_text())), comparable(config))
         if difference:
             raise ValueError(
                 f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it."
@@ -322,10 +349,11 @@ def _open_folder(folder: Path, settings: dict[str, Any]) -> None:
             f"{folder} exists and is not a run, so it is left alone. Choose another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings)
+    write_json(path, config)
 
 
 def _difference(there: Any, here: Any, name: str = "") -> str:
+    """Word the first difference between two configs; an empty string if there is none."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in {**there, **here}:
             if key in ("search", "name"):  # neither changes a run

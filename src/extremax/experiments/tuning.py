@@ -1,12 +1,11 @@
-"""Search for the best parameters of a recipe: Optuna, in this process, choosing on validation rows alone.
+"""Search for the best parameters of a recipe by Optuna, on validation rows alone.
 
 The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.toml``, the recipe with the
-best parameters. A search that was interrupted goes on: settled trials are kept, one that was cut off is tried
-again.
+best parameters. A search that was interrupted is resumed: finished trials are kept, and one that was cut off
+is repeated.
 
-The paper's grid is the default space, continued upwards for the learning rate: its features were longer than
-the rows of mean square length one that ours are scaled to, and a step of Adagrad is as long as the learning
-rate whatever the features. On the data sets of the recipes, learning rates of 0.03 to 1 are the useful ones.
+The default space is the paper's grid, with higher learning rates added: here rows are scaled to mean square
+length one, the paper's were longer, and a step of Adagrad is as long as the learning rate for any features.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ import scipy.sparse as sp
 from extremax.estimator import ExtremeClassifier
 from extremax.experiments.curve import Evaluator
 from extremax.experiments.methods import METHODS, method_of
-from extremax.experiments.recipe import Recipe, resolve, to_toml
-from extremax.experiments.recipes import KNOWN
-from extremax.experiments.rows import Rows, Say, load_rows
-from extremax.experiments.runner import uninterrupted, warm_up
+from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, comparable, resolve, to_toml
+from extremax.experiments.rows import Log, Rows, load_rows
+from extremax.experiments.runner import complete, warm_up
+from extremax.parameters import BATCH_OBJECTIVES
 from extremax.runtime.atomic_files import write_json, write_text
 from extremax.training.loop import Record
-from extremax.training.objectives import SHARED_OBJECTIVES
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise bear longer steps
+SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise allow longer steps
 SCORE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _STUDY = "search"
@@ -42,8 +40,22 @@ _STUDY = "search"
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting: its parameters, its score on validation rows (None if it was given up before any), and
-    how it ended.
+    """One trial.
+
+    Attributes
+    ----------
+    number
+        Number in the study.
+    parameters
+        Parameters that were tried.
+    score
+        Best score on validation rows; None if it ended before any.
+    state
+        "complete", "pruned" or "diverged".
+    n_epochs
+        Epoch of the best score.
+    seconds
+        Elapsed time.
     """
 
     number: int
@@ -56,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found."""
+    """Result of a search: the best recipe, all trials, and the file of the recipe."""
 
     best: Recipe
     trials: list[Trial]
@@ -68,8 +80,7 @@ class SearchResult:
 
 
 def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's grid for a method: learning rate, and lambda or the prior's variance where the method has
-    one.
+    """Return the paper's grid for a method: learning rate, and lambda or the prior's variance.
 
     Examples
     --------
@@ -78,11 +89,11 @@ def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
     >>> default_space({"objective": "softmax"})["learning_rate"][-1]
     10.0
     """
-    settings = {**KNOWN.model, **model}
-    if settings["objective"] in ("auto", *SHARED_OBJECTIVES):
-        rates = SOFTMAX_RATES if settings["objective"] == "softmax" else LEARNING_RATES
+    parameters = {**MODEL_DEFAULTS, **model}
+    if parameters["objective"] in ("auto", *BATCH_OBJECTIVES):
+        rates = SOFTMAX_RATES if parameters["objective"] == "softmax" else LEARNING_RATES
         return {"learning_rate": list(rates)}
-    method = METHODS.get(method_of(settings))
+    method = METHODS.get(method_of(parameters))
     values = {"score_penalty": list(SCORE_PENALTIES), "prior_variance": list(PRIOR_VARIANCES)}
     searched = ("score_penalty",) if method is None else method.searched
     return {"learning_rate": list(LEARNING_RATES), **{name: values[name] for name in searched}}
@@ -95,19 +106,25 @@ def tune(
     n_trials: int | None = None,
     rows: Rows | None = None,
     n_jobs: int | None = None,
-    say: Say = lambda text: None,
+    log: Log = lambda text: None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchResult:
-    """Search the recipe's space for the best validation score; go on with the search if `out` holds one.
+    """Search the space of a recipe for the best validation score, or resume the search in `out`.
 
     Parameters
     ----------
     recipe : Recipe
-        What to train; its ``[search]`` says where to look.
+        Model to train; its ``[search]`` holds the space.
     out : path
         Folder of the search.
     n_trials : int, optional
-        Settings to try in all, those of earlier calls included; the recipe's unless given.
+        Trials in total, with those of earlier calls; the recipe's unless given.
+    rows : Rows, optional
+        Rows of the recipe's data, if they are loaded already.
+    n_jobs : int, optional
+        Threads.
+    log, on_trial : callable
+        Called with messages, and with each finished trial.
     """
     try:
         import optuna
@@ -124,19 +141,19 @@ def tune(
         study_name=_STUDY, storage=storage, load_if_exists=True, direction="maximize", pruner=_pruner(recipe)
     )
     try:
-        settled = _settle(study, optuna)
-        # A sampler starts anew in every process; with the count in its seed it does not repeat itself.
+        n_done = _requeue_cut_off(study, optuna)
+        # a sampler starts again in every process; with the count in its seed it does not repeat its draws
         study.sampler = optuna.samplers.TPESampler(
-            seed=search.seed + settled, n_startup_trials=max(4, wanted // 4)
+            seed=search.seed + n_done, n_startup_trials=max(4, wanted // 4)
         )
-        if settled < wanted:
-            rows = rows or load_rows(recipe, n_jobs=n_jobs, say=say)
-            parameters = {**resolve(recipe, KNOWN)["model"], "patience": None}
+        if n_done < wanted:
+            rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
+            parameters = {**resolve(recipe)["model"], "patience": None}
             warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
-            for _ in range(wanted - settled):
+            for _ in range(wanted - n_done):
                 trial = _ask(study, optuna, space)
                 if trial is None:
-                    say("every setting of the space has been tried")
+                    log("every combination of the space has been tried")
                     break
                 _try(study, optuna, recipe, space, trial, rows, n_jobs)
                 trials = _trials(study)
@@ -148,39 +165,36 @@ def tune(
         storage.engine.dispose()
     chosen = best_trial(trials)
     best = recipe.with_model(**chosen.parameters)
-    comment = f"Best of {len(trials)} trials by validation {search.score}: {chosen.score:.4f} after {chosen.n_epochs} epochs."
+    comment = f"Best of {len(trials)} trials by validation {search.score}: {chosen.score:.4f} after"
+    comment += f" {chosen.n_epochs} epochs."
     path = folder / "best.toml"
     write_text(path, to_toml(best, comment=comment))
     return SearchResult(best, trials, path)
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
-    """The trial with the best score, given up or not: what it reached, it reached."""
+    """Return the trial with the best score, whether it was pruned or not."""
     scored = [trial for trial in trials if trial.score is not None]
     if not scored:
-        raise ValueError(
-            "no trial of the search got as far as a score; widen its space or look at its errors."
-        )
+        raise ValueError("no trial of the search came to a score; widen its space or look at its errors.")
     return max(scored, key=lambda trial: trial.score or 0.0)
 
 
 def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
-    """The next trial, none twice: the same setting would only train the same model. None if a space of
-    lists is used up.
-    """
+    """Return the next trial, none twice; None if all combinations of a space of lists were tried."""
     known = [trial.parameters for trial in _trials(study)]
     trial = study.ask()
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
     if chosen not in known or any(isinstance(values, Mapping) for values in space.values()):
         return trial
-    # without a mark of its own, so that it does not count
+    # without user attributes, so that it does not count as a trial
     study.tell(trial, state=optuna.trial.TrialState.FAIL)
     left = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    left = [setting for setting in left if setting not in known]
+    left = [values for values in left if values not in known]
     if not left:
         return None
-    # What the sampler asked for again is what it likes best; near it is where to look.
-    study.enqueue_trial(max(left, key=lambda setting: sum(setting[name] == chosen[name] for name in setting)))
+    # the combination with most values of the one that the sampler wanted again
+    study.enqueue_trial(max(left, key=lambda values: sum(values[name] == chosen[name] for name in values)))
     return study.ask()
 
 
@@ -194,7 +208,7 @@ def _try(
     n_jobs: int | None,
 ) -> None:
     chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
-    parameters = {**resolve(recipe.with_model(**chosen), KNOWN)["model"], "patience": None}
+    parameters = {**resolve(recipe.with_model(**chosen))["model"], "patience": None}
     if recipe.search.n_epochs is not None:
         parameters["n_epochs"] = recipe.search.n_epochs
     limit = recipe.evaluation.valid_rows
@@ -205,7 +219,7 @@ def _try(
 
     def watch(record: Record) -> bool:
         epoch = record["epoch"]
-        if not is_looked_at(epoch) and epoch != clf.choices_["n_epochs"]:
+        if not is_scored(epoch) and epoch != clf.choices_["n_epochs"]:
             return False
         score = evaluate(clf.model_)[f"valid_{recipe.search.score}"]
         trial.report(score, epoch)
@@ -216,8 +230,8 @@ def _try(
 
     state, failure = optuna.trial.TrialState.COMPLETE, ""
     try:
-        uninterrupted(lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
-    except ValueError as error:  # diverged: a setting that does not work, which is worth knowing
+        complete(clf, lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
+    except ValueError as error:  # diverged
         failure = str(error)
     for name, value in {
         "epoch": best["epoch"],
@@ -230,17 +244,16 @@ def _try(
         state = optuna.trial.TrialState.FAIL
     elif best["pruned"]:
         state = optuna.trial.TrialState.PRUNED
-    # The best epoch counts, as in a run where validation chooses it.
+    # the best epoch counts, as in a run where validation chooses it
     study.tell(trial, best["score"] if state == optuna.trial.TrialState.COMPLETE else None, state=state)
 
 
-def is_looked_at(epoch: int) -> bool:
-    """Whether a trial is scored after an epoch: at first after each, later now and then, as scoring can take
-    longer than that.
+def is_scored(epoch: int) -> bool:
+    """Tell whether a trial is scored after an epoch: at first after each, later after some.
 
     Examples
     --------
-    >>> [epoch for epoch in range(1, 41) if is_looked_at(epoch)]
+    >>> [epoch for epoch in range(1, 41) if is_scored(epoch)]
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40]
     """
     return epoch % max(1, (1 << epoch.bit_length()) // 8) == 0
@@ -261,14 +274,14 @@ def _pruner(recipe: Recipe) -> Any:
     if recipe.search.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner()
     if recipe.search.pruner == "median":
-        # Small learning rates begin slowly and may end best: none is judged before a third of its epochs.
+        # small learning rates begin slowly and may end best: none is stopped before a third of its epochs
         n_epochs = recipe.search.n_epochs or recipe.model.get("n_epochs") or 0
         return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=max(2, n_epochs // 3))
     return optuna.pruners.NopPruner()
 
 
-def _settle(study: Any, optuna: Any) -> int:
-    """Number of trials that are done; one that a killed process left behind is put in the queue again."""
+def _requeue_cut_off(study: Any, optuna: Any) -> int:
+    """Queue trials again that a killed process left behind; return the number of finished ones."""
     running = optuna.trial.TrialState.RUNNING
     for trial in study.get_trials(deepcopy=False, states=(running,)):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
@@ -278,12 +291,12 @@ def _settle(study: Any, optuna: Any) -> int:
 
 
 def _trials(study: Any) -> list[Trial]:
-    """Trials that came to an end by themselves."""
+    """Return the trials that came to an end by themselves."""
     out = []
     for trial in study.get_trials(deepcopy=False):
         marks = trial.user_attrs
         if "seconds" in marks and trial.state.is_finished():
-            state = {"COMPLETE": "complete", "PRUNED": "given up", "FAIL": "diverged"}[trial.state.name]
+            state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}[trial.state.name]
             out.append(
                 Trial(
                     trial.number, dict(trial.params), marks["score"], state, marks["epoch"], marks["seconds"]
@@ -293,12 +306,13 @@ def _trials(study: Any) -> list[Trial]:
 
 
 def _check_folder(folder: Path, recipe: Recipe, space: Mapping[str, Any]) -> None:
-    """A folder holds one search: trials of another recipe or space must not mix with it."""
+    """Raise if the folder holds something else than a search of this recipe and space."""
     path = folder / "search.json"
-    plain = resolve(replace(recipe, name="", search=replace(recipe.search, n_trials=1)), KNOWN)
+    plain = comparable(resolve(replace(recipe, name="", search=replace(recipe.search, n_trials=1))))
     content = json.loads(json.dumps({"recipe": plain, "space": space}))
     if path.exists():
-        if json.loads(path.read_text(encoding="utf-8")) != content:
+        there = json.loads(path.read_text(encoding="utf-8"))
+        if {**there, "recipe": comparable(there["recipe"])} != content:
             raise ValueError(
                 f"{folder} holds a search with another recipe or space. Choose another folder, or delete it."
             )

@@ -1,13 +1,13 @@
-"""Principal components: the k-dimensional features Z on which the label tree decides (paper, section 3, k =
-16).
+"""Principal components: the features Z of the label tree (paper, section 3, with k = 16).
 
-The directions of largest variance of X around its mean. Up to 1,024 features the covariance matrix is summed
-exactly and decomposed; beyond that a subspace of k + 16 directions is improved by repeated products with the
-covariance, which is never formed. Sparse input is centred in the algebra, ``(X - 1 m^T) Q = X Q - 1 (m^T
-Q)``, and stays sparse.
+They are the directions of largest variance of X around its mean.  Up to 1,024 features the covariance matrix
+is summed exactly and decomposed; beyond that a subspace of k + 16 directions is improved by repeated products
+with the covariance, which is never formed.  Sparse input is centred in the algebra,
+``(X - 1 m^T) Q = X Q - 1 (m^T Q)``, and stays sparse.
 
 Sums run over fixed blocks of rows, on one BLAS thread each, and are added in a fixed order in float64: the
-result is bitwise the same for any thread count, and for an array in memory or on disk."""
+result is bitwise the same for any thread count, and for an array in memory or on disk.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ import scipy.linalg
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from extremax.defaults_features import PCAConfig
 from extremax.kernels.project import project_rows
 from extremax.runtime.products import one_blas_thread, read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.storage.state import State
+from extremax.types import Float32, Float64, Int64
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-
-_BLOCK = 4096  # rows per partial sum
-_PROJECT_BLOCK = 1024  # rows per projection task
-_EXACT_WIDTH = 1024  # features up to which the covariance matrix is formed
-_SPARSE_WIDTH = 4096  # features beyond which sparse rows are not unpacked
-_OVERSAMPLING = 16
+_CONFIG = PCAConfig()
+_ROWS_PER_TASK = 1024  # of a projection
+_SPARSE_FEATURES = 4096  # features beyond which sparse rows are not unpacked
+_SAMPLE_ROWS = 4096  # rows that tell the size of the numbers
 _USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
-_POWER_STEPS = 4
-# a direction with less than this share of the largest variance is rounding error in float32
-_RELATIVE_RANK = 1e-7
+_RELATIVE_RANK = 1e-7  # of the largest variance: a smaller one is rounding error in float32
+_SUM_ENTRIES = 2**24  # float64 numbers of all partial sums together, at most
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class PCA:
     Attributes
     ----------
     components : float32 (n_components, n_features)
-        Orthonormal rows by falling variance, the entry of largest magnitude positive. Rows without variance
-        are zero.
+        Orthonormal rows by decreasing variance, the entry of largest magnitude positive.  Directions
+        without variance are zero.
     mean : float32 (n_features,)
         Mean of the rows.
     explained_variance : float64 (n_components,)
@@ -84,6 +82,7 @@ class PCA:
         sample_weight: NDArray[Any] | None = None,
         max_rows: int | None = 100_000,
         n_jobs: int | None = None,
+        config: PCAConfig = _CONFIG,
     ) -> PCA:
         """Find the directions of largest variance.
 
@@ -92,27 +91,30 @@ class PCA:
         X : (n_samples, n_features) array, memory map or CSR matrix
             Features; other types than float32 are converted block by block.
         n_components : int
-            Directions wanted; ``min(n_components, n_features)`` are returned.
+            Number of directions; ``min(n_components, n_features)`` are returned.
         sample_weight : (n_samples,) array or None
             A row of weight 2 counts as two equal rows.
         max_rows : int or None
-            Rows used; of a longer X one row is drawn from each of `max_rows` equal stretches. None uses all
+            Rows used; of a longer X one row is drawn from each of `max_rows` equal stretches.  None uses all
             rows.
         n_jobs : int or None
             Threads; the result does not depend on it.
+        config : PCAConfig
+            Numbers of the algorithm.
         """
         if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < 1:
             raise ValueError(
-                f"X has shape {X.shape}; PCA needs a two-dimensional array with at least one row and one column."
+                f"X has shape {X.shape}; PCA needs a two-dimensional array with at least one row and one"
+                " column."
             )
         if n_components < 0:
             raise ValueError(f"n_components is {n_components}; it must not be negative.")
-        rows = _Rows(X, sample_weight, max_rows)
+        rows, n_threads = _Rows(X, sample_weight, max_rows, config.block_rows), resolve_threads(n_jobs)
         n_components = min(n_components, rows.n_features)
         with one_blas_thread():
             total = rows.total_weight()
-            if rows.n_features <= _EXACT_WIDTH:
-                covariance, mean = _covariance(rows, total, n_jobs)
+            if rows.n_features <= config.exact_features:
+                covariance, mean = _covariance(rows, total, n_threads)
                 first = rows.n_features - n_components
                 values, vectors = np.zeros(0), np.zeros((rows.n_features, 0))
                 if n_components:
@@ -120,7 +122,7 @@ class PCA:
                         covariance, subset_by_index=(first, rows.n_features - 1)
                     )
             else:
-                values, vectors, mean = _subspace_iteration(rows, total, n_components, n_jobs)
+                values, vectors, mean = _subspace_iteration(rows, total, n_components, config, n_threads)
         found = cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
         return cls(found.components, found.mean, found.explained_variance / rows.unit**2)
 
@@ -130,7 +132,7 @@ class PCA:
         if len(values):
             largest = np.abs(components).argmax(axis=1)
             components *= np.where(components[np.arange(len(values)), largest] < 0, -1.0, 1.0)[:, None]
-            # Directions inside the null space are arbitrary: zero is the same on every machine.
+            # Directions inside the null space are arbitrary; zero is the same on every machine.
             real = values > max(_RELATIVE_RANK * float(values[0]), np.finfo(np.float64).tiny)
             components[~real] = 0.0
             values = np.where(real, values, 0.0)
@@ -138,10 +140,21 @@ class PCA:
             components.astype(np.float32), mean.astype(np.float32), np.asarray(values, dtype=np.float64)
         )
 
-    def transform(self, X: Any, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
-        """Coordinates of the rows of X in the principal directions, (n_samples, n_components) float32.
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        arrays = {"components": self.components, "mean": self.mean}
+        return State({}, {**arrays, "explained_variance": self.explained_variance})
 
-        `out` receives the result if given.  The coordinates of a row do not depend on the other rows of X.
+    @classmethod
+    def from_state(cls, state: State) -> PCA:
+        """Make the projection of what `state` returned."""
+        arrays = state.arrays
+        return cls(arrays["components"], arrays["mean"], arrays["explained_variance"])
+
+    def transform(self, X: Any, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
+        """Return the coordinates of rows in the principal directions, (n_samples, n_components) float32.
+
+        `out`, if given, is filled.  The coordinates of a row do not depend on the other rows of X.
         """
         if X.ndim != 2 or X.shape[1] != self.n_features:
             raise ValueError(f"X has shape {X.shape}; this PCA was fitted on {self.n_features} features.")
@@ -150,19 +163,21 @@ class PCA:
             out = np.empty(shape, dtype=np.float32)
         elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ValueError(
-                f"out has shape {out.shape} and type {out.dtype}; transform needs a C-ordered float32 array {shape}."
+                f"out has shape {out.shape} and type {out.dtype}; transform needs a C-ordered float32 array"
+                f" {shape}."
             )
         result = out
         offset = (self.components.astype(np.float64) @ self.mean.astype(np.float64)).astype(np.float32)
         sparse = sp.issparse(X)
         if sparse:
             X = X.tocsr()
-        if sparse and self.n_features > _SPARSE_WIDTH:
-            sparse_times_dense(X, self.components.T, out=result, n_jobs=n_jobs)
+        n_threads = resolve_threads(n_jobs)
+        if sparse and self.n_features > _SPARSE_FEATURES:
+            sparse_times_dense(X, self.components.T, out=result, n_threads=n_threads)
             result -= offset
             return result
         components = read_only(self.components)
-        blocks = split(shape[0], _PROJECT_BLOCK)
+        blocks = split(shape[0], _ROWS_PER_TASK)
 
         def project(i: int) -> None:
             start, stop = blocks[i]
@@ -172,55 +187,41 @@ class PCA:
             project_rows(read_only(block), components, offset, result[start:stop])
 
         if self.n_components:
-            run(project, len(blocks), resolve_threads(n_jobs))
+            run(project, len(blocks), n_threads)
         return result
 
 
 class _Rows:
-    """The rows that a fit looks at, handed out in blocks as float32: dense, or CSR where unpacking would
-    be too wide.
-    """
+    """The rows that a fit uses, in blocks of float32: dense, or CSR with very many features."""
 
-    def __init__(self, X: Any, sample_weight: NDArray[Any] | None, max_rows: int | None) -> None:
+    def __init__(
+        self, X: Any, sample_weight: NDArray[Any] | None, max_rows: int | None, block_rows: int
+    ) -> None:
         self.X = X.tocsr() if sp.issparse(X) else X
         self.n_features = int(X.shape[1])
         self.sparse = bool(sp.issparse(X))
-        self.stay_sparse = self.sparse and self.n_features > _SPARSE_WIDTH
+        self.stay_sparse = self.sparse and self.n_features > _SPARSE_FEATURES
         n_samples = int(X.shape[0])
-        self.index: NDArray[np.int64] | None = None
+        self.index: Int64 | None = None
         self.weight: Float64 | None = None
-        if sample_weight is not None:
-            weight = np.asarray(sample_weight, dtype=np.float64)
-            if (
-                weight.shape != (n_samples,)
-                or not np.isfinite(weight).all()
-                or weight.min() < 0
-                or weight.sum() <= 0
-            ):
-                raise ValueError(
-                    f"sample_weight must hold {n_samples} finite numbers >= 0, not all zero; got shape {weight.shape}."
-                )
-            if weight.min() == 0:  # such rows are as good as absent
-                self.index = np.flatnonzero(weight)
+        weight = None if sample_weight is None else _check_weight(sample_weight, n_samples)
+        if weight is not None and weight.min() == 0:  # such rows are left out
+            self.index = np.flatnonzero(weight)
         self.n_rows = n_samples if self.index is None else len(self.index)
         if max_rows is not None and self.n_rows > max_rows:
-            # One random row from each stretch: sorted, without repeats, and blind to any period in the order
-            # of the rows.
-            jitter = np.random.Generator(np.random.SFC64(0)).random(max_rows)
-            edges = (np.arange(max_rows + 1, dtype=np.int64) * self.n_rows) // max_rows
-            drawn = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
+            drawn = _spread_rows(self.n_rows, max_rows)
             self.index, self.n_rows = drawn if self.index is None else self.index[drawn], max_rows
-        if sample_weight is not None:
+        if weight is not None:
             weight = weight if self.index is None else weight[self.index]
             self.weight = weight / weight.mean()
         self.shift, self.unit = self._typical()
-        self.blocks = split(self.n_rows, 4 * _BLOCK if self.stay_sparse else _BLOCK)
+        self.blocks = split(self.n_rows, 4 * block_rows if self.stay_sparse else block_rows)
 
     def total_weight(self) -> float:
         return float(self.n_rows) if self.weight is None else float(self.weight.sum())
 
     def take(self, start: int, stop: int, step: int = 1) -> Any:
-        """Rows start, start + step, ... of the chosen ones, float32."""
+        """Return rows start, start + step, ... of those used, float32."""
         where: Any = slice(start, stop, step) if self.index is None else self.index[start:stop:step]
         block = self.X[where]
         if self.stay_sparse:
@@ -230,14 +231,14 @@ class _Rows:
         return np.ascontiguousarray(block, dtype=np.float32)
 
     def _typical(self) -> tuple[Float32, float]:
-        """About the mean, and a power of two that brings what is around it near one, both from some 4,096
-        rows.
+        """Estimate the mean, and a power of two that brings deviations from it near one.
 
         Sums of squares around the mean lose no digits in float32, and in that unit they neither overflow nor
-        vanish."""
-        rows = self.take(0, self.n_rows, max(1, self.n_rows // _BLOCK))
+        vanish.
+        """
+        rows = self.take(0, self.n_rows, max(1, self.n_rows // _SAMPLE_ROWS))
         if self.stay_sparse:
-            mean = np.zeros(self.n_features, dtype=np.float32)  # subtracting anything would fill the matrix
+            mean = np.zeros(self.n_features, dtype=np.float32)  # subtracting a mean would fill the matrix
             largest = float(np.abs(rows.data).max(initial=0.0))
         else:
             mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -247,7 +248,7 @@ class _Rows:
         return mean, 1.0 if abs(exponent) <= _USUAL_EXPONENT else 2.0 ** -min(max(exponent, -126), 126)
 
     def around_shift(self, start: int, stop: int) -> Any:
-        """Rows in a new array, around `shift` and in `unit`."""
+        """Return rows in a new array, around `shift` and in `unit`."""
         block = self.take(start, stop)
         if not self.stay_sparse:
             block = block - self.shift
@@ -259,22 +260,45 @@ class _Rows:
         return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
 
 
-def _sum_blocks(
-    rows: _Rows, shape: tuple[int, ...], partial: Callable[[int, int], NDArray[Any]], n_jobs: int | None
-) -> Float64:
-    """Sum of ``partial(start, stop)`` over the blocks.
+def _check_weight(sample_weight: NDArray[Any], n_samples: int) -> Float64:
+    weight: Float64 = np.asarray(sample_weight, dtype=np.float64)
+    wrong_shape = weight.shape != (n_samples,)
+    if wrong_shape or not np.isfinite(weight).all() or weight.min() < 0 or weight.sum() <= 0:
+        raise ValueError(
+            f"sample_weight must hold {n_samples} finite numbers >= 0, not all zero; got shape"
+            f" {weight.shape}."
+        )
+    return weight
 
-    Lane j adds up blocks j, j + lanes, ...; the number of lanes follows from the shape alone, and so does
-    every rounding."""
-    lanes = max(2, min(16, 2**24 // int(np.prod(shape)), len(rows.blocks)))
+
+def _spread_rows(n_rows: int, n_drawn: int) -> Int64:
+    """Draw a random row from each of `n_drawn` equal stretches.
+
+    They are sorted and distinct, and no period in the order of the rows can bias them.
+    """
+    jitter = np.random.Generator(np.random.SFC64(0)).random(n_drawn)
+    edges = (np.arange(n_drawn + 1, dtype=np.int64) * n_rows) // n_drawn
+    drawn: Int64 = edges[:-1] + (jitter * np.diff(edges)).astype(np.int64)
+    return drawn
+
+
+def _sum_blocks(
+    rows: _Rows, shape: tuple[int, ...], partial: Callable[[int, int], NDArray[Any]], n_threads: int
+) -> Float64:
+    """Sum ``partial(start, stop)`` over the blocks.
+
+    Lane j adds blocks j, j + lanes, ...; the number of lanes depends on the shapes alone, and so does every
+    rounding.
+    """
+    lanes = max(2, min(16, _SUM_ENTRIES // int(np.prod(shape)), len(rows.blocks)))
     sums = np.zeros((lanes, *shape))
 
     def add(lane: int) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
+        with np.errstate(over="ignore", invalid="ignore"):  # an error is raised below
             for start, stop in rows.blocks[lane::lanes]:
                 sums[lane] += partial(start, stop)
 
-    run(add, lanes, resolve_threads(n_jobs))
+    run(add, lanes, n_threads)
     total: Float64 = sums.sum(axis=0) if lanes > 2 else np.add(sums[0], sums[1])
     if not np.isfinite(total).all():
         raise ValueError(
@@ -283,9 +307,10 @@ def _sum_blocks(
     return total
 
 
-def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64, Float64]:
-    """Covariance (f, f) in the rows' unit, and mean (f,): products around the shift, corrected by how far
-    off the mean is.
+def _covariance(rows: _Rows, total: float, n_threads: int) -> tuple[Float64, Float64]:
+    """Return the covariance (f, f) in the rows' unit, and the mean (f,).
+
+    Products are summed around the shift and corrected by its distance to the mean.
     """
     n_features = rows.n_features
 
@@ -299,23 +324,24 @@ def _covariance(rows: _Rows, total: float, n_jobs: int | None) -> tuple[Float64,
         np.matmul(block.T, block, out=out[1:])
         return out
 
-    sums = _sum_blocks(rows, (n_features + 1, n_features), partial, n_jobs)
+    sums = _sum_blocks(rows, (n_features + 1, n_features), partial, n_threads)
     drift = sums[0] / total
     covariance = sums[1:] / total - np.outer(drift, drift)
     return (covariance + covariance.T) / 2.0, rows.shift + drift / rows.unit
 
 
 def _subspace_iteration(
-    rows: _Rows, total: float, n_components: int, n_jobs: int | None
+    rows: _Rows, total: float, n_components: int, config: PCAConfig, n_threads: int
 ) -> tuple[Float64, Float64, Float64]:
-    """Largest eigenpairs of the covariance in the rows' unit, by products ``C Q``, rising order, and the
-    mean: for many features."""
+    """Return the largest eigenpairs of the covariance C in the rows' unit, ascending, and the mean.
+
+    For many features: only products ``C Q`` are computed.
+    """
     n_features = rows.n_features
-    width = min(n_components + _OVERSAMPLING, n_features)
+    width = min(n_components + config.oversampling, n_features)
     basis = np.random.Generator(np.random.SFC64(0)).standard_normal((n_features, width))
     basis = _orthonormal(basis)
-    # The column sums ride along in the first product: column `width` of the result.
-    drift: Float64 = np.zeros(0)
+    drift: Float64 = np.zeros(0)  # column `width` of each product holds the column sums
 
     def product(Q: Float64) -> Float64:
         nonlocal drift
@@ -331,12 +357,12 @@ def _subspace_iteration(
                 right *= weight[:, None]
             return np.asarray(block.T @ right)
 
-        sums = _sum_blocks(rows, (n_features, width + 1), partial, n_jobs)
+        sums = _sum_blocks(rows, (n_features, width + 1), partial, n_threads)
         drift = sums[:, width] / total
         image: Float64 = sums[:, :width] / total - np.outer(drift, drift @ Q)
         return image
 
-    for _ in range(_POWER_STEPS):
+    for _ in range(config.power_steps):
         # the second pass removes what rounding left in the first
         basis = _orthonormal(_orthonormal(product(basis)))
     small = basis.T @ product(basis)
@@ -346,8 +372,9 @@ def _subspace_iteration(
 
 
 def _orthonormal(A: Float64) -> Float64:
-    """Orthonormal columns with the span of A's, zero where A's are dependent: through A^T A, five times as
-    fast as QR.
+    """Return orthonormal columns with the span of A's, zero where A's are dependent.
+
+    Through A^T A, five times as fast as QR.
     """
     values, rotation = scipy.linalg.eigh(A.T @ A)
     keep = values > 1e-14 * max(float(values[-1]), np.finfo(np.float64).tiny)

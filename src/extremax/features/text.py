@@ -1,14 +1,15 @@
-"""Texts as dense features: hashed words and character n-grams, TF-IDF, truncated SVD and random directions
-beside it.
+"""Dense features of texts: hashed words and character n-grams, TF-IDF, truncated SVD, random directions.
 
 A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each
-hashed into a table. A count c of column j weighs ``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1
-+ n_j))``; n_j of n texts have it. The two parts are scaled to unit length each, projected on the leading
-right singular vectors of the training texts and on random directions orthogonal to them, and the result is
-scaled to unit length. N-grams, weights and SVD are those of scikit-learn.
+hashed into a table.  A count c of column j has the weight ``(1 + log c) * idf_j`` with
+``idf_j = 1 + log((1 + n) / (1 + n_j))``, where n_j of n texts contain it.  The two parts are scaled to unit
+length each, projected on the leading right singular vectors of the training texts and on random directions
+orthogonal to them, and the result is scaled to unit length.  N-grams, weights and SVD are those of
+scikit-learn.
 
-The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle. Nothing
-depends on the thread count."""
+The fitted state is a few arrays and a JSON header, so that it is saved inside a model without pickle.  No
+result depends on the thread count.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +25,18 @@ from extremax.features.svd import truncated_svd
 from extremax.kernels.text_hash import BLANK, OTHER, WORD, hash_ngrams
 from extremax.runtime.products import read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run
-
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
+from extremax.storage.state import State
+from extremax.types import Float32, Int32, Int64
 
 FORMAT_VERSION = 1
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 20  # texts and characters per task
 _UNKNOWN = 255
-_kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled in as they appear
+_kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled as they appear
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Options of `TextFeatures`; see there."""
+    """Parameters of `TextFeatures`, which documents them."""
 
     n_components: int = 128
     n_random: int = 384
@@ -76,8 +76,8 @@ class TextFeatures:
     n_components : int
         Features along singular vectors; fewer if the training texts do not have as many dimensions.
     n_random : int
-        Features along random directions outside of those: what tells rare words apart, which no leading
-        singular vector does. Only added where the texts have more dimensions than `n_components`.
+        Features along random directions orthogonal to those: they separate rare words, which leading
+        singular vectors do not.  Only added where the texts have more dimensions than `n_components`.
     char_ngrams : (int, int)
         Shortest and longest character n-gram within word boundaries; (0, 0) for none.
     word_ngrams : int
@@ -87,13 +87,13 @@ class TextFeatures:
     min_texts : int
         Columns that fewer training texts have are left out.
     min_word_texts : int
-        The same for single words, which mean something where a rare n-gram or pair is noise. Only where there
-        are random directions: no leading singular vector knows a word of one text.
+        The same for single words, which are informative where a rare n-gram or pair is noise.  Only applies
+        with random directions: no leading singular vector represents a word of one text.
     max_columns : int
-        The columns that most texts have are kept, up to this number; the state holds that many rows of
+        Number of columns that are kept, those that most texts have; the state holds as many rows of
         ``n_components + n_random`` floats.
     max_svd_texts : int
-        Texts for the SVD, drawn at random from longer data.
+        Number of texts for the SVD, drawn at random from more.
     random_state : int
         Seed of that draw and of the SVD.
 
@@ -124,49 +124,21 @@ class TextFeatures:
         n_jobs: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> TextFeatures:
-        """Choose the columns, weigh them, and find the singular vectors; `progress` gets texts done and
-        texts in all.
+        """Choose the columns, their weights and the singular vectors.
+
+        `progress` is called with the number of texts done and of all texts.
         """
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
         options = self.options
-        n_texts = len(texts)
-        have = np.zeros(2 << options.hash_bits, dtype=np.int64)
-        words_only = (
-            replace(options, char_ngrams=(0, 0), word_ngrams=1)
-            if options.n_random and options.word_ngrams
-            else None
-        )
-        have_word = np.zeros_like(have)
-        blocks = _blocks(texts)
-        done = 0
-        for group in _groups(blocks, n_jobs):
-            found: list[Int32] = [np.zeros(0, dtype=np.int32)] * len(group)
-            words = list(found)
-
-            def count(
-                i: int,
-                group: list[tuple[int, int]] = group,
-                found: list[Int32] = found,
-                words: list[Int32] = words,
-            ) -> None:
-                found[i] = _hash(texts[slice(*group[i])], options)[0]
-                if words_only is not None:
-                    words[i] = _hash(texts[slice(*group[i])], words_only)[0]
-
-            run(count, len(group), resolve_threads(n_jobs))
-            for columns, word_columns in zip(found, words, strict=True):
-                have += np.bincount(columns, minlength=len(have))
-                have_word += np.bincount(word_columns, minlength=len(have))
-            done = group[-1][1]
-            if progress is not None:
-                progress(done, n_texts)
+        n_texts, n_threads = len(texts), resolve_threads(n_jobs)
+        have, have_word = _document_counts(texts, options, n_threads, progress)
         kept = np.flatnonzero(
             (have >= min(options.min_texts, n_texts)) | (have_word >= min(options.min_word_texts, n_texts))
         )
         if len(kept) > options.max_columns:
-            # The most frequent; of equally frequent ones the first.  Then in rising order again.
+            # The most frequent, of equally frequent ones the first; then in ascending order again.
             kept = np.sort(kept[np.argsort(-have[kept], kind="stable")[: options.max_columns]])
         self.columns_ = kept.astype(np.int32)
         self.idf_ = (1.0 + np.log((1.0 + n_texts) / (1.0 + have[kept]))).astype(np.float32)
@@ -175,16 +147,18 @@ class TextFeatures:
             chosen = np.sort(rng.choice(n_texts, options.max_svd_texts, replace=False))
             texts = [texts[i] for i in chosen.tolist()]
         weighted = self.weigh(texts, n_jobs=n_jobs)
-        basis, _ = truncated_svd(weighted, options.n_components, seed=options.random_state, n_jobs=n_jobs)
-        # Texts without a single shared n-gram still get a feature, which is zero.
+        basis, _ = truncated_svd(
+            weighted, options.n_components, seed=options.random_state, n_threads=n_threads
+        )
+        # Texts without any common n-gram still get a feature, which is zero.
         basis = basis if basis.shape[1] else np.zeros((len(kept), 1), dtype=np.float32)
-        # Texts of fewer dimensions than singular vectors asked for have nothing outside of those.
+        # Texts of fewer dimensions than `n_components` have nothing outside of the singular vectors.
         has_more = basis.shape[1] == options.n_components and options.n_random > 0
         self.basis_ = np.hstack([basis, _random_directions(basis, options)]) if has_more else basis
         return self
 
     def weigh(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
-        """TF-IDF of the texts, CSR float32 (n_texts, n_columns): the features before the SVD."""
+        """Return TF-IDF of the texts, CSR float32 (n_texts, n_columns): the features before the SVD."""
         self._check_fitted()
         check_texts(texts)
         blocks = _blocks(texts)
@@ -200,8 +174,9 @@ class TextFeatures:
         return sp.vstack(parts, format="csr")
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
-        """Dense features, float32 (n_texts, n_features), rows of unit length; a text without any known
-        n-gram is all zero.
+        """Return dense features, float32 (n_texts, n_features), in rows of unit length.
+
+        A text without any known n-gram is all zero.
         """
         self._check_fitted()
         check_texts(texts)
@@ -210,7 +185,7 @@ class TextFeatures:
         place, basis = self._places(), read_only(self.basis_)
 
         def project(i: int) -> None:
-            rows = sparse_times_dense(self._weigh_block(texts[slice(*blocks[i])], place), basis, n_jobs=1)
+            rows = sparse_times_dense(self._weigh_block(texts[slice(*blocks[i])], place), basis)
             norm = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
             np.divide(rows, norm, out=rows, where=norm > 0)
             Z[slice(*blocks[i])] = rows
@@ -219,15 +194,15 @@ class TextFeatures:
         return Z
 
     def fit_transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
-        """`fit`, then `transform` of the same texts."""
+        """Fit to the texts and return their features."""
         return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
 
     def to_options(self) -> dict[str, Any]:
-        """The settings, to make another: ``TextFeatures(**features.to_options())``."""
+        """Return the parameters: ``TextFeatures(**features.to_options())`` makes another."""
         return asdict(self.options)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Header (JSON) and arrays that hold the whole state."""
+        """Return a JSON header and arrays that hold the whole state."""
         self._check_fitted()
         options = {**asdict(self.options), "char_ngrams": list(self.options.char_ngrams)}
         header = {"kind": "text_features", "format_version": FORMAT_VERSION, "options": options}
@@ -235,11 +210,12 @@ class TextFeatures:
 
     @classmethod
     def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TextFeatures:
-        """The object that `to_arrays` came from."""
+        """Make features of what `to_arrays` returned."""
         if header.get("kind") != "text_features" or header.get("format_version") != FORMAT_VERSION:
             kind, version = header.get("kind"), header.get("format_version")
             raise ValueError(
-                f"header says kind {kind!r}, version {version!r}; this reads 'text_features', {FORMAT_VERSION}."
+                f"header says kind {kind!r}, version {version!r}; this reads 'text_features',"
+                f" {FORMAT_VERSION}."
             )
         options = dict(header["options"])
         options["char_ngrams"] = tuple(options["char_ngrams"])
@@ -248,7 +224,8 @@ class TextFeatures:
         table = 2 << features.options.hash_bits
         if idf.shape != columns.shape or basis.shape[:1] != columns.shape or basis.ndim != 2:
             raise ValueError(
-                f"shapes {columns.shape}, {idf.shape}, {basis.shape} of columns, idf and basis do not fit together."
+                f"shapes {columns.shape}, {idf.shape}, {basis.shape} of columns, idf and basis do not fit"
+                " together."
             )
         if len(columns) and (columns.min() < 0 or columns.max() >= table):
             raise ValueError(
@@ -257,25 +234,34 @@ class TextFeatures:
         features.columns_, features.idf_, features.basis_ = columns, idf, basis
         return features
 
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        return State(*self.to_arrays())
+
+    @classmethod
+    def from_state(cls, state: State) -> TextFeatures:
+        """Make features of what `state` returned."""
+        return cls.from_arrays(state.header, state.arrays)
+
     def _check_fitted(self) -> None:
         if not hasattr(self, "columns_"):
             raise ValueError("these TextFeatures are not fitted; call fit(texts) first.")
 
     def _places(self) -> Int32:
-        """Position of every hashed column among the kept ones, or -1."""
+        """Return the position of every hashed column among the kept ones, or -1."""
         place = np.full(2 << self.options.hash_bits, -1, dtype=np.int32)
         place[self.columns_] = np.arange(len(self.columns_), dtype=np.int32)
         return place
 
     def _weigh_block(self, texts: Sequence[str], place: Int32) -> sp.csr_matrix:
+        """Return TF-IDF of a few texts."""
         columns, counts, ends = _hash(texts, self.options)
         at = place[columns]
         known = at >= 0
         rows = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))[known]
         at = at[known]
         values = (1.0 + np.log(counts[known].astype(np.float32))) * self.idf_[at]
-        # Characters and words are scaled apart: a text has many more n-grams than words, which would drown
-        # them.
+        # Characters and words are scaled separately: a text has many more n-grams than words.
         part = 2 * rows + (columns[known] >> self.options.hash_bits)
         norms = np.sqrt(np.bincount(part, weights=values.astype(np.float64) ** 2, minlength=2 * len(ends)))
         values = (values / norms[part]).astype(np.float32)
@@ -284,14 +270,15 @@ class TextFeatures:
         matrix.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ends)))]).astype(
             np.int32
         )
-        # in any order the sums would round differently after another version of the kernel
+        # sums must not depend on the order in which the kernel finds columns
         matrix.sort_indices()
         return matrix
 
 
 def _random_directions(basis: Float32, options: TextOptions) -> Float32:
-    """Random directions less their part along the basis: they keep, on average, the length of what the
-    basis leaves out.
+    """Return random directions less their part along the basis.
+
+    On average they preserve the length of what is orthogonal to the basis.
     """
     rng = np.random.default_rng((options.random_state, 1))
     random = rng.standard_normal((len(basis), options.n_random), dtype=np.float32) / np.float32(
@@ -313,7 +300,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Cut the texts into ranges of limited length; a block depends on the texts alone."""
+    """Cut the texts into ranges of limited length, which depend on the texts alone."""
     blocks, start, characters = [], 0, 0
     for i, text in enumerate(texts):
         if i > start and (characters + len(text) > _BLOCK_CHARACTERS or i - start >= _BLOCK_TEXTS):
@@ -325,15 +312,47 @@ def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
     return blocks
 
 
-def _groups(blocks: list[tuple[int, int]], n_jobs: int | None) -> list[list[tuple[int, int]]]:
-    # enough for all threads, few enough for progress to be seen and memory to stay small
-    size = 4 * resolve_threads(n_jobs)
-    return [blocks[i : i + size] for i in range(0, len(blocks), size)]
+def _document_counts(
+    texts: Sequence[str],
+    options: TextOptions,
+    n_threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Int64, Int64]:
+    """Return how many texts have each column, and have it as a single word."""
+    have = np.zeros(2 << options.hash_bits, dtype=np.int64)
+    have_word = np.zeros_like(have)
+    keeps_words = options.n_random > 0 and options.word_ngrams > 0
+    words_only = replace(options, char_ngrams=(0, 0), word_ngrams=1) if keeps_words else None
+    blocks = _blocks(texts)
+    group_size = 4 * n_threads  # enough for all threads, few enough for progress and little memory
+    for first in range(0, len(blocks), group_size):
+        group = blocks[first : first + group_size]
+        found: list[Int32] = [np.zeros(0, dtype=np.int32)] * len(group)
+        words = list(found)
+
+        def count(
+            i: int,
+            group: list[tuple[int, int]] = group,
+            found: list[Int32] = found,
+            words: list[Int32] = words,
+        ) -> None:
+            found[i] = _hash(texts[slice(*group[i])], options)[0]
+            if words_only is not None:
+                words[i] = _hash(texts[slice(*group[i])], words_only)[0]
+
+        run(count, len(group), n_threads)
+        for columns, word_columns in zip(found, words, strict=True):
+            have += np.bincount(columns, minlength=len(have))
+            have_word += np.bincount(word_columns, minlength=len(have))
+        if progress is not None:
+            progress(group[-1][1], len(texts))
+    return have, have_word
 
 
-def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, NDArray[np.int64]]:
-    """Hashed columns of each text with their counts, and where each text's end: characters first, words
-    above them.
+def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, Int64]:
+    """Return hashed columns of each text with their counts, and the end of each text's columns.
+
+    Columns of characters come first, those of words above them.
     """
     lowered = [text.lower() for text in texts]
     codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -347,8 +366,8 @@ def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, NDA
             )
         kinds = _kinds[codes]
     low, high = options.char_ngrams
-    # Per word of l characters at most (l + 2) n-grams of each length; words are at most half of the
-    # characters and one.
+    # A word of l characters has at most l + 2 n-grams of each length; at most half of the characters, rounded
+    # up, begin a word.
     limit = (high - low + 1) * (2 * len(codes) + 2 * len(texts)) * (high > 0) + options.word_ngrams * len(
         codes
     )

@@ -1,4 +1,4 @@
-"""Draws from a fixed distribution over classes in constant time: Walker's alias table."""
+"""Draw from a fixed distribution over classes in constant time, by Walker's alias table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from extremax.kernels.rng import draw_key, mix64, uniform_bits
 
 @njit
 def build_alias(prob, threshold, alias):
-    """Fill the table for normalised float64 `prob`: column i gives i below threshold[i], else alias[i]."""
+    """Fill the table for normalised float64 `prob`; column i is i below threshold[i], else alias[i]."""
     n = prob.shape[0]
     small = np.empty(n, np.int32)
     large = np.empty(n, np.int32)
@@ -40,11 +40,12 @@ def build_alias(prob, threshold, alias):
 
 @njit
 def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop):
-    """Fill rows [start, stop) of `labels` and `log_noise`; a draw is a function of (seed, row, column)
-    alone.
+    """Draw rows [start, stop) of `labels` and `log_noise`.
+
+    A draw is a function of (seed, row, column) alone.
     """
     n = threshold.shape[0]
-    # else the neighbouring seeds 2 s and 2 s + 1 would swap the draws of neighbouring rows
+    # without this, the seeds 2 s and 2 s + 1 would exchange the draws of neighbouring rows
     mixed_seed = mix64(seed)
     for i in range(start, stop):
         for j in range(labels.shape[1]):
@@ -57,7 +58,7 @@ def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop)
 
 @njit
 def choose_component(seed, weight, first, second, labels, start, stop):
-    """labels[i, j] = first[i, j] with probability `weight`, else second[i, j]."""
+    """Set labels[i, j] to first[i, j] with probability `weight`, else to second[i, j]."""
     mixed_seed = mix64(seed)
     for i in range(start, stop):
         for j in range(labels.shape[1]):

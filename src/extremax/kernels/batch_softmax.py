@@ -1,16 +1,15 @@
-"""Minibatches whose rows share their classes: draw the classes, softmax over them, step along the summed
-gradients.
+"""Minibatches whose rows share their classes: draw the classes, softmax, steps along summed gradients.
 
 A class set is drawn *systematically*: class y is in it at most once, with the known inclusion probability
-pi_y (1 for all classes gives the exact softmax). The sum over the other classes is estimated by the classes
-of the set, each divided by pi:
+pi_y (1 for all classes gives the exact softmax).  The sum over the other classes is estimated from the
+classes of the set, each divided by its pi:
 
-    Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j,     E[Z_i] = the softmax's own sum.
+    Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j,
 
-Where rows have several labels, the sum leaves out all of the row's own: each is compared with the classes
-that do not apply.
+whose expectation is the sum of the full softmax.  Where rows have several labels, the sum leaves out all
+labels of the row: each is compared with the classes that do not apply.
 
-The products around these kernels (scores, summed gradients) are BLAS's.
+BLAS computes the products around these kernels (scores, summed gradients).
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _LEAST = np.float32(-1e30)
 
 @njit
 def _walk(cumulative, start, out):
-    """Numbers of the items hit by start, start + 1, start + 2, ... on the line of cumulated lengths (each
-    at most 1).
+    """Draw a systematic sample: the items that contain the marks start, start + 1, start + 2, ...
+
+    Item i is the interval up to ``cumulative[i]``, of length at most 1.  Returns the size of the sample.
     """
     count, first, n = 0, 0, cumulative.shape[0]
-    # Lengths sum to a whole number; what rounding adds to it must not make one hit more, for which there is
-    # no room.
+    # Lengths sum to a whole number; rounding must not add a mark, for which `out` has no room.
     end = min(cumulative[n - 1], np.floor(cumulative[n - 1] + 0.5))
     mark = start
     while mark < end:
         low, high = first, n - 1
-        while low < high:  # first item whose end lies behind the mark
+        while low < high:  # bisection for the first item that ends after the mark
             middle = (low + high) // 2
             if cumulative[middle] > mark:
                 high = middle
@@ -52,17 +51,28 @@ def _walk(cumulative, start, out):
 
 @njit
 def _length(cumulative, i):
+    """Return the length of item i."""
     return cumulative[i] - cumulative[i - 1] if i > 0 else cumulative[0]
 
 
 @njit
 def draw_shared(everywhere, cell_classes, cell_cumulative, first, second, classes, minus_log_pi, scratch):
-    """Union of one systematic sample of all classes and one of a cell's: sorted classes and -log pi; returns
-    how many.
+    """Draw the union of a systematic sample of all classes and one of a cell's; return its size.
 
-    ``everywhere`` (C,) cumulates the inclusion probabilities of all classes, ``cell_cumulative`` those of ``cell_classes``
-    (ascending; may be none); `first` and `second` in [0, 1) place the two samples. They are independent, so a
-    class is in the union with probability 1 - (1 - a)(1 - b)."""
+    The two samples are independent: a class of inclusion probabilities a and b is in the union with
+    probability pi = 1 - (1 - a)(1 - b).
+
+    Parameters
+    ----------
+    everywhere : (C,)
+        Cumulated inclusion probabilities of all classes.
+    cell_classes, cell_cumulative
+        Classes of the cell, ascending, and their cumulated inclusion probabilities; both may be empty.
+    first, second
+        Positions of the two samples, in [0, 1).
+    classes, minus_log_pi
+        Filled with the sorted classes of the union and their -log pi.
+    """
     n_all = _walk(everywhere, first, scratch)
     n_cell = 0
     if cell_classes.shape[0] > 0:
@@ -98,9 +108,9 @@ def draw_shared(everywhere, cell_classes, cell_cumulative, first, second, classe
 
 @njit
 def find_slots(classes, n_classes_drawn, labels, place, slots, extra):
-    """Column of each label in the class set, or a new number behind it; returns how many new ones, whose
-    labels go to `extra`.
+    """Find the column of each label in the class set; return how many labels are not in it.
 
+    Labels outside of the set get the columns behind it, in the order of `extra`, which is filled with them.
     ``place`` (C,) holds -1 everywhere, before and after.
     """
     for j in range(n_classes_drawn):
@@ -122,10 +132,9 @@ def find_slots(classes, n_classes_drawn, labels, place, slots, extra):
 
 @njit
 def leave_out_labels(scores, classes, rows, edges, labels, start, stop):
-    """Classes of the set that are labels of a row weigh nothing in it: their ``scores`` (n, S) of rows
-    [start, stop) go.
+    """Remove from the ``scores`` (n, S) of rows [start, stop) the classes that are labels of the row.
 
-    ``classes`` (S,) ascend; the labels of row ``rows[i]`` are ``labels[edges[rows[i]] : edges[rows[i] + 1]]``.
+    ``classes`` (S,) ascend; the labels of row r = ``rows[i]`` are ``labels[edges[r] : edges[r + 1]]``.
     """
     for i in range(start, stop):
         for at in range(edges[rows[i]], edges[rows[i] + 1]):
@@ -144,10 +153,25 @@ def leave_out_labels(scores, classes, rows, edges, labels, start, stop):
 def shared_softmax(
     scores, shift, x, labels, slots, weights, biases, row_weight, positive, losses, start, stop
 ):
-    """Coefficients of rows [start, stop), in place of their ``scores`` (n, S); of the positives in
-    ``positive``.
+    """Compute losses and coefficients of rows [start, stop).
 
-    ``shift`` (S,) is b_j - log pi_j; a set class that is the row's own label stands aside, for its exact score counts.
+    Parameters
+    ----------
+    scores : (n, S)
+        Products x.w_j with the classes of the set; overwritten by their coefficients.
+    shift : (S,)
+        b_j - log pi_j.
+    x, labels, row_weight
+        Rows, their positive classes and their weights.
+    slots : (n,)
+        Column of the positive class, which is left out of the set: its exact score enters; S or more where
+        it is not in the set.
+    weights, biases
+        Of all classes.
+    positive : (n,)
+        Filled with the coefficients of the positives.
+    losses : (n,)
+        Filled.
     """
     width = scores.shape[1]
     for i in range(start, stop):
@@ -185,12 +209,20 @@ def shared_softmax(
 def apply_shared(
     gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate, limit
 ):
-    """Adagrad (or SGD) for the classes in slots [first, last): their summed gradients, and what the positives
-    add.
+    """Update the classes in slots [first, last) by Adagrad or SGD.
 
-    No step of Adagrad with one sum per class is longer than ``limit``.
-
-    ``gradients`` holds the slots' sums over the rows of coefficient times x; for slots from ``n_set`` on, zeros.
+    Parameters
+    ----------
+    gradients : (slots, K)
+        Sums over the rows of coefficient times x, without the positives; zeros for slots from `n_set` on.
+    coefficients : (n, n_set)
+        Coefficients of the classes of the set.
+    x, positive, slots : (n, K), (n,), (n,)
+        Rows, coefficients of their positives and the slots of those.
+    classes
+        Class of each slot.
+    limit
+        Longest step of Adagrad with one sum per class.
     """
     n_features = x.shape[1]
     sums = np.zeros(last - first, np.float32)
@@ -235,8 +267,9 @@ def apply_shared(
 
 @njit
 def add_rows(X, rows, labels, weight, sums, part, n_parts):
-    """sums[labels[i]] += weight[i] * X[rows[i]], the classes with ``label % n_parts == part`` alone, in
-    order.
+    """Add weight[i] * X[rows[i]] to sums[labels[i]], in order, for the classes of one part.
+
+    Part `part` of `n_parts` has the classes with ``label % n_parts == part``.
     """
     for i in range(labels.shape[0]):
         label = labels[i]

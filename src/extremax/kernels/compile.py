@@ -1,11 +1,12 @@
-"""Compile kernels with numba, cached on disk, without the GIL.
+"""Compile kernels with numba: without the GIL, cached on disk.
 
 With ``NUMBA_DISABLE_JIT=1`` the same code runs as plain Python (slowly), for debugging and for bounds checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 import numba
@@ -18,47 +19,69 @@ JIT_DISABLED = bool(numba.config.DISABLE_JIT)
 # Reassociation and contraction let a dot product use SIMD lanes and fused multiply-adds.  NaN, infinity and
 # signed zero keep their meaning, so guards in the code stay guards.
 _FASTMATH = {"reassoc", "contract", "arcp"}
+_OPTIONS: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy"}
 
 
 def njit(func: F) -> F:
-    """Compile `func` without the GIL, cached on disk; uncached when no cache folder can be written."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": _FASTMATH, "error_model": "numpy"}
+    """Compile a kernel that Python calls; cached on disk where a cache folder can be written."""
     try:
-        return numba.njit(cache=True, **options)(func)  # type: ignore[no-any-return]
-    except (
-        RuntimeError
-    ):  # numba found no writable place for the cache: a read-only install without a home folder
-        return numba.njit(**options)(func)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True, cache=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
+    except RuntimeError:  # numba found no place for the cache: a read-only install without a home folder
+        return numba.njit(nogil=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
 
 
 def helper(func: F) -> F:
-    """Compile a function that only kernels call: without the door for Python, which takes long to build."""
-    options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy"}
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(func)  # type: ignore[no-any-return]
+    """Compile a function that only kernels call, without the slow-to-build entry point for Python."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
 
 
 def inline(func: F) -> F:
-    """Compile a small helper that is merged into each kernel calling it, so that loops around it
-    vectorise.
+    """Compile a small function into each kernel that calls it, so that loops around it vectorise."""
+    return numba.njit(forceinline=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
+
+
+def njit_extensible(func: F) -> F:
+    """Compile a kernel that calls functions which users may register (see `by_class`).
+
+    Calls whose arguments hold named tuples of another package are compiled for this process alone.  numba's
+    cache on disk refers to a class by module and name: its index could not be read where that module is
+    missing, and a changed function for the same class would go unnoticed.
     """
-    return numba.njit(forceinline=True, fastmath=_FASTMATH, error_model="numpy")(func)  # type: ignore[no-any-return]
+    if JIT_DISABLED:
+        return func
+    cached = njit(func)
+    uncached = numba.njit(nogil=True, **_OPTIONS)(func)
+
+    @wraps(func)
+    def call(*arguments: Any) -> Any:
+        return (uncached if any(map(_is_foreign, arguments)) else cached)(*arguments)
+
+    return call  # type: ignore[return-value]
 
 
-def by_class(table: dict[type, Callable[..., Any]]) -> Callable[..., Any]:
-    """A function for kernels that calls ``table[class of its first argument]``, the classes being named
-    tuples.
+def _is_foreign(value: Any) -> bool:
+    """Whether a value is, or holds, a named tuple of a class that this package does not define."""
+    if not isinstance(value, tuple):
+        return False
+    own = type(value) is tuple or type(value).__module__.startswith("extremax.")
+    return not own or any(map(_is_foreign, value))
 
-    Which one is settled when the kernel is compiled: it contains that one alone, and nothing is asked while
-    it runs."""
+
+def by_class(table: Mapping[type, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a function for kernels that calls ``table[type(first argument)]``.
+
+    The keys are classes of named tuples.  The choice is made when a kernel is compiled, which then contains
+    the chosen function alone.  Entries added to `table` later are found by kernels compiled later.
+    """
 
     def call(first: Any, *others: Any) -> Any:
-        return table[type(first)](first, *others)
+        return _entry(table, type(first))(first, *others)
 
     if not JIT_DISABLED:
 
         @overload(call)
         def choose(first: Any, *others: Any) -> Any:
-            chosen = table[first.instance_class]
+            chosen = _entry(table, first.instance_class)
 
             def implementation(first: Any, *others: Any) -> Any:
                 return chosen(first, *others)
@@ -66,3 +89,10 @@ def by_class(table: dict[type, Callable[..., Any]]) -> Callable[..., Any]:
             return implementation
 
     return call
+
+
+def _entry(table: Mapping[type, Callable[..., Any]], cls: type) -> Callable[..., Any]:
+    if cls not in table:
+        known = ", ".join(sorted(key.__name__ for key in table))
+        raise TypeError(f"no kernel is registered for {cls.__name__}; known are {known}.")
+    return table[cls]

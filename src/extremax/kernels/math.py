@@ -1,6 +1,6 @@
 """Scalar float32 mathematics that LLVM vectorises.
 
-``exp``, ``log1p`` and the reciprocal square root are polynomials: a call into the C library cannot be
+``exp``, ``log1p`` and the reciprocal square root are written out: a call into the C library cannot be
 vectorised, these become SIMD code for eight or sixteen numbers at a time.
 """
 
@@ -18,16 +18,18 @@ from extremax.kernels.compile import JIT_DISABLED, inline
 if JIT_DISABLED:
 
     def float_bits(x: Any) -> Any:
+        """Return the 32 bits of a float32 as an int32."""
         return np.float32(x).view(np.int32)
 
     def bits_float(i: Any) -> Any:
+        """Return the float32 whose bits are the given int32."""
         return np.int32(i).view(np.float32)
 
 else:
 
     @intrinsic
     def float_bits(typingctx: Any, x: Any) -> Any:
-        """The 32 bits of a float32 as an int32."""
+        """Return the 32 bits of a float32 as an int32."""
         from llvmlite import ir
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -37,7 +39,7 @@ else:
 
     @intrinsic
     def bits_float(typingctx: Any, i: Any) -> Any:
-        """The float32 whose bits are the given int32."""
+        """Return the float32 whose bits are the given int32."""
         from llvmlite import ir
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -61,8 +63,9 @@ _RSQRT_MAGIC = np.int32(0x5F375A86)
 
 @inline
 def exp32(x: Any) -> Any:
-    """``exp(x)`` in float32, relative error below 2e-7; arguments are clamped to [-87, 88], so it is never
-    0 or infinite.
+    """Return ``exp(x)`` in float32, relative error below 2e-7.
+
+    Arguments are clamped to [-87, 88], so that the result is never 0 or infinite.
     """
     x = min(max(x, _EXP_MIN), _EXP_MAX)
     t = x * _LOG2E
@@ -75,7 +78,7 @@ def exp32(x: Any) -> Any:
 
 @inline
 def log1p32(e: Any) -> Any:
-    """``log(1 + e)`` in float32 for e in [0, 1], relative error below 3e-7."""
+    """Return ``log(1 + e)`` in float32 for e in [0, 1], relative error below 3e-7."""
     # 2 artanh(s) with s = e / (2 + e) <= 1/3: a division and a short polynomial in s * s, and no branch.
     s = e / (e + _TWO)
     z = s * s
@@ -84,23 +87,24 @@ def log1p32(e: Any) -> Any:
 
 @inline
 def softplus32(a: Any) -> Any:
-    """``log(1 + exp(a))``, without overflow: max(a, 0) + log1p(exp(-|a|))."""
+    """Return ``log(1 + exp(a))`` without overflow: max(a, 0) + log1p(exp(-|a|))."""
     return _HALF * (a + abs(a)) + log1p32(exp32(-abs(a)))
 
 
 @inline
 def sigmoid32(a: Any) -> Any:
-    """``1 / (1 + exp(-a))``, exact in both tails: a small result keeps its relative precision."""
+    """Return ``1 / (1 + exp(-a))``; a small result keeps its relative precision."""
     e = exp32(-abs(a))
     return (_ONE if a >= _ZERO else e) / (_ONE + e)
 
 
 @inline
 def rsqrt32(x: Any) -> Any:
-    """``1 / sqrt(x)`` for normal x > 0, relative error below 6e-6: a bit trick and two Newton steps.
+    """Return ``1 / sqrt(x)`` for normal x > 0, relative error below 6e-6.
 
-    The divider and the square-root unit are the slowest parts of a processor; Adagrad would need both for
-    every weight."""
+    A first guess from the bits, then two Newton steps: division and square root, which Adagrad needs for
+    every weight, are the slowest instructions of a processor.
+    """
     y = bits_float(np.int32(_RSQRT_MAGIC - (float_bits(x) >> 1)))
     half = _HALF * x
     y = y * (_THREE_HALVES - half * y * y)

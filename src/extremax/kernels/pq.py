@@ -1,13 +1,13 @@
-"""Kernels of the index over class scores (`extremax.search.pq`): short codes of the weights, and searches
-among them.
+"""Product quantization of the weights, and search among the codes (`extremax.search.pq`).
 
-A weight vector is cut into pieces of a few numbers; a code of four bits names the nearest of 16 centres for
-each. A row's inner products with the centres are small tables of bytes, and the guess at a score is a sum of
-entries that the codes pick: 32 classes and four rows at a time (`extremax._jit.table_sums`).
+A weight vector is cut into subvectors of a few numbers; a code of four bits names the nearest of 16 centroids
+for each.  A row's inner products with the centroids are small tables of bytes, and the approximate score of a
+class is a sum of the entries that its codes pick: 32 classes and four rows at a time
+(`extremax.kernels.simd.table_sums`).
 
-What comes out for a row depends neither on the rows beside it nor on the number of threads: sums of entries
-are whole numbers, and where a loop takes several rows at once, rows that are missing at the end repeat the
-last."""
+The result for a row depends neither on the rows beside it nor on the number of threads: sums of entries are
+whole numbers, and where a loop takes several rows at once, the last row is repeated for missing ones.
+"""
 
 from __future__ import annotations
 
@@ -21,64 +21,68 @@ from extremax.kernels.compile import inline, njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, prefetch_row, table_sums, trailing_zeros
 from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
 
-CENTRES = 16
-# Where the byte of a class stands among those of its block: bytes at even and at odd places are added up
-# apart.
+N_CENTROIDS = 16
+# Position of the byte of a class among those of its block: even and odd positions are summed separately.
 BYTE_OF = np.array([2 * (lane % 16) + lane // 16 for lane in range(LANES)])
 _TILE = 32  # rows that stay in the first cache
-CHUNK = 32  # blocks of classes that stay in the cache while the rows go by: a bit of a word for each
+CHUNK = 32  # blocks of classes that stay in the cache for all rows: one bit of a word each
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _MINUS_INF, _SMALL, _LARGE = np.float32(-np.inf), np.float32(1e-30), np.float32(1e30)
-_LEAST = np.float32(-3.4e38)  # reached by every class, not by the places past the last
+_LEAST = np.float32(-3.4e38)  # reached by every class, but not by the places past the last
 _MOST = np.float32(MOST_ENTRY)
 _NONE, _LOWEST = np.uint32(0), np.uint32(1)
 
 
 class Blocks(NamedTuple):
-    """Classes, 32 in a block; places past the last have factor 0 and base minus infinity."""
+    """Classes in blocks of 32; places past the last have factor 0 and base minus infinity."""
 
-    codes: NDArray[np.uint8]  # (blocks, pairs of pieces, 32)
-    factors: NDArray[np.float32]  # (blocks, 32); a guess is factor * (u' . z) + base
-    bases: NDArray[np.float32]
-    # (2, blocks): largest factor and base; as past the last up to a multiple of CHUNK
-    bounds: NDArray[np.float32]
+    codes: NDArray[np.uint8]  # (blocks, pairs of subvectors, 32)
+    factors: NDArray[np.float32]  # (blocks, 32); an approximate score is factor * (u' . z) + base
+    bases: NDArray[np.float32]  # (blocks, 32)
+    bounds: NDArray[np.float32]  # (2, blocks up to a multiple of CHUNK): largest factor and base of each
 
 
 class Tables(NamedTuple):
-    """Of rows in groups of four."""
+    """Tables of rows, in groups of four."""
 
-    entries: NDArray[np.uint8]  # (groups, 4, pieces, 16)
+    entries: NDArray[np.uint8]  # (groups, 4, subvectors, 16)
     steps: NDArray[np.float32]  # (groups, 4); u' . z is a sum of entries times step plus offset
     offsets: NDArray[np.float32]
 
 
 @njit
-def encode(directions, centres, first, codes, alike):
-    """Codes of the classes from place `first` on, into ``codes`` (blocks, pairs, 32); ``alike`` gets u . u'
-    of each.
+def encode(directions, centroids, first, codes, alignment):
+    """Encode the directions u of the classes from place `first` on.
 
-    ``directions`` (n, pieces * d), ``centres`` (16, d); u' is what the codes of u stand for.
+    Parameters
+    ----------
+    directions : (n, subvectors * d)
+    centroids : (16, d)
+    codes : (blocks, pairs, 32)
+        Filled; the codes of u name its approximation u'.
+    alignment : (n,)
+        Filled with u . u'.
     """
-    n_pieces, size = 2 * codes.shape[1], centres.shape[1]
-    squares = np.empty(CENTRES, np.float32)
-    for c in range(CENTRES):
+    n_subvectors, size = 2 * codes.shape[1], centroids.shape[1]
+    squares = np.empty(N_CENTROIDS, np.float32)
+    for c in range(N_CENTROIDS):
         squares[c] = _ZERO
         for k in range(size):
-            squares[c] += centres[c, k] * centres[c, k]
-    far = np.empty(CENTRES, np.float32)
+            squares[c] += centroids[c, k] * centroids[c, k]
+    far = np.empty(N_CENTROIDS, np.float32)
     for i in range(directions.shape[0]):
         block, lane = (first + i) // LANES, (first + i) % LANES
         place = BYTE_OF[lane]
         total = _ZERO
-        for m in range(n_pieces):
-            for c in range(CENTRES):
+        for m in range(n_subvectors):
+            for c in range(N_CENTROIDS):
                 far[c] = squares[c] * _HALF
             for k in range(size):
                 value = directions[i, m * size + k]
-                for c in range(CENTRES):
-                    far[c] -= value * centres[c, k]
+                for c in range(N_CENTROIDS):
+                    far[c] -= value * centroids[c, k]
             nearest = 0
-            for c in range(1, CENTRES):
+            for c in range(1, N_CENTROIDS):
                 if far[c] < far[nearest]:
                     nearest = c
             total += squares[nearest] * _HALF - far[nearest]
@@ -86,12 +90,12 @@ def encode(directions, centres, first, codes, alike):
                 codes[block, m // 2, place] = nearest
             else:
                 codes[block, m // 2, place] |= nearest << 4
-        alike[i] = total
+        alignment[i] = total
 
 
 @inline
 def _eight_sums(x, z, table, first):
-    """x.w and z.w for four consecutive rows w of `table`."""
+    """Return x.w and z.w for four consecutive rows w of `table`."""
     w0, w1, w2, w3 = table[first], table[first + 1], table[first + 2], table[first + 3]
     a0, a1, a2, a3 = _ZERO, _ZERO, _ZERO, _ZERO
     b0, b1, b2, b3 = _ZERO, _ZERO, _ZERO, _ZERO
@@ -110,6 +114,7 @@ def _eight_sums(x, z, table, first):
 
 @inline
 def _put(out, first, a0, a1, a2, a3, shift):
+    """Store four numbers less their shifts."""
     out[first] = a0 - shift[first]
     out[first + 1] = a1 - shift[first + 1]
     out[first + 2] = a2 - shift[first + 2]
@@ -117,29 +122,38 @@ def _put(out, first, a0, a1, a2, a3, shift):
 
 
 @njit
-def turn_rows(X, turn, shift, out):
-    """``out = X @ turn.T - shift``; `turn` has a multiple of four rows."""
+def rotate_rows(X, rotation, shift, out):
+    """Fill ``out = X @ rotation.T - shift``; `rotation` has a multiple of four rows."""
     n = X.shape[0]
     for tile in range(0, n, _TILE):
         last = min(tile + _TILE, n)
-        for first in range(0, turn.shape[0], 4):
+        for first in range(0, rotation.shape[0], 4):
             for i in range(tile, last, 2):
                 j = min(i + 1, last - 1)
-                a0, a1, a2, a3, b0, b1, b2, b3 = _eight_sums(X[i], X[j], turn, first)
+                a0, a1, a2, a3, b0, b1, b2, b3 = _eight_sums(X[i], X[j], rotation, first)
                 _put(out[i], first, a0, a1, a2, a3, shift)
                 _put(out[j], first, b0, b1, b2, b3, shift)
 
 
 @njit
-def make_tables(rows, centres, tables, steps, offsets, squares):
-    """Tables of each row: ``tables[i, m, c] = round((z_m . centres[c] - lowest of m) / step)``, from 0 to 31.
+def make_tables(rows, centroids, tables, steps, offsets, squares):
+    """Make the tables ``round((z_m . centroids[c] - lowest of m) / step)``, from 0 to 31, of each row.
 
-    ``rows[i]`` is z with the first numbers of all pieces, then the second, and so on. A sum of entries times ``steps[i]`` plus
-    ``offsets[i]`` is about the sum of the products; ``squares[i]`` is |z|^2. Rows past the end, which fill the last group of
-    four, repeat the last row; a row too large or small for float32 has empty tables.
+    A sum of entries times ``steps[i]`` plus ``offsets[i]`` approximates the sum of the products.  Rows past
+    the end, which fill the last group of four, repeat the last row; a row too large or small for float32 has
+    empty tables.
+
+    Parameters
+    ----------
+    rows : (n, at least subvectors * d)
+        Each z, with the first numbers of all subvectors, then the second ones, and so on.
+    centroids : (16, d)
+    tables : (n up to a multiple of four, subvectors, 16)
+    steps, offsets, squares
+        Filled; ``squares[i]`` is |z|^2.
     """
-    n, size, n_tables = rows.shape[0], centres.shape[1], tables.shape[1]
-    products = np.empty((CENTRES, n_tables), np.float32)
+    n, size, n_tables = rows.shape[0], centroids.shape[1], tables.shape[1]
+    products = np.empty((N_CENTROIDS, n_tables), np.float32)
     lowest, highest = np.empty(n_tables, np.float32), np.empty(n_tables, np.float32)
     whole = np.empty(n_tables, np.int32)
     for i in range(n):
@@ -147,17 +161,17 @@ def make_tables(rows, centres, tables, steps, offsets, squares):
         for k in range(size * n_tables):
             square += whole_row[k] * whole_row[k]
         squares[i] = square
-        for c in range(CENTRES):
+        for c in range(N_CENTROIDS):
             own = products[c]
             for m in range(n_tables):
                 own[m] = _ZERO
             for k in range(size):
-                part, factor = rows[i, k * n_tables : (k + 1) * n_tables], centres[c, k]
+                part, factor = rows[i, k * n_tables : (k + 1) * n_tables], centroids[c, k]
                 for m in range(n_tables):
                     own[m] += part[m] * factor
         for m in range(n_tables):
             lowest[m] = highest[m] = products[0, m]
-        for c in range(1, CENTRES):
+        for c in range(1, N_CENTROIDS):
             own = products[c]
             for m in range(n_tables):
                 value = own[m]
@@ -170,7 +184,7 @@ def make_tables(rows, centres, tables, steps, offsets, squares):
         if widest > _SMALL and widest < _LARGE and abs(offset) < _LARGE:
             steps[i], offsets[i] = widest / _MOST, offset
             scale = _MOST / widest
-            for c in range(CENTRES):
+            for c in range(N_CENTROIDS):
                 own = products[c]
                 for m in range(n_tables):
                     whole[m] = np.int32((own[m] - lowest[m]) * scale + _HALF)
@@ -185,17 +199,18 @@ def make_tables(rows, centres, tables, steps, offsets, squares):
 
 
 @inline
-def _guess(total, step, offset, factor, base):
+def _approximate(total, step, offset, factor, base):
+    """Return the approximate score of a class from its sum of entries."""
     return (np.float32(np.int32(total)) * step + offset) * factor + base
 
 
 @inline
 def _promising(highest, step, offset, bounds, start, threshold):
-    """A bit for each of 32 blocks in which a guess may reach the threshold; ``bounds`` are largest factors
-    and bases.
+    """Set a bit for each of 32 blocks in which an approximate score may reach the threshold.
 
-    No guess of a block is higher than one of its highest sum, largest factor and largest base, if the sum
-    less its offset is not negative."""
+    None is higher than that of the highest sum, largest factor and largest base of the block, if the sum
+    with its offset is not negative.
+    """
     mask = np.uint32(0)
     factors, bases = bounds[0, start : start + CHUNK], bounds[1, start : start + CHUNK]
     for slot in range(CHUNK):
@@ -206,33 +221,34 @@ def _promising(highest, step, offset, bounds, start, threshold):
 
 @inline
 def _reaching(sums, step, offset, factors, bases, threshold):
-    """A bit for each class of a block whose guess reaches the threshold."""
+    """Set a bit for each class of a block whose approximate score reaches the threshold."""
     mask = np.uint32(0)
     for lane in range(LANES):
         mask |= np.uint32(
-            _guess(sums[lane], step, offset, factors[lane], bases[lane]) >= threshold
+            _approximate(sums[lane], step, offset, factors[lane], bases[lane]) >= threshold
         ) << np.uint32(lane)
     return mask
 
 
 @inline
-def _mass_below(sums, step, offset, factors, bases, threshold, sharpness):
-    """Sum of exp(sharpness * (guess - threshold)) over the classes of a block whose guess does not reach
-    the threshold.
-    """
+def _mass_below(sums, step, offset, factors, bases, threshold, inverse_temperature):
+    """Sum exp(inverse_temperature * (approximate score - threshold)) over the classes of a block below it."""
     total = _ZERO
     for lane in range(LANES):
-        below = (_guess(sums[lane], step, offset, factors[lane], bases[lane]) - threshold) * sharpness
+        below = (
+            _approximate(sums[lane], step, offset, factors[lane], bases[lane]) - threshold
+        ) * inverse_temperature
         part = exp_nonpositive(min(below, _ZERO))
         total += part if below < _ZERO else _ZERO
     return total
 
 
 @njit
-def set_thresholds(blocks, tables, kept, sharpness, thresholds, tails):
-    """The guess that `kept` of the classes reach, for each row; the least number if there are fewer.
+def set_thresholds(blocks, tables, kept, inverse_temperature, thresholds, tails):
+    """Find for each row the approximate score that `kept` of the classes reach.
 
-    ``tails``: the mass of the classes whose guess is lower, over that of a class at the threshold.
+    It is the least number where there are fewer.  ``tails`` gets the mass of the classes below, relative to
+    that of a class at the threshold.
     """
     codes, factors, bases, bounds = blocks
     entries, steps, offsets = tables
@@ -257,26 +273,32 @@ def set_thresholds(blocks, tables, kept, sharpness, thresholds, tails):
                     while mask != _NONE:
                         lane = trailing_zeros(mask)
                         mask &= mask - _LOWEST
-                        guess = _guess(
+                        score = _approximate(
                             sums[r, block, lane], step, offset, factors[block, lane], bases[block, lane]
                         )
-                        if guess > heap[0]:
-                            _replace_worst(heap, ids, kept, guess, np.int32(0))
+                        if score > heap[0]:
+                            _replace_worst(heap, ids, kept, score, np.int32(0))
             mass = _ZERO
             if heap[0] > _MINUS_INF:
                 for block in range(n_blocks):
                     mass += _mass_below(
-                        sums[r, block], step, offset, factors[block], bases[block], heap[0], sharpness
+                        sums[r, block],
+                        step,
+                        offset,
+                        factors[block],
+                        bases[block],
+                        heap[0],
+                        inverse_temperature,
                     )
             thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), mass
 
 
 @njit
 def find_classes(blocks, tables, thresholds, found, counts):
-    """Places of the classes whose guess reaches the row's threshold, in order: ``found`` (rows, most),
-    ``counts`` (rows,).
+    """List the places of the classes whose approximate score reaches the row's threshold, in order.
 
-    A count may be larger than there is room for: places beyond it are not kept.
+    ``found`` (rows, most) and ``counts`` (rows,) are filled.  A count may exceed `most`: places beyond it are
+    not stored.
     """
     codes, factors, bases, bounds = blocks
     entries, steps, offsets = tables
@@ -315,9 +337,7 @@ def find_classes(blocks, tables, thresholds, found, counts):
 
 @njit
 def list_rows(found, counts, ends, listed):
-    """Turn the lists around: ``listed[ends[c - 1] : ends[c]]`` are the places ``row * most + slot`` where
-    class place c is.
-    """
+    """Invert the lists: ``listed[ends[c - 1] : ends[c]]`` are the ``row * most + slot`` of class place c."""
     n, most = found.shape
     ends[:] = 0
     for i in range(n):
@@ -335,10 +355,11 @@ def list_rows(found, counts, ends, listed):
 
 @njit
 def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
-    """``scores[row, slot]`` of each listed pair: scale * X[row] . weights[order[c]] + biases[order[c]].
+    """Fill ``scores[row, slot] = scale * X[row] . weights[order[c]] + biases[order[c]]`` of listed pairs.
 
-    Four rows at a time; rows that are missing at the end repeat the last, so that no sum depends on which
-    rows come together."""
+    Four rows at a time; the last row is repeated for missing ones, so that no sum depends on which rows come
+    together.
+    """
     start = 0
     for c in range(ends.shape[0]):
         stop = ends[c]
@@ -370,10 +391,10 @@ def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
 
 
 @njit
-def choose_classes(scores, found, counts, order, sharpness, rest, labels, log_prob):
-    """The k best classes of each row among those found, best first; ties by smaller class.
+def choose_classes(scores, found, counts, order, inverse_temperature, tail, labels, log_prob):
+    """Choose the k best classes of each row among those found, best first; ties by smaller class.
 
-    Normalised over the classes found and the rest, whose log-mass is ``rest`` (rows,).
+    Normalised over the classes found and all others, whose log-mass is ``tail`` (rows,).
     """
     most, k = found.shape[1], labels.shape[1]
     for i in range(found.shape[0]):
@@ -388,18 +409,22 @@ def choose_classes(scores, found, counts, order, sharpness, rest, labels, log_pr
                 if score > best_scores[0] or label < best_labels[0]:
                     _replace_worst(best_scores, best_labels, k, score, label)
         _sort_heap(best_scores, best_labels, k)
-        peak = best_scores[0] * sharpness
+        peak = best_scores[0] * inverse_temperature
         mass = _ZERO
         for j in range(n):
-            mass += exp_nonpositive(scores[i, j] * sharpness - peak)
-        # guesses may promise the rest far more than the best class has
-        more = np.float64(rest[i]) - np.float64(peak)
+            mass += exp_nonpositive(scores[i, j] * inverse_temperature - peak)
+        # the approximate mass of the others may be far larger than that of the best class
+        more = np.float64(tail[i]) - np.float64(peak)
         if more <= 0.0:
             log_mass = np.float32(math.log(mass + math.exp(more)))
         else:
             log_mass = np.float32(more + math.log(1.0 + mass * math.exp(-more)))
         for r in range(k):
-            best_scores[r] = (best_scores[r] * sharpness - peak) - log_mass
+            best_scores[r] = (best_scores[r] * inverse_temperature - peak) - log_mass
             if best_labels[r] == NO_LABEL:
                 best_labels[r] = -1
                 best_scores[r] = _MINUS_INF
+
+
+# old names, until search/pq.py uses the new ones
+CENTRES, turn_rows = N_CENTROIDS, rotate_rows

@@ -1,8 +1,7 @@
-"""Rows times a few directions: ``Z = X W^T - offset``, the projection in front of the label tree (paper,
-section 3).
+"""Project rows on a few directions: ``Z = X W^T - offset``, the features of the label tree.
 
-One sum per number, always in the same order: a row's projection depends on that row alone, not on the batch
-around it."""
+Each number is one sum in a fixed order: the projection of a row depends on that row alone.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +12,15 @@ from extremax.kernels.compile import njit
 
 @njit
 def project_rows(X, components, offset, Z):
-    """Fill ``Z[i, j] = X[i] . components[j] - offset[j]``; X (n, f), components (k, f), offset (k,), Z (n,
-    k), all float32.
+    """Fill ``Z[i, j] = X[i] . components[j] - offset[j]``.
+
+    X (n, f), components (k, f), offset (k,), Z (n, k), all float32.
     """
     n_samples, n_features = X.shape
     n_components = components.shape[0]
     whole = n_components - n_components % 4
     for i in range(n_samples):
-        # Four dot products per pass over the row: each number of x that is loaded serves four sums.
+        # Four dot products per pass over the row: each number of x is loaded once for four sums.
         for j in range(0, whole, 4):
             a = np.float32(0.0)
             b = np.float32(0.0)

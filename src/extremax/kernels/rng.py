@@ -1,5 +1,6 @@
-"""Random numbers as a hash of counters: a draw does not depend on the thread that makes it, or on the
-order.
+"""Random numbers as hashes of counters.
+
+A draw is a function of the seed and its own numbers: neither the thread that makes it nor the order matters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 if JIT_DISABLED:
 
     def mix64(x: Any) -> Any:
-        """Finaliser of splitmix64: every input bit changes every output bit with probability one half."""
+        """Hash 64 bits by the finaliser of splitmix64.
+
+        Every input bit changes every output bit with probability one half.
+        """
         mask = (1 << 64) - 1
         z = (int(x) + int(_GOLDEN)) & mask
         z = ((z ^ (z >> 30)) * int(_MIX_1)) & mask
@@ -32,7 +36,10 @@ else:
 
     @inline
     def mix64(x: Any) -> Any:
-        """Finaliser of splitmix64: every input bit changes every output bit with probability one half."""
+        """Hash 64 bits by the finaliser of splitmix64.
+
+        Every input bit changes every output bit with probability one half.
+        """
         z = np.uint64(x) + _GOLDEN
         z = (z ^ (z >> _S30)) * _MIX_1
         z = (z ^ (z >> _S27)) * _MIX_2
@@ -41,17 +48,17 @@ else:
 
 @inline
 def draw_key(seed: Any, row: Any, draw: Any) -> Any:
-    """A 64-bit key for one random draw; ``seed`` already carries the run and the epoch."""
+    """Return a 64-bit key for one random draw; ``seed`` already contains the run and the epoch."""
     return mix64(mix64(np.uint64(seed) ^ np.uint64(row)) ^ np.uint64(draw))
 
 
 @inline
 def uniform32(bits: Any) -> Any:
-    """A float32 in [0, 1) from the upper 24 bits of a 64-bit hash."""
+    """Return a float32 in [0, 1) from the upper 24 bits of a 64-bit hash."""
     return np.float32(np.uint64(bits) >> _S40) * _U24
 
 
 @inline
 def uniform_bits(bits: Any) -> Any:
-    """Two independent float64 in [0, 1) from the halves of one 64-bit hash (32 bits each)."""
+    """Return two independent float64 in [0, 1), from the halves of one 64-bit hash."""
     return np.float64(np.uint64(bits) >> _S32) * _U32, np.float64(np.uint64(bits) & _LOW32) * _U32

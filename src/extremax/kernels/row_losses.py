@@ -1,37 +1,43 @@
-"""Training objectives: from the scores of a row's sampled classes to a loss and one coefficient per score.
+"""Losses of (row, class) pairs, with one coefficient per score: the objectives of the row trainer.
 
-Notation of a row: column 0 is the positive class, columns 1..m the negatives; xi the model's scores;
-``log_base`` the fixed part of the debiased score s = xi + log_base (log p_n where bias is removed at
-prediction, Eq. 5; zero for NCE, which learns everything itself); ``log_noise`` the log-probability under the
-distribution that the negatives were drawn from; lambda the
-``score_penalty`` of Eq. 6, which acts on s. A coefficient is c = d loss / d xi; the gradient of a weight row is c x.
+A row has 1 + m columns: column 0 is the positive class, columns 1..m are negatives drawn from the noise.
+Per column,
+
+    xi          the model's score
+    log_base    the fixed part of the debiased score s = xi + log_base: log p_n where prediction removes the
+                bias (Eq. 5 of the paper), zero for NCE, whose scores are log-probabilities
+    log_noise   log-probability under the distribution that the negatives were drawn from
+    lambda      the penalty of Eq. 6 on s
+    c           the coefficient, d loss / d xi; the gradient of a weight vector is c x
 
 negative sampling   a = s - log_noise (= xi where base and noise agree, as in the paper)
                     loss = softplus(-a_0) + lambda s_0^2 + (1/m) sum_j [softplus(a_j) + lambda s_j^2]
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
-NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n): xi itself becomes the log-probability,
-                    nothing is left to remove at prediction
-sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n. A negative that hits the positive stays: with
-                    independent draws the columns are exchangeable, and p(column 0 is the data | columns) is
-                    proportional to exp(a_0) exactly then. With the noise as base, s starts at log p_n and
-                    only what the noise does not know is learned
-... masked          the same without the negatives that hit the positive, as most libraries do it; it favours frequent classes
+NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n)
+sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that equals the positive
+                    stays: with independent draws the columns are exchangeable, and p(column 0 is the data |
+                    columns) is proportional to exp(a_0) exactly then.  With the noise as base, s starts at
+                    log p_n and only the difference to the noise is learned
 One-vs-Each         log p(y|x) >= sum over y' != y of log sigma(s_y - s_y') (Titsias 2016)
                     loss = sum_j v_j softplus(s_j - s_0),   c_j = v_j sigma(s_j - s_0),   c_0 = -sum_j c_j
-Augment and Reduce  log p(y|x) >= 1 - log(1 + eta) - (1 + T) / (1 + eta), T = sum over y' != y of exp(s_y' - s_y): tight at
-                    eta = T (Ruiz et al. 2018). Each row keeps its eta, the running estimate of T:
+Augment and Reduce  log p(y|x) >= 1 - log(1 + eta) - (1 + T) / (1 + eta), tight at eta = T (Ruiz et al. 2018),
+                    T = sum over y' != y of exp(s_y' - s_y).  Each row keeps its running estimate eta of T:
                     eta <- (1 - rate) eta + rate sum_j v_j exp(s_j - s_0), rate = (1 + epoch)^-0.9, and then
                     c_j = v_j exp(s_j - s_0) / (1 + eta),   c_0 = -sum_j c_j
 
-The last two sum over all classes but y. Draws stand for that sum with the weights v_j of `_others`, which
-make it exact in expectation for any noise. Their penalty is that of Eq. 6. Under uniform noise, as the paper
-runs them, log_base is the same for all classes and prediction has nothing to remove.
+The last two sum over all classes but y.  The draws estimate that sum with the weights v_j of
+`_log_weight_of_others`, without bias for any noise.  Their penalty is that of Eq. 6.
 
 Negative sampling, NCE and sampled softmax are consistent estimates of the softmax: at the optimum s differs
-from log p(y|x) by a constant of the row. The last two maximise lower bounds of it."""
+from log p(y|x) by a constant of the row.  The last two maximise lower bounds of it.
+
+A kernel is called as ``kernel(settings, pairs, start, stop)`` with `Pairs` of `extremax.kernels.row_training`
+and fills ``coefficients`` and ``losses`` of the rows [start, stop).  `register_loss` adds another one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +47,7 @@ from extremax.kernels.math import exp32, log1p32, sigmoid32
 
 
 class NegativeSampling(NamedTuple):
-    """Settings of `negative_sampling`; like the others, its class chooses the kernel."""
+    """Settings of `negative_sampling`; the class of the settings selects the kernel."""
 
     penalty: np.float32
 
@@ -58,12 +64,6 @@ class SampledSoftmax(NamedTuple):
     penalty: np.float32
 
 
-class MaskedSoftmax(NamedTuple):
-    """Settings of `masked_softmax`."""
-
-    penalty: np.float32
-
-
 class OneVsEach(NamedTuple):
     """Settings of `one_vs_each`."""
 
@@ -71,13 +71,13 @@ class OneVsEach(NamedTuple):
 
 
 class AugmentReduce(NamedTuple):
-    """Settings of `augment_reduce`: `rate` is the weight of the newest estimate in each row's eta."""
+    """Settings of `augment_reduce`; `rate` is the weight of the newest estimate in each row's eta."""
 
     penalty: np.float32
     rate: np.float32
 
 
-# exp of more than this is counted as exp of this: such a row could not come back for epochs
+# exp of a larger margin counts as exp of this: otherwise the eta of such a row stays too large for epochs
 _MARGIN_MAX = np.float32(20.0)
 
 
@@ -88,11 +88,11 @@ def _softplus(a: Any) -> Any:
 
 @njit
 def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Eq. 6 with m negatives per positive, for the rows [start, stop)."""
+    """Compute the paper's Eq. 6 with m negatives per positive."""
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients = settings.penalty, pairs.coefficients
     width = scores.shape[1]
-    share = np.float32(1.0) / np.float32(max(width - 1, 1))
+    inverse_m = np.float32(1.0) / np.float32(max(width - 1, 1))
     for i in range(start, stop):
         s = scores[i, 0] + log_base[i, 0]
         a = s - log_noise[i, 0]
@@ -101,14 +101,14 @@ def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
         for j in range(1, width):
             s = scores[i, j] + log_base[i, j]
             a = s - log_noise[i, j]
-            coefficients[i, j] = row_weight[i] * share * (np.float32(2.0) * penalty * s + sigmoid32(a))
-            total += share * (_softplus(a) + penalty * s * s)
+            coefficients[i, j] = row_weight[i] * inverse_m * (np.float32(2.0) * penalty * s + sigmoid32(a))
+            total += inverse_m * (_softplus(a) + penalty * s * s)
         pairs.losses[i] = row_weight[i] * total
 
 
 @njit
 def noise_contrastive(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Logistic loss of NCE: logit xi - log(m p_n) for the positive and each of the m negatives."""
+    """Compute the logistic loss of NCE, with logits xi - log(m p_n)."""
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients = settings.penalty, pairs.coefficients
     width = scores.shape[1]
@@ -130,7 +130,7 @@ def noise_contrastive(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 @njit
 def sampled_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Cross-entropy of the positive over itself and its negatives, logits corrected by log p_n."""
+    """Compute the cross-entropy of the positive among its columns, logits corrected by log p_n."""
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients = settings.penalty, pairs.coefficients
     width = scores.shape[1]
@@ -153,42 +153,14 @@ def sampled_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
         pairs.losses[i] = row_weight[i] * total
 
 
-@njit
-def masked_softmax(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """`sampled_softmax` without the negatives that are the positive class."""
-    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
-    penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
-    width = scores.shape[1]
-    for i in range(start, stop):
-        top = np.float32(-np.inf)
-        total = np.float64(0.0)
-        for j in range(width):
-            if j == 0 or labels[i, j] != labels[i, 0]:
-                s = scores[i, j] + log_base[i, j]
-                total += penalty * s * s
-                top = max(top, s - log_noise[i, j])
-        norm = np.float32(0.0)
-        for j in range(width):
-            if j == 0 or labels[i, j] != labels[i, 0]:
-                norm += exp32(scores[i, j] + log_base[i, j] - log_noise[i, j] - top)
-        total += np.log(np.float64(norm)) + top - (scores[i, 0] + log_base[i, 0] - log_noise[i, 0])
-        for j in range(width):
-            c = np.float32(0.0)
-            if j == 0 or labels[i, j] != labels[i, 0]:
-                s = scores[i, j] + log_base[i, j]
-                c = exp32(s - log_noise[i, j] - top) / norm + np.float32(2.0) * penalty * s
-            coefficients[i, j] = row_weight[i] * (c - np.float32(1.0) if j == 0 else c)
-        pairs.losses[i] = row_weight[i] * total
-
-
 @helper
-def _others(labels: Any, log_noise: Any, i: int) -> Any:
-    """log(v_j p_n(y_j)), the same for all negatives of row i that are not its positive y; the weight of those
-    that are is zero.
+def _log_weight_of_others(labels: Any, log_noise: Any, i: int) -> Any:
+    """Return log(v_j p_n(y_j)), the same for all negatives of row i that are not its positive y.
 
-    Given that n of m draws are not y, they are independent draws from p_n without y, and v_j = (1 - p_n(y)) /
-    (n p_n(y_j)) makes a sum over them exact. With probability p_n(y)^m there is none: dividing by 1 -
-    p_n(y)^m makes up for that."""
+    Given that n of m draws are not y, they are independent draws from p_n without y, and
+    v_j = (1 - p_n(y)) / (n p_n(y_j)) makes a sum over them unbiased.  With probability p_n(y)^m there is
+    none: dividing by 1 - p_n(y)^m corrects for that.  Negatives that are y have weight zero.
+    """
     m = labels.shape[1] - 1
     n = 0
     for j in range(1, m + 1):
@@ -202,13 +174,13 @@ def _others(labels: Any, log_noise: Any, i: int) -> Any:
 
 @njit
 def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """The bound of Titsias: the positive against each other class by itself."""
+    """Compute the bound of Titsias: the positive against each other class by itself."""
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
     width = scores.shape[1]
-    share = np.float32(1.0) / np.float32(width - 1)
+    inverse_m = np.float32(1.0) / np.float32(width - 1)
     for i in range(start, stop):
-        log_weight = _others(labels, log_noise, i)
+        log_weight = _log_weight_of_others(labels, log_noise, i)
         first = scores[i, 0] + log_base[i, 0]
         pull = np.float64(0.0)
         total = np.float64(penalty * first * first)
@@ -219,8 +191,8 @@ def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
                 v = exp32(log_weight - log_noise[i, j])
                 c = v * sigmoid32(s - first)
                 pull += c
-                total += np.float64(v) * _softplus(s - first) + share * penalty * s * s
-                c += share * np.float32(2.0) * penalty * s
+                total += np.float64(v) * _softplus(s - first) + inverse_m * penalty * s * s
+                c += inverse_m * np.float32(2.0) * penalty * s
             coefficients[i, j] = row_weight[i] * c
         coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * first - np.float32(pull))
         pairs.losses[i] = row_weight[i] * total
@@ -228,16 +200,17 @@ def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 @njit
 def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """The bound of Ruiz et al. for the softmax; `pairs.eta` is below zero where a row has none yet.
+    """Compute the bound of Ruiz et al. for the softmax, and update `pairs.eta`.
 
-    The estimate of this step enters eta before eta divides it, so that the coefficients of a row stay below 1
-    / rate."""
+    An eta below zero means that a row has none yet.  The estimate of this step enters eta before eta divides
+    it, so that the coefficients of a row stay below 1 / rate.
+    """
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
     penalty, coefficients, labels = settings.penalty, pairs.coefficients, pairs.labels
     width = scores.shape[1]
-    share = np.float32(1.0) / np.float32(width - 1)
+    inverse_m = np.float32(1.0) / np.float32(width - 1)
     for i in range(start, stop):
-        log_weight = _others(labels, log_noise, i)
+        log_weight = _log_weight_of_others(labels, log_noise, i)
         first = scores[i, 0] + log_base[i, 0]
         estimate = np.float64(0.0)
         total = np.float64(penalty * first * first)
@@ -247,7 +220,7 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
                 s = scores[i, j] + log_base[i, j]
                 term = exp32(min(s - first, _MARGIN_MAX) + log_weight - log_noise[i, j])
                 estimate += term
-                total += share * penalty * s * s
+                total += inverse_m * penalty * s * s
             coefficients[i, j] = term
         rate = np.float64(settings.rate) if pairs.eta[i] >= np.float32(0.0) else 1.0
         pairs.eta[i] = np.float32(rate * estimate + (1.0 - rate) * pairs.eta[i])
@@ -255,7 +228,7 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
         for j in range(1, width):
             c = np.float32(coefficients[i, j] * scale)
             if labels[i, j] != labels[i, 0]:
-                c += share * np.float32(2.0) * penalty * (scores[i, j] + log_base[i, j])
+                c += inverse_m * np.float32(2.0) * penalty * (scores[i, j] + log_base[i, j])
             coefficients[i, j] = row_weight[i] * c
         coefficients[i, 0] = row_weight[i] * (
             np.float32(2.0) * penalty * first - np.float32(estimate * scale)
@@ -263,14 +236,42 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
         pairs.losses[i] = row_weight[i] * (total + (1.0 + estimate) * scale - np.log(scale) - 1.0)
 
 
-# Coefficients and losses of the rows [start, stop): called with (settings, pairs, start, stop).
-coefficients_of = by_class(
-    {
-        NegativeSampling: negative_sampling,
-        NoiseContrastive: noise_contrastive,
-        SampledSoftmax: sampled_softmax,
-        MaskedSoftmax: masked_softmax,
-        OneVsEach: one_vs_each,
-        AugmentReduce: augment_reduce,
-    }
-)
+_LOSSES: dict[type, Callable[..., Any]] = {
+    NegativeSampling: negative_sampling,
+    NoiseContrastive: noise_contrastive,
+    SampledSoftmax: sampled_softmax,
+    OneVsEach: one_vs_each,
+    AugmentReduce: augment_reduce,
+}
+
+# Called from kernels as coefficients_of(settings, pairs, start, stop).
+coefficients_of = by_class(_LOSSES)
+
+
+def register_loss(settings: type, kernel: Callable[..., Any]) -> None:
+    """Make a loss known to the training kernels.
+
+    Parameters
+    ----------
+    settings
+        A class of named tuples, of numbers that the kernel needs; its class selects the kernel.
+    kernel
+        Compiled by `extremax.kernels.compile.njit` and called as ``kernel(settings, pairs, start, stop)``.
+
+    Examples
+    --------
+    >>> class Margin(NamedTuple):
+    ...     penalty: np.float32
+    >>> @helper
+    ... def margin(settings, pairs, start, stop):
+    ...     for i in range(start, stop):
+    ...         pairs.losses[i] = 0.0
+    >>> register_loss(Margin, margin)
+    """
+    if not (issubclass(settings, tuple) and hasattr(settings, "_fields")):
+        raise TypeError(f"{settings.__name__} is no named tuple; the settings of a loss must be one.")
+    if _LOSSES.get(settings, kernel) is not kernel:
+        raise ValueError(
+            f"{settings.__name__} has a loss already; give each loss a class of settings of its own."
+        )
+    _LOSSES[settings] = kernel

@@ -1,13 +1,13 @@
-"""A stretch of minibatches on several threads that run side by side and wait for one another between the
-phases.
+"""Train on a stretch of minibatches, on several threads that wait for one another between the phases.
 
-Every thread runs the same kernel with its own ``part``. Per minibatch: scores and coefficients of its share
-of the rows from frozen weights; wait; updates of the classes it owns; wait. Waiting inside the kernel costs
-about a microsecond, so minibatches can be small enough that the rows read for scoring are still in the cache
-when they are updated.
+Every thread runs the same kernel with its own ``part``.  Per minibatch: scores and coefficients of its part
+of the rows, from frozen weights; wait; updates of the classes it owns; wait.  Waiting inside the kernel costs
+about a microsecond, so that minibatches can be small enough for the rows that were scored to be still in the
+cache when they are updated.
 
-The classes of ``step.objective`` and ``step.sizes`` choose the objective and the optimiser when a kernel is
-compiled, so that only what is used is compiled."""
+The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimiser when a kernel is
+compiled: a kernel contains one of each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.kernels.barrier import wait_for_all
-from extremax.kernels.compile import by_class, helper, njit
+from extremax.kernels.compile import by_class, helper, njit_extensible
 from extremax.kernels.row_losses import coefficients_of
 from extremax.kernels.row_updates import (
     adagrad_csr,
@@ -30,41 +30,39 @@ from extremax.kernels.row_updates import (
 
 
 class Pairs(NamedTuple):
-    """Rows of X with their classes, positive first, then negatives; and room for what is computed of them."""
+    """Rows of X with their classes, and arrays for what is computed of them."""
 
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int32]
-    log_base: NDArray[np.float32]
-    log_noise: NDArray[np.float32]
-    row_weight: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    coefficients: NDArray[np.float32]
-    losses: NDArray[np.float64]
-    eta: NDArray[np.float32]  # one parameter per row, of objectives that keep one
+    rows: NDArray[np.int64]  # (n,): row of X
+    labels: NDArray[np.int32]  # (n, 1 + m): the positive class, then negatives
+    log_base: NDArray[np.float32]  # (n, 1 + m): what is added to a score to debias it
+    log_noise: NDArray[np.float32]  # (n, 1 + m): log p_n
+    row_weight: NDArray[np.float32]  # (n,)
+    scores: NDArray[np.float32]  # (n, 1 + m), filled
+    coefficients: NDArray[np.float32]  # (n, 1 + m), filled: d loss / d score
+    losses: NDArray[np.float64]  # (n,), filled
+    eta: NDArray[np.float32]  # (n,), updated: a parameter per row, of objectives that keep one
 
 
 class PerWeight(NamedTuple):
-    """Step sizes, for Adagrad with one accumulator per weight."""
+    """Step sizes of Adagrad with one accumulator per weight."""
 
     scale: np.float32
     learning_rate: np.float32
 
 
 class AlongRow(NamedTuple):
-    """Step sizes, for steps along x: Adagrad with one accumulator per class, or none."""
+    """Step sizes of steps along x: Adagrad with one accumulator per class, or SGD."""
 
     scale: np.float32
     learning_rate: np.float32
 
 
 class Step(NamedTuple):
-    """Rows per minibatch, and what chooses the code by its class: an objective's settings and a kind of
-    step.
-    """
+    """What a training kernel does with each minibatch."""
 
-    batch_size: int
-    objective: Any
-    sizes: Any
+    batch_size: int  # rows
+    objective: Any  # settings of a loss; their class selects its kernel
+    sizes: Any  # `PerWeight` or `AlongRow`
 
 
 @helper
@@ -91,9 +89,9 @@ _update_dense = by_class({PerWeight: _per_weight_dense, AlongRow: _along_row_den
 _update_csr = by_class({PerWeight: _per_weight_csr, AlongRow: _along_row_csr})
 
 
-@njit
+@njit_extensible
 def train_dense(X, pairs, model, step, barrier, part, n_parts):
-    """All minibatches of `pairs`, in order, for thread `part` of `n_parts`; X is an array."""
+    """Train on all minibatches of `pairs`, in order, as thread `part` of `n_parts`; X is an array."""
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
@@ -119,9 +117,9 @@ def train_dense(X, pairs, model, step, barrier, part, n_parts):
         wait_for_all(barrier, n_parts)
 
 
-@njit
+@njit_extensible
 def train_csr(X, pairs, model, step, barrier, part, n_parts):
-    """The same for X as `CSRRows`."""
+    """Do the same for X as `CSRRows`."""
     for start in range(0, pairs.rows.shape[0], step.batch_size):
         stop = min(start + step.batch_size, pairs.rows.shape[0])
         first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts

@@ -1,15 +1,16 @@
-"""Score the sampled (row, class) pairs of a minibatch and apply their updates: the inner loops of training.
+"""Score the (row, class) pairs of a minibatch and apply their updates: the inner loops of row training.
 
-A minibatch is a list of rows of X and a table ``labels`` (n, 1 + m): in each line the positive class and m
-negatives. Phase one reads scores x . w_y + b_y from frozen weights, any thread any rows. Phase two changes
-weights: thread ``part`` of
-``n_parts`` owns the classes with ``label % n_parts == part`` and goes through the pairs in order, so each class sees the same
-updates in the same order whatever the number of threads.
+A minibatch is a list of rows of X and a table ``labels`` (n, 1 + m): the positive class of each row and its m
+negatives.  Phase one computes scores x . w_y + b_y from frozen weights; any thread may take any rows.  Phase
+two changes weights: thread ``part`` of ``n_parts`` owns the classes with ``label % n_parts == part`` and goes
+through the pairs in order, so that each class gets the same updates in the same order whatever the number of
+threads.
 
-Of an objective only ``coefficients`` c = d loss / d score arrives here: the gradient of the row w_y is c x,
-of b_y it is c. The memory bus is the limit: a pair moves one row of X, one of the weights and one of the
-accumulators, and the next rows are prefetched while one is worked on. ``scale`` is the model's feature scale:
-rows of X are used as scale * x without a copy."""
+An objective provides ``coefficients`` c = d loss / d score: the gradient of w_y is c x, of b_y it is c.
+Memory bandwidth is the limit: a pair moves one row of X, one of the weights and one of the accumulators, and
+the next rows are prefetched during the work on one.  ``scale`` is the model's feature scale: rows of X are
+used as scale * x without a copy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from extremax.kernels.math import rsqrt32
 from extremax.kernels.simd import CACHE_LINE, prefetch, prefetch_row
 
 _AHEAD = 2  # pairs to prefetch ahead
-# weights between two turns of prefetching: all lines of a row at once would fill the queue of the memory unit
+# weights between two prefetches: all lines of a row at once would fill the queue of the memory unit
 _CHUNK = 64
 
 
@@ -36,21 +37,17 @@ class CSRRows(NamedTuple):
 
 
 class ModelArrays(NamedTuple):
-    """What training changes: weights (C, K), biases (C,), and Adagrad's sums of squares (C, K or 1 or 0),
-    (C,).
-    """
+    """The arrays that training changes, for C classes and K features."""
 
-    weights: NDArray[np.float32]
-    biases: NDArray[np.float32]
-    squares: NDArray[np.float32]
-    bias_squares: NDArray[np.float32]
+    weights: NDArray[np.float32]  # (C, K)
+    biases: NDArray[np.float32]  # (C,)
+    squares: NDArray[np.float32]  # (C, K), (C, 1) or (C, 0): sums of squared gradients of Adagrad
+    bias_squares: NDArray[np.float32]  # (C,)
 
 
 @njit
 def score_dense(X, rows, labels, weights, biases, scale, scores, start, stop):
-    """scores[i, j] = scale * X[rows[i]] . weights[labels[i, j]] + biases[labels[i, j]] for i in [start,
-    stop).
-    """
+    """Fill ``scores[i, j] = scale * X[rows[i]] . w + b`` for i in [start, stop), class labels[i, j]."""
     width = labels.shape[1]
     for i in range(start, stop):
         x = X[rows[i]]
@@ -70,7 +67,7 @@ def score_dense(X, rows, labels, weights, biases, scale, scores, start, stop):
 
 @njit
 def score_csr(X, rows, labels, weights, biases, scale, scores, start, stop):
-    """The same for sparse rows: only the stored columns are read."""
+    """Do the same for sparse rows; only the stored columns are read."""
     for i in range(start, stop):
         first, last = X.indptr[rows[i]], X.indptr[rows[i] + 1]
         for j in range(labels.shape[1]):
@@ -83,8 +80,9 @@ def score_csr(X, rows, labels, weights, biases, scale, scores, start, stop):
 
 @njit
 def _owned_pairs(labels, coefficients, part, n_parts, owned):
-    """Flat indices of the pairs whose class belongs to `part`, in order; returns how many. A coefficient 0
-    moves nothing.
+    """List flat indices of the pairs whose class belongs to `part`, in order; return how many.
+
+    Pairs of coefficient 0 change nothing and are left out.
     """
     width = labels.shape[1]
     count = 0
@@ -113,7 +111,7 @@ def _adagrad(x, w, a, c, learning_rate):
 
 @njit
 def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, part, n_parts):
-    """Adagrad with one accumulator per weight: a += g^2; w -= learning_rate * g / sqrt(a)."""
+    """Apply Adagrad with one accumulator per weight: a += g^2; w -= learning_rate * g / sqrt(a)."""
     width = labels.shape[1]
     owned = np.empty(labels.size, np.int32)
     count = _owned_pairs(labels, coefficients, part, n_parts, owned)
@@ -141,7 +139,7 @@ def adagrad_dense(X, rows, labels, coefficients, model, scale, learning_rate, pa
 
 @njit
 def adagrad_csr(X, rows, labels, coefficients, model, scale, learning_rate, part, n_parts):
-    """The same for sparse rows: only the stored columns are changed."""
+    """Do the same for sparse rows; only the stored columns are changed."""
     width = labels.shape[1]
     owned = np.empty(labels.size, np.int32)
     count = _owned_pairs(labels, coefficients, part, n_parts, owned)
@@ -161,8 +159,9 @@ def adagrad_csr(X, rows, labels, coefficients, model, scale, learning_rate, part
 
 @inline
 def _row_step(model, label, c, scale, norm, learning_rate):
-    """Length of the step along x: plain SGD where there is no accumulator, else Adagrad with the mean of
-    g^2 over the row.
+    """Update the bias and return the length of the step along x.
+
+    Plain SGD where there is no accumulator, else Adagrad with the mean of g^2 over the row.
     """
     if model.squares.shape[1] == 0:
         model.biases[label] -= learning_rate * c
@@ -175,7 +174,7 @@ def _row_step(model, label, c, scale, norm, learning_rate):
 
 @njit
 def along_row_dense(X, rows, labels, coefficients, model, scale, learning_rate, part, n_parts):
-    """Steps along x alone, w -= step * x: Adagrad with one accumulator per class, or SGD with none."""
+    """Apply ``w -= step * x``: Adagrad with one accumulator per class, or SGD with none."""
     width = labels.shape[1]
     owned = np.empty(labels.size, np.int32)
     count = _owned_pairs(labels, coefficients, part, n_parts, owned)
@@ -197,7 +196,7 @@ def along_row_dense(X, rows, labels, coefficients, model, scale, learning_rate, 
 
 @njit
 def along_row_csr(X, rows, labels, coefficients, model, scale, learning_rate, part, n_parts):
-    """The same for sparse rows: only the stored columns are changed."""
+    """Do the same for sparse rows; only the stored columns are changed."""
     width = labels.shape[1]
     owned = np.empty(labels.size, np.int32)
     count = _owned_pairs(labels, coefficients, part, n_parts, owned)

@@ -14,16 +14,17 @@ from extremax.kernels.compile import JIT_DISABLED, helper, inline
 if JIT_DISABLED:
 
     def prefetch(array: Any, row: int, column: int) -> None:
-        """Do nothing: interpreted code has no cache to warm."""
+        """Do nothing: interpreted code does not wait for memory."""
 
     def trailing_zeros(mask: Any) -> int:
+        """Return the position of the lowest bit that is set; one must be."""
         return (int(mask) & -int(mask)).bit_length() - 1
 
 else:
 
     @intrinsic
     def prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
-        """Ask the processor for the 64 bytes around ``array[row, column]``; never faults, changes nothing."""
+        """Request the 64 bytes around ``array[row, column]``; any place is allowed, nothing changes."""
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -43,7 +44,7 @@ else:
 
     @intrinsic
     def trailing_zeros(typingctx: Any, mask: Any) -> Any:
-        """The place of the lowest bit that is set; some must be."""
+        """Return the position of the lowest bit that is set; one must be."""
         from llvmlite import ir
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -52,22 +53,23 @@ else:
         return types.int64(types.uint32), codegen
 
 
-CACHE_LINE = 16  # float32 in it
+CACHE_LINE = 16  # float32 per cache line
 
 
 @inline
 def prefetch_row(array: Any, row: Any) -> None:
-    """Ask the processor for a whole row of a float32 array."""
+    """Request a whole row of a float32 array."""
     for column in range(0, array.shape[1], CACHE_LINE):
         prefetch(array, row, column)
 
 
-if JIT_DISABLED or numba.config.BOUNDSCHECK:  # the loop in full, with every access checked
+if JIT_DISABLED or numba.config.BOUNDSCHECK:  # as a loop, every access of which is checked
 
     @inline
     def dot_rows(left: Any, i: Any, right: Any, j: Any) -> Any:
-        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a
-        multiple of 16.
+        """Return the inner product of row i of `left` and row j of `right`.
+
+        Both are float32 in C order, of the same width, a multiple of 16.
         """
         total = np.float32(0.0)
         for c in range(left.shape[1]):
@@ -78,11 +80,11 @@ else:
 
     @intrinsic
     def dot_rows(typingctx: Any, left: Any, i: Any, right: Any, j: Any) -> Any:
-        """Inner product of row i of `left` and row j of `right`: float32, C order, the same width, a multiple
-        of 16.
+        """Return the inner product of row i of `left` and row j of `right`.
 
-        Spelled out as two SIMD accumulators, because LLVM unrolls so short a loop before it looks for SIMD in
-        it."""
+        Both are float32 in C order, of the same width, a multiple of 16.  Written as two SIMD accumulators,
+        because LLVM unrolls so short a loop before it vectorises.
+        """
         from llvmlite import ir
         from numba.core import cgutils
 
@@ -118,14 +120,14 @@ else:
         return types.float32(left, types.int64, right, types.int64), codegen
 
 
-LANES = 32  # classes whose sums are made at a time: one byte of each fills a register
-ROWS_AT_ONCE = 4  # rows that share the work of unpacking the codes
-CODES_AT_ONCE = 8  # entries that a byte holds the sum of ...
-MOST_ENTRY = 31  # ... because none is larger
+LANES = 32  # classes whose sums are computed together: one byte of each fills a register
+ROWS_AT_ONCE = 4  # rows for which codes are unpacked together
+CODES_AT_ONCE = 8  # entries whose sum a byte holds, because ...
+MOST_ENTRY = 31  # ... no entry is larger
 
 
 def _byte_shuffle() -> str | None:
-    """The instruction that looks 16 bytes up at once, if the machine that numba compiles for has one."""
+    """Name the instruction set whose table look-up of 16 bytes is used, if the processor has one."""
     import llvmlite.binding as llvm
     from numba.core.codegen import get_host_cpu_features
 
@@ -141,13 +143,13 @@ def _byte_shuffle() -> str | None:
 
 BYTE_SHUFFLE = _byte_shuffle()
 
-# the loop in full: the same sums, one at a time
 if JIT_DISABLED or numba.config.BOUNDSCHECK or BYTE_SHUFFLE is None:
 
     @inline
     def _block_sums(
         codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any
     ) -> None:
+        """Compute the sums of one block in a loop, one at a time."""
         for r in range(ROWS_AT_ONCE):
             most: Any = 0
             for j in range(LANES):
@@ -167,8 +169,9 @@ else:
     def _block_sums(
         typingctx: Any, codes: Any, block: Any, tables: Any, group: Any, slot: Any, sums: Any, highest: Any
     ) -> Any:
-        """By byte shuffles, 32 entries at once. Eight are added as bytes before they are widened to 16
-        bits.
+        """Compute the sums of one block by byte shuffles, 32 entries at once.
+
+        Eight entries are added as bytes before they are widened to 16 bits.
         """
         from llvmlite import ir
         from numba.core import cgutils
@@ -231,8 +234,7 @@ else:
                             )
                             parts[r] = found if parts[r] is None else builder.add(parts[r], found)
                 for r in range(ROWS_AT_ONCE):
-                    # The sums of even places still carry those of odd ones in their upper bytes, until all
-                    # are added up.
+                    # The upper bytes of the even sums hold the odd ones, which are subtracted at the end.
                     even = builder.bitcast(parts[r], words)
                     for total, part in zip(totals[r], (even, builder.lshr(even, eight)), strict=True):
                         builder.store(builder.add(builder.load(total), part), total)
@@ -257,12 +259,19 @@ else:
 
 @helper
 def table_sums(codes: Any, start: Any, stop: Any, tables: Any, group: Any, sums: Any, highest: Any) -> None:
-    """For each of four rows and the classes of blocks ``range(start, stop)`` the sum of the table entries
-    that they pick.
+    """Sum the table entries that the codes pick, for four rows and the blocks ``range(start, stop)``.
 
-    ``codes`` (blocks, pairs, 32) uint8, pairs a multiple of four: the low bits of a byte pick from table 2 p, the high ones
-    from table 2 p + 1, and the byte at place j is that of class ``j // 2 + 16 * (j % 2)``. ``tables``
-    (groups, 4, 2 pairs, 16) uint8, no entry above 31. To ``sums`` (4, slots, 32) uint16, and the highest of a
-    block to ``highest`` (4, slots) int32."""
+    Parameters
+    ----------
+    codes : uint8 (blocks, pairs, 32)
+        Pairs are a multiple of four.  The low bits of a byte pick from table 2 p, the high ones from table
+        2 p + 1; the byte at place j belongs to class ``j // 2 + 16 * (j % 2)`` of the block.
+    tables : uint8 (groups, 4, 2 pairs, 16)
+        Of which ``tables[group]`` are used; no entry is above 31.
+    sums : uint16 (4, slots, 32)
+        Filled; block ``start + slot`` goes to `slot`.
+    highest : int32 (4, slots)
+        Filled with the largest sum of each block.
+    """
     for slot in range(stop - start):
         _block_sums(codes, start + slot, tables, group, slot, sums, highest)

@@ -1,8 +1,9 @@
-"""Words and character n-grams of texts as columns of a hash table: the first step of the text features.
+"""Hash words and character n-grams of texts to columns: the first step of the text features.
 
 N-grams are those of scikit-learn's analyzers: characters within word boundaries (``char_wb``, each word
-between two spaces), and runs of letters, digits and underscores. The code points of an n-gram are hashed one
-after the other, so that the n-grams that start at one place share their work."""
+between two spaces), and runs of letters, digits and underscores.  The code points of an n-gram are hashed in
+sequence, so that the hash of an n-gram continues that of the shorter ones at the same place.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ _SPACE = np.uint64(32)
 
 @inline
 def _column(key, shift):
+    """Return the upper bits of a hash."""
     return np.int64(np.uint64(key) >> shift)
 
 
 @njit
 def _count(column, counts, columns, n):
-    """One more of `column`; a column not seen before in this text goes to the end of `columns`."""
+    """Count one more of `column`; a column new to this text is appended to `columns`."""
     if counts[column] == 0:
         columns[n] = column
         n += 1
@@ -34,12 +36,23 @@ def _count(column, counts, columns, n):
 
 @njit
 def hash_ngrams(codes, kinds, text_ends, sizes, counts, columns, column_counts, column_ends):
-    """Columns and counts of every text, in the order of first appearance.
+    """Compute columns and counts of every text, in the order of first appearance.
 
-    codes uint32 and kinds uint8 (n_characters,); text_ends int64 (n_texts,); sizes int64 (4,): shortest and
-    longest character n-gram, longest word n-gram (0: none), and the binary logarithm of the table's size;
-    counts int32 (2 * table size,), zero before and after: the first half for characters, the second for
-    words; columns, column_counts int32, long enough; column_ends int64 (n_texts,)."""
+    Parameters
+    ----------
+    codes, kinds : uint32, uint8 (n_characters,)
+        Code points of all texts in sequence, and their kinds.
+    text_ends : int64 (n_texts,)
+    sizes : int64 (4,)
+        Shortest and longest character n-gram, longest word n-gram (0: none), and the binary logarithm of the
+        table size.
+    counts : int32 (2 * table size,)
+        Zero before and after; the first half is for characters, the second for words.
+    columns, column_counts : int32
+        Filled; long enough for all n-grams.
+    column_ends : int64 (n_texts,)
+        Filled with the end of each text's columns.
+    """
     shortest, longest, longest_words = sizes[0], sizes[1], sizes[2]
     table = np.int64(1) << sizes[3]
     shift = np.uint64(64 - sizes[3])

@@ -1,9 +1,9 @@
-"""Numbers out of bytes: rows of ``label,label index:value index:value ...``, the text of the XMC repository
-and of libsvm.
+"""Parse lines ``label,label index:value index:value ...``, the text of the XMC repository and of libsvm.
 
-A chunk of whole lines goes in, flat arrays come out. A line that is not as expected leaves no trace in the
-arrays; what was wrong with it, and where, is recorded. Every chunk ends with a newline, which ends every loop
-below."""
+The input is a chunk of whole lines, the output flat arrays.  A line that is not as expected adds nothing to
+the arrays; the place and kind of the error are recorded.  Every chunk ends with a newline, which ends every
+loop below.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _INT32_MAX = 2**31 - 1
 
 
 class SparseLines(NamedTuple):
-    """Where `parse_sparse_lines` writes; large enough for every label, feature and line of the chunk."""
+    """Output of `parse_sparse_lines`, large enough for all labels, features and lines of the chunk."""
 
-    labels: np.ndarray  # int64, labels of all rows one after the other
+    labels: np.ndarray  # int64, labels of all rows in sequence
     label_ends: np.ndarray  # int64 (rows,), end of each row's labels
     indices: np.ndarray  # int32
     values: np.ndarray  # float32
@@ -40,7 +40,7 @@ class SparseLines(NamedTuple):
 
 @njit
 def count_marks(buffer):
-    """Newlines, colons and commas of a chunk: bounds for its rows, features and labels."""
+    """Count newlines, colons and commas of a chunk: bounds for its rows, features and labels."""
     lines = 0
     colons = 0
     commas = 0
@@ -64,7 +64,7 @@ def _is_end(c):
 
 @njit
 def _read_integer(buffer, p):
-    """Integer at p, with a sign and with ``.000`` behind it if need be; its end, or -1 if there is none."""
+    """Return the integer at p and its end, or -1 if there is none; a sign and ``.000`` are allowed."""
     c = int(buffer[p])
     negative = c == MINUS
     if c in (MINUS, PLUS):
@@ -87,7 +87,7 @@ def _read_integer(buffer, p):
 
 @njit
 def _read_float(buffer, p):
-    """Decimal number at p as float64 and its end, or -1 if there is none or it is not a finite float32."""
+    """Return the decimal number at p and its end, or -1 if there is no finite float32."""
     c = int(buffer[p])
     negative = c == MINUS
     if c in (MINUS, PLUS):
@@ -96,9 +96,7 @@ def _read_float(buffer, p):
     mantissa = 0
     exponent = 0
     n_digits = 0
-    # digits in the mantissa, from the first that is not zero: 18 fit an int64, more than a float32 can tell
-    # apart
-    kept = 0
+    kept = 0  # digits of the mantissa from the first nonzero one; 18 fit an int64 and exceed float32
     while _is_digit(c):
         if kept < 18:
             mantissa = mantissa * 10 + (c - ZERO)
@@ -150,8 +148,9 @@ def _read_float(buffer, p):
 def parse_sparse_lines(buffer, n_features, n_labels, keep_blank, skip_bad, out):
     """Parse a chunk of whole lines into `out`.
 
-    Indices must be below `n_features`; labels in [0, n_labels) unless `n_labels` is -1. Blank lines are rows
-    without anything if `keep_blank`, else nothing. Returns at the first bad line unless `skip_bad`."""
+    Indices must be below `n_features`, labels in [0, n_labels) unless `n_labels` is -1.  Blank lines are
+    empty rows if `keep_blank`, else they are skipped.  Returns at the first bad line unless `skip_bad`.
+    """
     labels, indices, values, state = out.labels, out.indices, out.values, out.state
     end = len(buffer)
     p = 0

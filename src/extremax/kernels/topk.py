@@ -1,12 +1,13 @@
-"""Kernels of prediction: running top-k and log-sum-exp over tiles of scores, and the choice among candidates.
+"""Running top-k and log-sum-exp over tiles of scores, and the choice among candidates.
 
-A tile holds the scores x.w_y of some rows against some classes, fresh from a matrix product and still in
-cache. One pass over it adds the biases, removes the bias of the noise (Eq. 5 of the paper), keeps the k best
-classes of each row and updates the row's log-sum-exp (the normaliser of Eq. 1), so that scores of all classes
-never exist at once.
+A tile holds the products x.w_y of some rows and some classes, fresh from a matrix product and still in cache.
+One pass over it adds the biases, removes the bias of the noise (Eq. 5 of the paper), keeps the k best classes
+of each row and updates the row's log-sum-exp (the normaliser of Eq. 1), so that scores of all classes never
+exist at once.
 
-The state of one row is a heap of its k best classes with the worst on top, the largest tempered score seen
-(`peak`) and the sum of exp(score - peak) (`mass`)."""
+The state of one row is a heap of its k best classes with the worst on top, the largest score seen divided by
+the temperature (`peak`) and the sum of exp(score / temperature - peak) (`mass`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _LOWEST = np.int32(-0x7FFFFFFF)
 _S31 = np.int32(31)
 _ZERO = np.float32(0.0)
 _MINUS_INF = np.float32(-np.inf)
-NO_LABEL = np.int32(0x7FFFFFFF)  # an empty place of a heap: loses every tie
+NO_LABEL = np.int32(0x7FFFFFFF)  # an empty place of a heap: the last in every tie
 _HALF, _ONE, _LOG2E, _LN2 = (
     np.float32(0.5),
     np.float32(1.0),
@@ -31,33 +32,31 @@ _HALF, _ONE, _LOG2E, _LN2 = (
     np.float32(0.69314718056),
 )
 _EXP_MIN = np.float32(-87.0)
-# minimax
+# minimax polynomial of exp
 _P0, _P1, _P2, _P3 = (
     np.float32(0.49999231),
     np.float32(0.16667114),
     np.float32(0.04189011),
     np.float32(0.00831256),
 )
-# exp(-32) of the peak, times the ten million classes that we aim at, is still below the precision of float32.
+# exp(-32) of the peak, times ten million classes, is still below the precision of float32
 _NEGLIGIBLE = np.float32(32.0)
 STRIP = 256  # scores per strip: long enough for SIMD, short enough that a rescan for the top-k is cheap
 
 
 class RowState(NamedTuple):
-    """Running results of a block of rows over a group of classes; `target` is the column of a row's true
-    class, or -1.
-    """
+    """Running results of a block of rows over a group of classes."""
 
     heap_scores: np.ndarray  # (n, k) float32
     heap_labels: np.ndarray  # (n, k) int32
     peak: np.ndarray  # (n,) float32
     mass: np.ndarray  # (n,) float64
-    target: np.ndarray  # (n,) int32
+    target: np.ndarray  # (n,) int32: column of a row's true class, or -1
     target_score: np.ndarray  # (n,) float32
 
 
 class Columns(NamedTuple):
-    """The columns of a tile, which are number `start` and following of all columns."""
+    """Classes of the columns of a tile; `start` is the number of the first of all columns."""
 
     labels: np.ndarray  # (width,) int32
     biases: np.ndarray  # (width,) float32
@@ -65,61 +64,64 @@ class Columns(NamedTuple):
 
 
 class LogNoise(NamedTuple):
-    """log p_n: row ``row_step * (i - first_row)``, column ``first_column + j`` belongs to row i, column j
-    of a tile.
+    """log p_n of a tile.
+
+    Row i and column j of the tile have ``values[row_step * (i - first_row), first_column + j]``.
     """
 
     values: np.ndarray  # float32
     first_row: int
-    row_step: int  # 0 for one row that serves all
+    row_step: int  # 0 where all rows share one
     first_column: int
 
 
 class Scaling(NamedTuple):
+    """Factors of the products and of the scores."""
+
     features: np.float32
-    sharpness: np.float32  # one over the temperature
+    inverse_temperature: np.float32
+
+    @property
+    def sharpness(self):  # until search/scan.py uses the new name
+        return self.inverse_temperature
 
 
 @inline
 def exp_nonpositive(x):
-    """``exp(x)`` in float32 for x <= 0, relative error below 3e-7; 1e-38 below -87.
+    """Return ``exp(x)`` in float32 for x <= 0, relative error below 3e-7; 1e-38 below -87.
 
-    Three terms fewer than `exp32`: a sum of exponentials and log(1 + exp) need no more.
+    It has three terms fewer than `exp32`, enough for a sum of exponentials and for log(1 + exp).
     """
     x = max(x, _EXP_MIN)
     n = np.int32(x * _LOG2E - _HALF)  # towards zero: the nearest whole number
     r = x - np.float32(n) * _LN2
     s = r * r
-    # By squares, not by Horner's rule: half the length of the chain in which each step waits for the one
-    # before.
+    # By squares, not by Horner's rule: half as many steps that wait for the one before.
     return (((_P3 * r + _P2) * s + (_P1 * r + _P0)) * s + (r + _ONE)) * bits_float(np.int32((n + 127) << 23))
 
 
 @inline
 def debias(score, log_noise):
-    """Eq. 5 for one class: the scalar form of `extremax.search.remove_bias`."""
+    """Apply Eq. 5 to one class: the scalar form of `extremax.search.remove_bias`."""
     return score + log_noise
 
 
 @inline
 def _ordered(x):
-    """Bits of a float32 as an int32 with the same order: an integer maximum vectorises, one of floats does
-    not.
-    """
+    """Map a float32 to an int32 of the same order; integer maxima vectorise, those of floats do not."""
     i = float_bits(x)
     return np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK))
 
 
 @inline
 def _unordered(i):
+    """Invert `_ordered`."""
     return bits_float(np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK)))
 
 
 @njit
 def _replace_worst(scores, labels, k, score, label):
-    """Put an item in place of the worst, which is at the root: lowest score, among equals the largest
-    label.
-    """
+    """Replace the worst item of a heap, at its root: lowest score, among equals largest label."""
     i = 0
     while True:
         child = 2 * i + 1
@@ -142,7 +144,7 @@ def _replace_worst(scores, labels, k, score, label):
 
 @njit
 def _sort_heap(scores, labels, k):
-    """Turn a heap into a list, best first: the worst goes to the end, again and again."""
+    """Sort a heap in place, best first."""
     for size in range(k - 1, 0, -1):
         score, label = scores[0], labels[0]
         _replace_worst(scores, labels, size, scores[size], labels[size])
@@ -159,17 +161,17 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
     tile : (n, width) float32
         Products x.w_y.
     columns : Columns
-        What the tile's columns are.
+        Classes of the tile's columns.
     log_noise : LogNoise
         log p_n of the same pairs.
     scaling : Scaling
-        Scale of the features and one over the temperature.
+        Factors of the products and of the scores.
     strip : (STRIP,) float32
-        Scratch of this call alone.
+        Scratch.
     """
     width = tile.shape[1]
     k = state.heap_scores.shape[1]
-    scale, sharpness = scaling.features, scaling.sharpness
+    scale, inverse_temperature = scaling.features, scaling.inverse_temperature
     for i in range(first_row, last_row):
         first = log_noise.first_column
         noise_row = log_noise.values[(i - log_noise.first_row) * log_noise.row_step, first : first + width]
@@ -177,8 +179,7 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
         threshold = heap_scores[0]
         peak, mass = state.peak[i], state.mass[i]
         for start in range(0, width, STRIP):
-            # Slices, not start + j: an index that may be negative, for all the compiler knows, stops
-            # vectorisation.
+            # Slices, not start + j: an index that the compiler cannot prove positive prevents vectorisation.
             products = tile[i, start : start + STRIP]
             biases = columns.biases[start : start + STRIP]
             noise = noise_row[start : start + STRIP]
@@ -195,14 +196,14 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
                     if value > threshold or (value == threshold and labels[j] < heap_labels[0]):
                         _replace_worst(heap_scores, heap_labels, k, value, labels[j])
                         threshold = heap_scores[0]
-            summit = best * sharpness
+            summit = best * inverse_temperature
             if summit > peak:
                 mass *= math.exp(peak - summit)
                 peak = summit
             if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
                 total = _ZERO
                 for j in range(products.size):
-                    total += exp_nonpositive(strip[j] * sharpness - peak)
+                    total += exp_nonpositive(strip[j] * inverse_temperature - peak)
                 mass += total
         state.peak[i], state.mass[i] = peak, mass
         place = state.target[i] - columns.start
@@ -211,11 +212,11 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
 
 
 @njit
-def finish_rows(states, sharpness, labels, log_prob, target_log_prob):
-    """Join the groups of classes, sort best first, and normalise by the log-sum-exp over all classes.
+def finish_rows(states, inverse_temperature, labels, log_prob, target_log_prob):
+    """Join the groups of classes, sort best first, normalise by the log-sum-exp over all classes.
 
-    ``states`` hold a leading axis of groups, which are joined in order. A place of ``labels``, ``log_prob`` (n, k) that no
-    class took (k larger than the number of classes) becomes -1 and minus infinity.
+    The arrays of ``states`` have a leading axis of groups, which are joined in order.  Where k is larger than
+    the number of classes, the last places of ``labels`` and ``log_prob`` (n, k) become -1 and minus infinity.
     """
     n_groups, n, k = states.heap_scores.shape
     for i in range(n):
@@ -235,19 +236,19 @@ def finish_rows(states, sharpness, labels, log_prob, target_log_prob):
         log_mass = math.log(mass)
         for r in range(k):
             labels[i, r] = best[r]
-            log_prob[i, r] = (scores[r] * sharpness - peak) - log_mass
+            log_prob[i, r] = (scores[r] * inverse_temperature - peak) - log_mass
             if best[r] == NO_LABEL:
                 labels[i, r] = -1
                 log_prob[i, r] = _MINUS_INF
-        target_log_prob[i] = (states.target_score[i] * sharpness - peak) - log_mass
+        target_log_prob[i] = (states.target_score[i] * inverse_temperature - peak) - log_mass
 
 
 @njit
-def choose_candidates(scores, candidates, sharpness, first_row, last_row, labels, log_prob):
-    """The k best of each row's own candidates, best first, normalised over its candidates; a candidate -1 is
-    none.
+def choose_candidates(scores, candidates, inverse_temperature, first_row, last_row, labels, log_prob):
+    """Choose the k best of each row's candidates, best first, normalised over its candidates.
 
-    ``scores``, ``candidates`` (n, width) go in, ``labels``, ``log_prob`` (n, k) come out.
+    ``scores`` and ``candidates`` (n, width) are read, ``labels`` and ``log_prob`` (n, k) filled.  A candidate
+    -1 stands for none.
     """
     width, k = candidates.shape[1], labels.shape[1]
     for i in range(first_row, last_row):
@@ -258,17 +259,17 @@ def choose_candidates(scores, candidates, sharpness, first_row, last_row, labels
         for j in range(width):
             label, score = candidates[i, j], scores[i, j]
             if label >= 0:
-                peak = max(peak, score * sharpness)
+                peak = max(peak, score * inverse_temperature)
                 if score > best_scores[0] or (score == best_scores[0] and label < best_labels[0]):
                     _replace_worst(best_scores, best_labels, k, score, label)
         mass = 0.0
         for j in range(width):
             if candidates[i, j] >= 0:
-                mass += exp_nonpositive(scores[i, j] * sharpness - peak)
+                mass += exp_nonpositive(scores[i, j] * inverse_temperature - peak)
         _sort_heap(best_scores, best_labels, k)
         log_mass = math.log(mass)
         for r in range(k):
-            best_scores[r] = (best_scores[r] * sharpness - peak) - log_mass
+            best_scores[r] = (best_scores[r] * inverse_temperature - peak) - log_mass
             if best_labels[r] == NO_LABEL:
                 best_labels[r] = -1
                 best_scores[r] = _MINUS_INF

@@ -1,24 +1,26 @@
 """Arithmetic of one node of the label tree: likelihood and Newton step, balanced splits, first direction.
 
-A node holds points x_i with weights q_i whose classes go left (side 0) or right (side 1). With zeta = 2 side
-- 1 it maximises (paper, section 3)
+A node holds points x_i with weights q_i whose classes go left (side 0) or right (side 1).  With
+zeta = 2 side - 1 it maximises (paper, section 3)
 
     L = sum_i q_i log sigma(zeta_i a_i) - lambda |w|^2 - mu b^2,    a_i = w.x_i + b
 
-over theta = (w, b) and all balanced splits. For given theta the best split sorts the classes by Delta_y, the
+over theta = (w, b) and all balanced splits.  For given theta the best split sorts the classes by Delta_y, the
 sum of q_i a_i over the points of y, which is theta.(S_y, n_y) with the class's weighted feature sum S_y and
 summed weight n_y.
 
-The best w is a sum over the points. The many nodes near the leaves that hold only n < k of them are rotated
-into the n dimensions that their points span: Newton's system has the size n + 1 instead of k + 1.
+The best w is a linear combination of the points.  The many nodes near the leaves that hold only n < k points
+are rotated into the n dimensions that their points span: Newton's system then has the size n + 1, not k + 1.
 
 Points and class sums are stored in blocks (block, row, PASS): row c < k is feature c, row k is 1 for a point
-and n_y for a class, further rows up to a multiple of 4 are 0. Loops then run along points and become SIMD
-code. Sums within a block are float32, sums over blocks float64."""
+and n_y for a class, further rows up to a multiple of 4 are 0.  Loops then run along points and become SIMD
+code.  Sums within a block are float32, sums over blocks float64.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,22 +32,35 @@ LANES = 32  # points are processed in multiples of this; missing ones have weigh
 
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _SIGN_MASK = np.int32(0x7FFFFFFF)
-_POWER_STEPS = 30
-_SETTLED = 1e-6  # squared length of a move of the unit vector at which the power iteration ends
-# squared distance of a point from those before it, relative to its squared length: it lies among them
-_DEPENDENT = 1e-10
-_PCA_BLOCKS = 128  # the covariance of many classes is known well enough from this many blocks of them
+_SETTLED = 1e-6  # squared change of the unit vector at which the power iteration ends
+_DEPENDENT = 1e-10  # squared distance of a point from the span of others, over its squared length: rounding
+_NO_STEP = 1e150  # pivot in place of one that is lost to rounding: its direction takes no step
+
+
+class NodeData(NamedTuple):
+    """Points and classes of one node, in blocks."""
+
+    X: np.ndarray  # (blocks of n, rows, PASS) float32
+    weight: np.ndarray  # (blocks of n, PASS) float32
+    member: np.ndarray  # (blocks of n, PASS) int32: position of a point's class in the node
+    sums: np.ndarray  # (blocks of m, rows, PASS) float32
+    n: int  # points
+    m: int  # classes
+    n_columns: int  # features
+    penalty: float  # of the weights
+    bias_penalty: float
 
 
 @helper
 def _add_moments(X, block, size, rows, n_rows, matrix):
-    """Add sum_i rows[4, i] x_i x_i' over a block to the lower triangle of `matrix`; entries up to 3 right
-    of it are garbage.
+    """Add sum_i rows[4, i] x_i x_i' over a block to the lower triangle of `matrix`.
+
+    Up to 3 entries right of the triangle are overwritten as well.
     """
     for r in range(n_rows):
         for i in range(size):
             rows[5, i] = rows[4, i] * X[block, r, i]
-        for c in range(0, r + 1, 4):  # four sums at a time: each number that is loaded serves four
+        for c in range(0, r + 1, 4):  # four sums at a time: each number is loaded once for all
             t0, t1, t2, t3 = _ZERO, _ZERO, _ZERO, _ZERO
             for i in range(size):
                 x = rows[5, i]
@@ -60,16 +75,16 @@ def _add_moments(X, block, size, rows, n_rows, matrix):
 
 
 @helper
-def newton_iteration(
-    X, share, member, n, k, theta, side, penalty, bias_penalty, rows, matrix, gradient, step
-):
-    """At theta and for a split: Newton's step; returns L and the gain that the step promises.
+def newton_iteration(node, theta, side, rows, matrix, gradient, step):
+    """Compute Newton's step at theta for a split; return L and the gain that the step predicts.
 
-    rows : (6, PASS) holds logits, weights, sides, slopes q (side - p), curvatures q p (1 - p), and
-    exp(-|logit|) of a block."""
+    `rows` (6, PASS) holds logits, weights, sides, slopes q (side - p), curvatures q p (1 - p), and
+    exp(-|logit|) of the points of a block.
+    """
+    X, n, k = node.X, node.n, node.n_columns
     value = 0.0
     for c in range(k + 1):
-        strength = penalty if c < k else bias_penalty
+        strength = node.penalty if c < k else node.bias_penalty
         value -= strength * theta[c] * theta[c]
         gradient[c] = -2.0 * strength * theta[c]
         for j in range(matrix.shape[1]):
@@ -79,8 +94,8 @@ def newton_iteration(
         size = min(PASS, (n - block * PASS + LANES - 1) // LANES * LANES)
         for i in range(size):
             rows[0, i] = _ZERO
-            rows[1, i] = share[block, i]
-            rows[2, i] = np.float32(side[member[block, i]])
+            rows[1, i] = node.weight[block, i]
+            rows[2, i] = np.float32(side[node.member[block, i]])
         for c in range(k + 1):
             t = np.float32(theta[c])
             for i in range(size):
@@ -102,14 +117,13 @@ def newton_iteration(
                 total += rows[3, i] * X[block, c, i]
             gradient[c] += total
         _add_moments(X, block, size, rows, k + 1, matrix)
-    # Cholesky and two triangular solves.  A pivot lost to rounding becomes a very large one: its direction
-    # takes no step.
+    # Cholesky decomposition and two triangular solves.
     for j in range(k + 1):
         pivot, total = matrix[j, j], gradient[j]
         for c in range(j):
             pivot -= matrix[j, c] * matrix[j, c]
             total -= matrix[j, c] * step[c]
-        pivot = math.sqrt(pivot) if pivot > 0.0 else 1e150
+        pivot = math.sqrt(pivot) if pivot > 0.0 else _NO_STEP
         matrix[j, j] = pivot
         step[j] = total / pivot
         for i in range(j + 1, k + 1):
@@ -127,12 +141,14 @@ def newton_iteration(
 
 
 @helper
-def rotate(X, share, member, n, m, k, rotated, rotated_sums, basis):
-    """Coordinates of n < k points, and sums of their classes, in the at most n dimensions that the points
-    span.
+def rotate(node, rotated, rotated_sums, basis):
+    """Compute coordinates of n < k points, and sums of their classes, in the span of the points.
 
-    With G = L L' the matrix of inner products of the points, row i of L has the inner products of point i: a
-    rotation. L is kept in `basis`. A point that depends on those before it gets no dimension of its own."""
+    With G = L L' the matrix of inner products of the points, the rows of L have the same inner products and
+    are the points after a rotation.  L is kept in `basis`.  A point that depends linearly on those before it
+    adds no dimension.
+    """
+    X, n, k = node.X, node.n, node.n_columns
     for i in range(n):
         for j in range(i + 1):
             total = 0.0
@@ -146,22 +162,21 @@ def rotate(X, share, member, n, m, k, rotated, rotated_sums, basis):
             else:
                 basis[i, j] = total / basis[j, j] if basis[j, j] > 0.0 else 0.0
     for c in range(n + 1):
-        for j in range(m):
+        for j in range(node.m):
             rotated_sums[j // PASS, c, j % PASS] = _ZERO
         for i in range(n):
             x = _ONE
             if c < n:
                 x = np.float32(basis[i, c]) if c <= i else _ZERO
-            y = member[0, i]
+            y = node.member[0, i]
             rotated[0, c, i] = x
-            rotated_sums[y // PASS, c, y % PASS] += share[0, i] * x
+            rotated_sums[y // PASS, c, y % PASS] += node.weight[0, i] * x
 
 
 @helper
-def rotate_back(X, n, k, basis, theta, w):
-    """Weights in the features from the weights in the dimensions of the points: w = sum_i alpha_i x_i with
-    L' alpha = theta.
-    """
+def rotate_back(node, basis, theta, w):
+    """Compute the weights of the features: w = sum_i alpha_i x_i with L' alpha = theta."""
+    X, n, k = node.X, node.n, node.n_columns
     for i in range(n - 1, -1, -1):
         theta[i] = theta[i] / basis[i, i] if basis[i, i] > 0.0 else 0.0
         for c in range(i):
@@ -173,13 +188,10 @@ def rotate_back(X, n, k, basis, theta, w):
     w[k] = theta[n]
 
 
-# -- splits
-# ------------------------------------------------------------------------------------------------------------------
-
-
 @helper
-def class_deltas(sums, m, k, theta, delta):
-    """Delta_y = theta.(S_y, n_y) of the m classes."""
+def class_deltas(node, theta, delta):
+    """Fill Delta_y = theta.(S_y, n_y) of the classes."""
+    sums, m, k = node.sums, node.m, node.n_columns
     for block in range((m + PASS - 1) // PASS):
         size = min(PASS, (m - block * PASS + LANES - 1) // LANES * LANES)
         for i in range(size):
@@ -192,8 +204,9 @@ def class_deltas(sums, m, k, theta, delta):
 
 @helper
 def choose_split(delta, keys, m, old, new):
-    """Send the m // 2 classes of largest delta right, among equals those that come later; returns how many
-    changed sides.
+    """Send the m // 2 classes of largest delta to the right; return how many changed sides.
+
+    Among equals the later ones go to the right.
     """
     n_left = m - m // 2
     for j in range(m):
@@ -226,14 +239,15 @@ def choose_split(delta, keys, m, old, new):
 
 
 @helper
-def principal_direction(sums, m, k, rank, rows, matrix, v, u):
-    """Fill v (k + 1) with the eigenvector number `rank` of the covariance of the class sums, and with b =
-    -mean(w.x).
+def principal_direction(node, rank, settings, rows, matrix, v, u):
+    """Fill v (k + 1) with an eigenvector of the covariance of the class sums, and with b = -mean(w.x).
 
-    Power iteration; eigenvectors found on the way are taken out of the matrix.
+    Eigenvector number `rank` is found by power iteration, after those before it are subtracted from the
+    matrix.
     """
+    sums, m, k = node.sums, node.m, node.n_columns
     n_blocks = (m + PASS - 1) // PASS
-    stride = max(1, n_blocks // _PCA_BLOCKS)
+    stride = max(1, n_blocks // settings.covariance_blocks)
     for r in range(k + 1):
         u[r] = 0.0
         for c in range(matrix.shape[1]):
@@ -261,9 +275,9 @@ def principal_direction(sums, m, k, rank, rows, matrix, v, u):
             if matrix[r, r] > matrix[start, start]:
                 start = r
         for r in range(k):
-            v[r] = matrix[r, start]  # not orthogonal to the dominant eigenvector, short of an accident
+            v[r] = matrix[r, start]  # almost never orthogonal to the dominant eigenvector
         eigenvalue = 0.0
-        for _ in range(_POWER_STEPS):
+        for _ in range(settings.power_steps):
             eigenvalue = 0.0
             for r in range(k):
                 total = 0.0
@@ -273,7 +287,7 @@ def principal_direction(sums, m, k, rank, rows, matrix, v, u):
                 eigenvalue += total * total
             eigenvalue = math.sqrt(eigenvalue)
             moved = 0.0
-            for r in range(k):  # classes that are all alike give 0: every split is as good
+            for r in range(k):  # equal classes give 0: every split is as good
                 x = u[r] / eigenvalue if eigenvalue > 0.0 else 0.0
                 moved += (x - v[r]) ** 2
                 v[r] = x

@@ -1,14 +1,14 @@
-"""The label tree cut into subtrees, in an order of nodes that makes log-probabilities of whole subtrees
-cheap.
+"""Cut the label tree into subtrees and compute the log-probabilities of all leaves of one.
 
-Below node v, log p_n falls by log(1 + exp(a)) on the way left and by log(1 + exp(-a)) on the way right, a =
-w_v.x + b_v (paper, section 3). The nodes of each level stand in bit-reversed order: the node at place r has
-its left child at place r of the next level and its right child at place r + (nodes of the level). A step down
-is then two passes over consecutive memory, in place.
+Below node v, log p_n decreases by log(1 + exp(a)) to the left and by log(1 + exp(-a)) to the right, with
+a = w_v.x + b_v (paper, section 3).  The nodes of each level are stored in bit-reversed order: the node at
+place r has its left child at place r of the next level and its right child at place r + (nodes of the level).
+A step down is then two passes over consecutive memory, in place.
 
-A balanced tree gives the left half of n classes ceil(n / 2) and the right half floor(n / 2). In bit-reversed
+A balanced tree gives ceil(n / 2) of n classes to the left and floor(n / 2) to the right.  In bit-reversed
 order its padding comes last: the n real classes of a subtree are the first places of its row, its first n - 1
-nodes have two real children each, and nothing is computed for the others."""
+nodes have two real children each, and nothing is computed for the others.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from extremax.kernels.compile import inline, njit
 from extremax.kernels.topk import exp_nonpositive
 
 _ZERO = np.float32(0.0)
+# minimax polynomial of log(1 + e) / e
 _Q0, _Q1, _Q2, _Q3 = (
     np.float32(0.99999797),
     np.float32(-0.49990782),
@@ -46,13 +47,13 @@ class LeafTiles(NamedTuple):
     place: np.ndarray  # (nodes,) int64: its number among those
 
     def nodes(self, tile):
-        """Heap numbers of the nodes of one subtree that have two real children, level by level."""
+        """Return heap numbers of the nodes of a subtree with two real children, level by level."""
         n = self.offsets[tile + 1] - self.offsets[tile] - 1
         return self.level_start[:n] + self.roots[tile] * self.level_width[:n] + self.place[:n]
 
 
 def _reversed_bits(n_bits):
-    """Bit reversal of the numbers below 2**n_bits."""
+    """Return the bit reversals of the numbers below 2**n_bits."""
     order = np.zeros(1, np.int64)
     for _ in range(n_bits):
         order = np.concatenate([2 * order, 2 * order + 1])
@@ -60,8 +61,9 @@ def _reversed_bits(n_bits):
 
 
 def cut_tree(leaf_class, tile_depth):
-    """Subtrees of `tile_depth` levels (fewer if the tree has fewer); None for a tree from elsewhere with
-    other padding.
+    """Cut a tree into subtrees of `tile_depth` levels, or fewer if it has fewer.
+
+    Returns None for a tree with padding elsewhere than `LabelTree.fit` puts it.
     """
     depth = len(leaf_class).bit_length() - 1
     below = min(tile_depth, depth)
@@ -91,7 +93,7 @@ def cut_tree(leaf_class, tile_depth):
 
 @inline
 def _log1p_unit(e):
-    """``log(1 + e)`` in float32 for e in [0, 1], absolute error below 2e-7: minimax polynomial times e."""
+    """Return ``log(1 + e)`` in float32 for e in [0, 1], absolute error below 2e-7."""
     s = e * e
     high, low = (_Q7 * e + _Q6) * s + (_Q5 * e + _Q4), (_Q3 * e + _Q2) * s + (_Q1 * e + _Q0)
     return (high * (s * s) + low) * e
@@ -99,19 +101,19 @@ def _log1p_unit(e):
 
 @njit
 def descend(logits, biases, start, start_column, loss, log_prob):
-    """Log-probabilities of the leaves of a subtree.
+    """Fill the log-probabilities of the leaves of a subtree.
 
     Parameters
     ----------
-    logits : (n, width - 1) float32
-        w_v.x of the nodes of the subtree that have two real children, level by level; overwritten.
-    biases : (width - 1,) float32
-    start : (n, m) float32
-        ``start[i, start_column]`` is the log-probability with which row i reaches the root.
-    loss : (width - 1,) float32
-        Scratch of this call alone.
-    log_prob : (n, width) float32
-        Filled; the real leaves come first in bit-reversed order.
+    logits : float32 (n, width - 1)
+        w_v.x of the nodes of the subtree with two real children, level by level; overwritten.
+    biases : float32 (width - 1,)
+    start : float32 (n, m)
+        ``start[i, start_column]`` is the log-probability that row i reaches the root.
+    loss : float32 (width - 1,)
+        Scratch.
+    log_prob : float32 (n, width)
+        Filled, in bit-reversed order of the real leaves.
     """
     width = log_prob.shape[1]
     for i in range(log_prob.shape[0]):

@@ -1,6 +1,6 @@
-"""Walks down a fitted label tree: ancestral sampling, path log-likelihoods, all leaves at once, beam search.
+"""Walk down a fitted label tree: ancestral sampling, path log-likelihoods, all leaves, beam search.
 
-At node v a row x goes to the right child with probability sigma(a), a = w_v.x + b_v (paper, section 3). With
+At node v a row x goes to the right child with probability sigma(a), a = w_v.x + b_v (paper, section 3).  With
 e = exp(-|a|) the probability of a decision is ``(1 or e) / (1 + e)``, so that a path has
 
     -log p = sum of |a| over the decisions taken against the sign of a  +  log of the product of (1 + e)
@@ -8,11 +8,12 @@ e = exp(-|a|) the probability of a decision is ``(1 or e) / (1 + e)``, so that a
 which is exact in both tails, needs one exponential per level and one logarithm per path.
 
 Kernels work on blocks of rows, level by level: while one row waits for the memory of its next node the others
-proceed, and every pass over the block is a loop of constant length that LLVM turns into SIMD code. `table`
-holds the node weights with columns padded by zeros to a multiple of 16 (one cache line), `biases` is a single
-column, features are padded like weights."""
+proceed, and every pass over the block is a loop of constant length that LLVM turns into SIMD code.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from extremax.kernels.simd import dot_rows, prefetch
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 64  # rows that walk together
-CHUNK = 256  # nodes that `all_log_prob` handles at a time: their parameters stay in the first-level cache
-_STRETCH_LEVELS = 3  # the last levels, which it does stretch by stretch
-TILE = 16  # rows that it takes down the tree together
+CHUNK = 256  # nodes that `all_log_prob` handles together: their parameters stay in the first-level cache
+_STRETCH_LEVELS = 3  # last levels, which `all_log_prob` computes stretch by stretch
+TILE = 16  # rows that `all_log_prob` takes down the tree together
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
@@ -38,9 +39,18 @@ _ONE_BITS = np.int32(0x3F800000)
 _MINUS_INF = np.float32(-np.inf)
 
 
+class TreeArrays(NamedTuple):
+    """A fitted tree as the kernels take it; features are padded like `table`."""
+
+    table: np.ndarray  # (n_inner, width) float32: node weights, padded with zeros to whole cache lines
+    biases: np.ndarray  # (n_inner, 1) float32
+    leaf_class: np.ndarray  # (n_leaves,) int32: class of each leaf, -1 for padding
+    class_leaf: np.ndarray  # (n_classes,) int32: leaf of each class
+
+
 @inline
 def _log32(x):
-    """``log(x)`` for finite x >= 1: exponent and mantissa apart."""
+    """Return ``log(x)`` for finite x >= 1, from exponent and mantissa."""
     bits = float_bits(x)
     return np.float32((bits >> 23) - 127) * _LN2 + log1p32(
         bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE
@@ -48,11 +58,13 @@ def _log32(x):
 
 
 @njit
-def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, labels, log_prob):
-    """Draw one class for every pair in [start, stop); pair p is draw ``p % n_draws`` of row ``p // n_draws``.
+def sample_paths(tree, Z, n_draws, seed, start, stop, labels, log_prob):
+    """Draw one class for every pair in [start, stop).
 
-    labels, log_prob : (n_rows * n_draws,) int32 and float32, filled.
+    Pair p is draw ``p % n_draws`` of row ``p // n_draws``; ``labels`` int32 and ``log_prob`` float32
+    (n_rows * n_draws,) are filled.
     """
+    table, biases = tree.table, tree.biases
     n_inner = biases.shape[0]
     mixed_seed = mix64(seed)
     rows = np.empty(_BLOCK, np.int64)
@@ -65,7 +77,7 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
     product = np.empty(_BLOCK, np.float32)
     for block in range(start, stop, _BLOCK):
         size = min(_BLOCK, stop - block)
-        # the last block repeats its last pair, so that every loop has the same length
+        # the last block repeats its last pair, so that all loops have the same length
         for j in range(_BLOCK):
             pair = block + min(j, size - 1)
             rows[j] = pair // n_draws
@@ -77,7 +89,7 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
         width = 1
         while width <= n_inner:
             half = level & 1
-            # one hash serves two levels.  23 bits and a half: never 0, never 1, exact in float32
+            # one hash is enough for two levels; 23 bits and a half: never 0, never 1, exact in float32
             if half == 0:
                 for j in range(_BLOCK):
                     bits = mix64(keys[j] ^ np.uint64(level))
@@ -87,7 +99,7 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
                 logits[j] = dot_rows(table, nodes[j], Z, rows[j]) + biases[nodes[j], 0]
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
-            # right if u < sigma(a).  Numbers instead of branches, which would stop vectorisation
+            # to the right if u < sigma(a); numbers instead of branches, which would prevent vectorisation
             for j in range(_BLOCK):
                 a = logits[j]
                 bound = _ONE if a >= _ZERO else soft[j]
@@ -104,18 +116,19 @@ def sample_paths(table, biases, leaf_class, Z, n_draws, seed, start, stop, label
         for j in range(_BLOCK):
             product[j] = -against[j] - _log32(product[j])
         for j in range(size):
-            labels[block + j] = leaf_class[nodes[j] - n_inner]
+            labels[block + j] = tree.leaf_class[nodes[j] - n_inner]
             log_prob[block + j] = product[j]
 
 
 @njit
-def path_log_prob(
-    table, biases, class_leaf, Z, labels, n_labels, first_level, last_level, start, stop, log_prob
-):
-    """Log-probability of the decisions of levels [first_level, last_level) towards given classes.
+def path_log_prob(tree, Z, labels, n_labels, levels, start, stop, log_prob):
+    """Compute the log-probability of the decisions of some levels towards given classes.
 
-    Pair p is label ``p % n_labels`` of row ``p // n_labels``; labels, log_prob : (n_rows * n_labels,).
+    Pair p is label ``p % n_labels`` of row ``p // n_labels``, of ``labels`` and ``log_prob``
+    (n_rows * n_labels,).  ``levels`` are the first level and the one after the last.
     """
+    table, biases = tree.table, tree.biases
+    first_level, last_level = levels
     n_leaves = np.int64(biases.shape[0] + 1)
     depth = 0
     while (1 << depth) < n_leaves:
@@ -132,7 +145,7 @@ def path_log_prob(
             pair = block + min(j, size - 1)
             rows[j] = pair // n_labels
             # binary digits of this number: 1, then the decisions
-            leaves[j] = n_leaves + class_leaf[labels[pair]]
+            leaves[j] = n_leaves + tree.class_leaf[labels[pair]]
             against[j] = _ZERO
             product[j] = _ONE
         for level in range(first_level, last_level):
@@ -144,7 +157,7 @@ def path_log_prob(
             for j in range(_BLOCK):
                 node = (leaves[j] >> shift) - 1
                 sign = np.float32(1 - 2 * ((leaves[j] >> (shift - 1)) & 1))
-                # positive: the decision is against it
+                # positive where the decision is the less probable one
                 logits[j] = sign * (dot_rows(table, node, Z, rows[j]) + biases[node, 0])
             for j in range(_BLOCK):
                 soft[j] = exp32(-abs(logits[j]))
@@ -159,7 +172,7 @@ def path_log_prob(
 
 @inline
 def _chunk_logits(nodes, Z, row, twin, logits):
-    """Logits of the nodes of a chunk for two rows: each weight that is loaded serves both."""
+    """Compute the logits of the nodes of a chunk for two rows; each weight is loaded once for both."""
     n_columns = Z.shape[1]
     for p in range(CHUNK):
         logits[0, p] = nodes[n_columns, p]
@@ -175,21 +188,22 @@ def _chunk_logits(nodes, Z, row, twin, logits):
 
 @njit
 def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
-    """Log-probability of every class for the rows [start, stop) of Z; log_prob : (n_rows, n_classes), filled
-    there.
+    """Compute the log-probability of every class for the rows [start, stop) of Z.
 
+    Each step down puts left children where their parents were and right children behind them.  A few rows go
+    down together, so that the parameters of a chunk of nodes are read from the cache for all of them.  The
+    last levels are computed stretch by stretch, so that the numbers stay in the cache as well; at the end
+    they are put in the order of the classes.
+
+    Parameters
+    ----------
     chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
         Weights and biases of the nodes above the first n_places leaves, and the leaf of each class, in
         bit-reversed order: the node at place r of a level with w nodes has its left child at place r of the
-        next and its right child at w + r.
-
-    Each step down leaves left children where their parents were and puts right children behind them. A few
-    rows go down together, so that the parameters of a chunk of nodes serve them all from the cache. The last
-    levels are done stretch by stretch, for the numbers to stay in the cache as well; at the end they are put
-    in the order of the classes.
-
+        next level and its right child at w + r.
     scratch : (TILE + 4, n_chunks * CHUNK)
-        Of this call alone.
+    log_prob : (n_rows, n_classes)
+        Filled in rows [start, stop).
     """
     top = CHUNK
     while top << _STRETCH_LEVELS < n_places:
@@ -231,7 +245,7 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
                                 left[p] = loss[p] - max(own[p], _ZERO)
                                 right[p] = loss[p] - max(-own[p], _ZERO)
                     width *= 2
-        for r in range(0, size, 4):  # four rows side by side: what is fetched from a random place serves four
+        for r in range(0, size, 4):  # four rows side by side: one access to a random place for all of them
             s1, s2, s3 = min(r + 1, size - 1), min(r + 2, size - 1), min(r + 3, size - 1)
             row_0, row_1, row_2, row_3 = reached[r], reached[s1], reached[s2], reached[s3]
             for p in range(n_places):
@@ -254,13 +268,13 @@ def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
 
 
 @njit
-def beam_leaves(table, biases, leaf_class, Z, beam_width, start, stop, labels, log_prob):
-    """Walk down with the `beam_width` most probable nodes of each level (among equals the leftmost).
+def beam_leaves(tree, Z, beam_width, start, stop, labels, log_prob):
+    """Walk down with the `beam_width` most probable nodes of each level, among equals the leftmost.
 
-    labels, log_prob : (n_rows, w) with w >= min(beam_width, n_leaves); classes of the leaves reached, from
-    left to right, then
-    -1 and -inf. Padding leaves are left out.
+    ``labels`` and ``log_prob`` (n_rows, w) with w >= min(beam_width, n_leaves) get the classes of the leaves
+    reached, from left to right, then -1 and -inf.  Padding leaves are left out.
     """
+    table, biases, leaf_class = tree.table, tree.biases, tree.leaf_class
     n_inner = biases.shape[0]
     capacity = 2 * min(beam_width, n_inner + 1)
     nodes = np.zeros((2, capacity), np.int64)  # kept, and their children

@@ -1,4 +1,4 @@
-"""A PyTorch output layer: softmax over very many classes, trained with adversarial negatives."""
+"""A PyTorch output layer: softmax over very many classes, trained with negatives from a label tree."""
 
 try:
     import torch  # noqa: F401
@@ -10,6 +10,5 @@ except ModuleNotFoundError as error:
     ) from error
 
 from extremax.nn.head import AdversarialSoftmax, HeadOutput
-from extremax.nn.rebase import Rebase
 
-__all__ = ["AdversarialSoftmax", "HeadOutput", "Rebase"]
+__all__ = ["AdversarialSoftmax", "HeadOutput"]

@@ -1,23 +1,21 @@
-"""AdversarialSoftmax: an output layer whose training cost grows with the logarithm of the number of classes.
+"""AdversarialSoftmax: an output layer whose step reads the weights of a few classes, not of all.
 
-Scores xi_y(h) = h.w_y + b_y of a hidden state h are trained on its own class and on a few negatives drawn
-from p_n(y|h) (paper, Eq. 6), a label tree over principal components of the hidden states. The softmax score
-is s = xi + log p_n(y|h) (Eq. 5), the sum of `extremax.search.remove_bias`. That is ``base="noise"``, for
-hidden states that stay as they are.
-
-An encoder that learns moves them, and log p_n(y|h) of a tree that was fitted to older ones would move every
-prediction. So by default the scores stand for themselves (``base="none"``): negatives still come from the
-tree and are corrected for by
-``s - log p_n(y|h)``, as in `extremax.training.objectives`, but prediction does not need the tree, and fitting it anew changes no score.
+The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores.
+Training compares the class of a row with a few negatives from a distribution p_n(y|h): a label tree over
+principal components of the hidden states, mixed with the class frequencies.  The logits of the loss are
+``s - log p_n(y|h)``, which makes up for the choice of the negatives (the correction of sampled softmax).
+Scores therefore do not contain log p_n: prediction needs no tree, and a new tree changes no prediction.
 
 Only the rows of drawn classes get a gradient, as sparse tensors: use ``torch.optim.SparseAdam``, ``Adagrad``
-or ``SGD``."""
+or ``SGD``.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,15 +25,13 @@ from torch import Tensor, nn
 
 from extremax.features.pca import PCA
 from extremax.nn.noise_state import NoiseState
-from extremax.nn.rebase import Rebase, fit_change
+from extremax.parameters import rename_parameters
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
+from extremax.types import Float32, Float64, Int32
 
-_BLOCK_SCORES = 1 << 25  # scores of all classes that exist at the same time, when nothing is differentiated
-_REBASE_ROWS = 20_000
-_REBASE_DRAWS = 4
 OBJECTIVES = ("negative_sampling", "sampled_softmax")
-BASES = ("none", "noise")
+_BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
 
 
 class HeadOutput(NamedTuple):
@@ -46,11 +42,11 @@ class HeadOutput(NamedTuple):
     loss : scalar
         Mean over the rows, to be differentiated.
     losses : (n,)
-        Row by row; ignored rows are left out.
+        Loss of each row; ignored rows are left out.
     labels : int64 (n, 1 + n_negatives)
         The target of each row, then the negatives that were drawn.
     debiased_scores : (n, 1 + n_negatives)
-        ``xi + log p_n`` of these: log p(y|h) up to a constant of the row.
+        Scores of these classes: log p(y|h) up to a constant of the row.
     """
 
     loss: Tensor
@@ -60,7 +56,7 @@ class HeadOutput(NamedTuple):
 
 
 class AdversarialSoftmax(nn.Module):
-    """Softmax over `n_classes`, trained by negative sampling against a label tree.
+    """Softmax over `n_classes`, trained with negatives from a label tree.
 
     Parameters
     ----------
@@ -71,28 +67,26 @@ class AdversarialSoftmax(nn.Module):
     n_negatives : int
         Negatives per row and step.
     objective : {"sampled_softmax", "negative_sampling"}
-        Cross-entropy of the target among itself and its negatives, or the paper's Eq. 6; both with logits ``s
-        - log p_n``.
-    base : {"none", "noise"}
-        What is added to ``h.w_y + b_y`` to make the debiased score s: nothing, so that a new tree changes no
-        prediction; or log p_n(y|h), the paper's method, for hidden states that do not move.
-    n_components : int
-        Principal components of the hidden states that the tree sees.
+        Cross-entropy of the target among itself and its negatives, or the paper's Eq. 6; both with logits
+        ``s - log p_n``.
+    tree_components : int
+        Principal components of the hidden states that the tree is fitted on.
     tree_share : float
-        Negatives come from the tree with this probability, from the class frequencies otherwise: a floor
-        under a tree that was fitted to hidden states of a while ago. 1 is the tree alone, as in the paper.
+        Probability that a negative comes from the tree and not from the class frequencies, which bound the
+        probability of every class from below when the tree is out of date.  1 is the tree alone, as in the
+        paper.
     score_penalty : float
-        The paper's lambda: strength of the square penalty on debiased scores.
-    regularization : float or "auto"
-        Strength of the tree's own penalty; "auto" chooses one per level by held-out likelihood.
+        The paper's lambda: square penalty on the scores.
+    tree_regularization : float or "auto"
+        Square penalty on the weights of the tree; "auto" chooses one per level by held-out likelihood.
     class_counts : (n_classes,), optional
-        Rows of each class; noise before there is a tree, and the floor under it. Unless given: uniform noise,
-        then the counts of the rows that the tree is fitted on.
+        Training rows of each class: the noise before there is a tree, and what it is mixed with.  Unless
+        given: uniform noise, then the counts of the rows that the tree is fitted on.
     refit_every : int, optional
         Fit the tree after every so many training steps, on hidden states and targets of the latest
-        `refit_rows` rows, which are kept on the CPU. None: only when `fit_tree` is called. Under
+        `refit_rows` rows, which are kept on the CPU.  None: only when `fit_tree` is called.  Under
         ``DistributedDataParallel`` every process draws from the tree of the first, which reaches it with the
-        buffers of the next step; ``base="noise"`` is refused there, see `fit_tree`.
+        buffers of the next step.
     refit_rows : int
         See `refit_every`.
     ignore_index : int
@@ -103,13 +97,15 @@ class AdversarialSoftmax(nn.Module):
         Seed of all draws.
     n_jobs : int, optional
         Threads of the tree.
+    device : torch.device or str, optional
+        Where parameters and buffers are.
+    base : {"none"}, optional
+        Has no effect; accepted, with a warning, until the next release.
 
     Attributes
     ----------
     weight, bias : Parameter
         (n_classes, in_features) and (n_classes, 1).
-    last_rebase : Rebase or None
-        How well scores were carried over when the tree was fitted last, where that was necessary.
 
     Examples
     --------
@@ -135,11 +131,10 @@ class AdversarialSoftmax(nn.Module):
         *,
         n_negatives: int = 8,
         objective: Literal["negative_sampling", "sampled_softmax"] = "sampled_softmax",
-        n_components: int = 32,
+        tree_components: int = 32,
         tree_share: float = 0.5,
-        base: Literal["none", "noise"] = "none",
         score_penalty: float = 0.0,
-        regularization: float | Literal["auto"] = "auto",
+        tree_regularization: float | Literal["auto"] = "auto",
         class_counts: ArrayLike | None = None,
         refit_every: int | None = None,
         refit_rows: int = 50_000,
@@ -148,124 +143,116 @@ class AdversarialSoftmax(nn.Module):
         random_state: int = 0,
         n_jobs: int | None = None,
         device: torch.device | str | None = None,
+        base: str | None = None,
+        **renamed: Any,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_features", in_features),
-            ("n_classes", n_classes),
-            ("n_negatives", n_negatives),
-            ("n_components", n_components),
-            ("refit_every", 1 if refit_every is None else refit_every),
-            ("refit_rows", refit_rows),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1.")
-        for name, text, allowed in (("objective", objective, OBJECTIVES), ("base", base, BASES)):
-            if text not in allowed:
-                raise ValueError(f"{name} is {text!r}; use {' or '.join(map(repr, allowed))}.")
+        for name, value in rename_parameters(renamed).items():
+            if name == "tree_components":
+                tree_components = value
+            elif name == "tree_regularization":
+                tree_regularization = value
+            else:
+                raise TypeError(f"AdversarialSoftmax has no parameter {name!r}.")
+        _check_base(base)
+        _check_positive(
+            in_features=in_features,
+            n_classes=n_classes,
+            n_negatives=n_negatives,
+            tree_components=tree_components,
+            refit_every=refit_every,
+            refit_rows=refit_rows,
+        )
+        if objective not in OBJECTIVES:
+            raise ValueError(f"objective is {objective!r}; use {' or '.join(map(repr, OBJECTIVES))}.")
         if not 0.0 < tree_share <= 1.0:
             raise ValueError(f"tree_share is {tree_share}; it must be above 0 and at most 1.")
         counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts, np.float64)
         if counts.shape != (n_classes,):
             raise ValueError(
-                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
+                " classes."
             )
-        self.in_features, self.n_classes, self.n_negatives = in_features, n_classes, n_negatives
-        self.objective, self.base, self.score_penalty, self.regularization = (
-            objective,
-            base,
-            score_penalty,
-            regularization,
-        )
-        self.refit_every, self.refit_rows = refit_every, refit_rows
-        self.ignore_index, self.sparse, self.random_state, self.n_jobs = (
-            ignore_index,
-            sparse,
-            random_state,
-            n_jobs,
-        )
+        self.in_features = in_features
+        self.n_classes = n_classes
+        self.n_negatives = n_negatives
+        self.objective = objective
+        self.score_penalty = score_penalty
+        self.tree_regularization = tree_regularization
+        self.refit_every = refit_every
+        self.refit_rows = refit_rows
+        self.ignore_index = ignore_index
+        self.sparse = sparse
+        self.random_state = random_state
+        self.n_jobs = n_jobs
         self.counts_are_given = class_counts is not None
         self.weight = nn.Parameter(torch.zeros(n_classes, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(n_classes, 1, device=device))
-        self.noise = NoiseState(in_features, n_classes, n_components, tree_share, counts).to(device)
+        self.noise = NoiseState(in_features, n_classes, tree_components, tree_share, counts).to(device)
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
-        self.last_rebase: Rebase | None = None
         self.reset_parameters()
         self._recent: list[tuple[Tensor, Tensor]] = []
 
     def reset_parameters(self) -> None:
-        """Start from what the noise knows before there is a tree: weights at zero, debiased scores at
-        log-frequencies.
-        """
+        """Set weights to zero and biases to the log-frequencies of the classes."""
         with torch.no_grad():
             self.weight.zero_()
-            self.bias.zero_()
-            if self.base == "none":
-                frequencies = self.noise.frequencies().log_prob_
-                self.bias.copy_(torch.from_numpy(frequencies[:, None]))
+            self.bias.copy_(torch.from_numpy(self.noise.frequencies().log_prob_[:, None]))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, n_classes={self.n_classes}, n_negatives={self.n_negatives}"
 
     # -- training
-    # ------------------------------------------------------------------------------------------------------------
 
     def forward(self, hidden: Tensor, targets: Tensor) -> HeadOutput:
-        """Loss of hidden states (..., in_features) with targets (...), by fresh negatives."""
+        """Return the loss of hidden states (..., in_features) and targets (...), with new negatives."""
         h, y = self._flat_pairs(hidden, targets)
         if len(y) == 0:
             raise ValueError(
-                f"targets holds no row other than ignore_index ({self.ignore_index}); a mean needs at least one."
+                f"targets holds no row other than ignore_index ({self.ignore_index}); a mean needs at least"
+                " one."
             )
         if self.training:
             self._keep(h, y)
         labels, log_noise = self._draw(h, y)
         if self.training:
             self.n_steps += 1
-        # Logits s - log p_n, as in extremax.training.objectives.
-        debiased = self._score(h, labels)
-        if self.base == "noise":
-            debiased = debiased + log_noise
-        logits = debiased - log_noise
-        penalty = self.score_penalty * debiased.square()
+        scores = self._score(h, labels)
+        logits = scores - log_noise
+        penalty = self.score_penalty * scores.square()
         if self.objective == "negative_sampling":
             positive = F.softplus(-logits[:, 0]) + penalty[:, 0]
             losses = positive + (F.softplus(logits[:, 1:]) + penalty[:, 1:]).mean(dim=1)
         else:
             losses = -F.log_softmax(logits, dim=1)[:, 0] + penalty.sum(dim=1)
-        return HeadOutput(losses.mean(), losses, labels, debiased.detach())
+        return HeadOutput(losses.mean(), losses, labels, scores.detach())
 
     def _draw(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Target and negatives of each row, and log p_n of all of them."""
+        """Return target and negatives of each row, and log p_n of all of them."""
         noise, Z = self.noise.current(), self.noise.project(h)
         targets = y.cpu().numpy().astype(np.int32)
         rank = torch.distributed.get_rank() if _n_processes() > 1 else 0
-        step = np.random.SeedSequence((self.random_state, int(self.n_steps), rank)).generate_state(
-            1, np.uint64
-        )
-        negatives, log_noise = noise.sample(Z, self.n_negatives, int(step[0]), n_jobs=self.n_jobs)
+        seeds = np.random.SeedSequence((self.random_state, int(self.n_steps), rank))
+        seed = int(seeds.generate_state(1, np.uint64)[0])
+        negatives, log_noise = noise.sample(Z, self.n_negatives, seed, n_jobs=self.n_jobs)
         labels = np.concatenate([targets[:, None], negatives], axis=1)
         positive = noise.log_prob(Z, targets, n_jobs=self.n_jobs)
         log_prob = np.concatenate([positive[:, None], log_noise], axis=1)
         return torch.from_numpy(labels.astype(np.int64)).to(h.device), torch.from_numpy(log_prob).to(h.device)
 
     def _score(self, h: Tensor, labels: Tensor) -> Tensor:
-        """xi of the given classes (n, m)."""
+        """Return the scores of the given classes (n, m)."""
         with torch.autocast(h.device.type, enabled=False):
             w = F.embedding(labels, self.weight, sparse=self.sparse)
             b = F.embedding(labels, self.bias, sparse=self.sparse)
             return torch.bmm(w, h.to(w.dtype).unsqueeze(-1)).squeeze(-1).float() + b.squeeze(-1).float()
 
     # -- the tree
-    # ------------------------------------------------------------------------------------------------------------
 
     def fit_tree(
         self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike, *, keep_scores: bool | None = None
-    ) -> Rebase | None:
-        """Fit the label tree to hidden states and their targets; from now on negatives come from it.
-
-        With ``base="noise"`` the weights change too: where processes train copies of the head together, call
-        this in each of them with the same rows.
+    ) -> None:
+        """Fit the label tree that negatives come from; scores and predictions stay the same.
 
         Parameters
         ----------
@@ -274,141 +261,90 @@ class AdversarialSoftmax(nn.Module):
         targets : (n,)
             Their classes.
         keep_scores : bool, optional
-            With ``base="noise"``, whether debiased scores shall stay what they are, as far as a linear head
-            can follow (`extremax.nn.rebase`); False leaves the weights alone. None: True unless all weights
-            are zero. With
-            ``base="none"`` scores always stay.
-
-        Returns
-        -------
-        Rebase or None
-            How well scores were kept; None where nothing had to be done.
+            Has no effect; accepted, with a warning, until the next release.
         """
+        if keep_scores is not None:
+            message = "keep_scores has no effect: a new tree never changes the scores. Leave it out."
+            warnings.warn(message, FutureWarning, stacklevel=2)
+        X, labels = self._tree_rows(features, targets)
+        projection = PCA.fit(X, self.noise.components.shape[0], n_jobs=self.n_jobs)
+        tree = self._fit_tree(projection.transform(X, n_jobs=self.n_jobs), labels)
+        counts: Float64
+        if self.counts_are_given:
+            counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
+        else:
+            counts = np.bincount(labels, minlength=self.n_classes).astype(np.float64)
+        self.noise.set_tree(tree, projection, counts)
+
+    def _tree_rows(self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike) -> tuple[Float32, Int32]:
+        """Check the rows of `fit_tree` and leave out those to be ignored."""
         X = np.ascontiguousarray(_to_numpy(features), np.float32)
         y = np.ascontiguousarray(_to_numpy(targets), np.int64)
         if X.ndim != 2 or X.shape[1] != self.in_features or y.shape != (len(X),) or len(y) == 0:
             raise ValueError(
-                f"features has shape {X.shape} and targets {y.shape}; fit_tree needs (n, {self.in_features}) and (n,), n > 0."
+                f"features has shape {X.shape} and targets {y.shape}; fit_tree needs (n, {self.in_features})"
+                " and (n,), n > 0."
             )
-        rows = y != self.ignore_index
-        if not rows.any():
+        used = y != self.ignore_index
+        if not used.any():
             raise ValueError(
-                f"targets holds no row other than ignore_index ({self.ignore_index}); fit_tree needs at least one."
+                f"targets holds no row other than ignore_index ({self.ignore_index}); fit_tree needs at least"
+                " one."
             )
-        X, y = (X, y) if rows.all() else (X[rows], y[rows])
+        X, y = (X, y) if used.all() else (X[used], y[used])
         self._check_targets(torch.from_numpy(y))
         if not np.isfinite(X).all():
             raise ValueError(
                 "features hold NaN or infinity; the tree needs finite hidden states. Has training diverged?"
             )
-        labels = y.astype(np.int32)
-        if keep_scores is None:
-            keep_scores = bool(self.weight.detach().any()) or bool(self.bias.detach().any())
-        projection = PCA.fit(X, self.noise.components.shape[0], n_jobs=self.n_jobs)
-        Z = projection.transform(X, n_jobs=self.n_jobs)
-        if self.regularization == "auto":
-            tree = fit_tuned(
-                Z, labels, n_classes=self.n_classes, n_jobs=self.n_jobs, seed=self.random_state
-            ).tree
-        else:
-            tree = LabelTree.fit(
-                Z, labels, n_classes=self.n_classes, regularization=self.regularization, n_jobs=self.n_jobs,
-                random_state=self.random_state,
-            )  # fmt: skip
-        counts: NDArray[np.float64]
-        if self.counts_are_given:
-            counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
-        else:
-            counts = np.bincount(labels, minlength=self.n_classes).astype(np.float64)
-        if self.base == "none" or not keep_scores:
-            self.noise.set_tree(tree, projection, counts)
-            self.last_rebase = None
-            return None
-        self.last_rebase = self._rebase(X, labels, tree, projection, counts)
-        return self.last_rebase
+        return X, y.astype(np.int32)
 
-    def _rebase(
-        self,
-        X: NDArray[np.float32],
-        y: NDArray[np.int32],
-        tree: LabelTree,
-        projection: PCA,
-        counts: NDArray[np.float64],
-    ) -> Rebase:
-        """Change the noise and carry the scores over."""
-        rng = np.random.default_rng((self.random_state, int(self.n_steps)))
-        if len(X) > _REBASE_ROWS:
-            chosen = rng.permutation(len(X))[:_REBASE_ROWS]
-            X, y = X[chosen], y[chosen]
-        hidden = torch.from_numpy(X).to(self.weight.device)
-        seeds = rng.integers(2**63, size=2)
-        old, old_Z = self.noise.current(), self.noise.project(hidden)
-        from_old, _ = old.sample(old_Z, _REBASE_DRAWS, int(seeds[0]), n_jobs=self.n_jobs)
-        self.noise.set_tree(tree, projection, counts)
-        new, new_Z = self.noise.current(), self.noise.project(hidden)
-        from_new, _ = new.sample(new_Z, _REBASE_DRAWS, int(seeds[1]), n_jobs=self.n_jobs)
-        pairs = np.concatenate([y[:, None], from_old, from_new], axis=1)
-        log_old = old.log_prob(old_Z, pairs, n_jobs=self.n_jobs)
-        delta = log_old - new.log_prob(new_Z, pairs, n_jobs=self.n_jobs)
-        with torch.no_grad():
-            scores = self._score(hidden, torch.from_numpy(pairs.astype(np.int64)).to(hidden.device)).cpu()
-            share = F.softmax(scores + torch.from_numpy(log_old), dim=1).numpy()
-        # Mostly where the head puts its probability; the rest keeps classes that are hardly ever probable in
-        # place.
-        change = fit_change(new_Z, pairs, delta, 0.8 * pairs.shape[1] * share + 0.2)
-        # A score changes by u.z + b with z = components (h - mean): w by u components, the bias by b - u
-        # components mean.
-        with torch.no_grad():
-            places = torch.from_numpy(change.classes.astype(np.int64)).to(self.weight.device)
-            weights = torch.from_numpy(change.weights @ projection.components.astype(np.float64))
-            biases = torch.from_numpy(change.biases) - weights @ torch.from_numpy(
-                projection.mean.astype(np.float64)
-            )
-            self.weight.index_add_(0, places, weights.to(self.weight))
-            self.bias.index_add_(0, places, biases.unsqueeze(1).to(self.bias))
-        return change.quality
+    def _fit_tree(self, Z: Float32, labels: Int32) -> LabelTree:
+        n_classes, n_jobs, seed = self.n_classes, self.n_jobs, self.random_state
+        if self.tree_regularization == "auto":
+            return fit_tuned(Z, labels, n_classes=n_classes, n_jobs=n_jobs, seed=seed).tree
+        return LabelTree.fit(
+            Z,
+            labels,
+            n_classes=n_classes,
+            regularization=self.tree_regularization,
+            n_jobs=n_jobs,
+            random_state=seed,
+        )
 
     def _keep(self, h: Tensor, y: Tensor) -> None:
-        """Remember the latest rows for the next fit, and fit when it is time."""
+        """Remember the latest rows for the next fit of the tree, and fit it when it is due."""
         if self.refit_every is None:
             return
-        if self.base == "noise" and _n_processes() > 1:
-            raise ValueError(
-                "refit_every with base='noise' changes the weights, in every process by rows of its own. Use base='none', or"
-                " call fit_tree in every process with the same rows."
-            )
         steps = int(self.n_steps)
         if steps > 0 and steps % self.refit_every == 0 and self._recent:
             self.fit_tree(
                 torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent])
             )
         self._recent.append((h.detach().float().cpu(), y.cpu()))
-        rows = sum(len(part) for _, part in self._recent)
-        while len(self._recent) > 1 and rows - len(self._recent[0][1]) >= self.refit_rows:
-            rows -= len(self._recent.pop(0)[1])
+        n_rows = sum(len(part) for _, part in self._recent)
+        while len(self._recent) > 1 and n_rows - len(self._recent[0][1]) >= self.refit_rows:
+            n_rows -= len(self._recent.pop(0)[1])
 
     # -- prediction
-    # ----------------------------------------------------------------------------------------------------------
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """log p(y|h) of every class, (..., n_classes): normalised, bias removed.
+        """Return log p(y|h) of every class, (..., n_classes).
 
-        Differentiable in hidden states and weights, log p_n being a constant; takes time and memory in
-        proportion to n_classes."""
+        Differentiable in hidden states and weights; takes time and memory in proportion to n_classes.
+        """
         h = self._flat(hidden)
         return self._log_prob_all(h).reshape(*hidden.shape[:-1], self.n_classes)
 
     def _log_prob_all(self, h: Tensor) -> Tensor:
         with torch.autocast(h.device.type, enabled=False):
             scores = F.linear(h.to(self.weight.dtype), self.weight, self.bias.squeeze(1)).float()
-        if self.base == "noise":
-            log_noise = self.noise.current().log_prob_all(self.noise.project(h), n_jobs=self.n_jobs)
-            scores = scores + torch.from_numpy(log_noise).to(h.device)
         return F.log_softmax(scores, dim=1)
 
     def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """log p(target|h) of each row (n,), exact, over all classes; ignored rows are left out. Not
-        differentiated.
+        """Return log p(target|h) of each row (n,), over all classes, without a gradient.
+
+        Ignored rows are left out.
         """
         h, y = self._flat_pairs(hidden, targets)
         with torch.no_grad():
@@ -419,7 +355,7 @@ class AdversarialSoftmax(nn.Module):
         return torch.cat(parts) if parts else torch.empty(0, device=h.device)
 
     def log_likelihood(self, hidden: Tensor, targets: Tensor) -> float:
-        """Mean log p(target|h) over the rows."""
+        """Return the mean of log p(target|h) over the rows."""
         values = self.target_log_prob(hidden, targets)
         if len(values) == 0:
             raise ValueError("A mean over no rows is not defined; pass at least one row that is not ignored.")
@@ -428,11 +364,10 @@ class AdversarialSoftmax(nn.Module):
     def predict_topk(
         self, hidden: Tensor, k: int = 1, *, search: Literal["exact", "beam"] = "exact", beam_width: int = 64
     ) -> tuple[Tensor, Tensor]:
-        """The k most probable classes of each hidden state, best first, and their log-probabilities: (..., k)
-        each.
+        """Return the k most probable classes of each hidden state and their log-probabilities.
 
-        ``search="beam"`` scores only the classes that survive a beam down the tree; log-probabilities are then normalised over
-        these candidates.
+        Both are (..., k), best first.  ``search="beam"`` scores only the classes that survive a beam down the
+        tree; log-probabilities are then normalised over these candidates.
         """
         if not 1 <= k <= self.n_classes:
             raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
@@ -451,26 +386,22 @@ class AdversarialSoftmax(nn.Module):
         return labels.reshape(shape), log_prob.reshape(shape)
 
     def _beam(self, h: Tensor, width: int, labels: Tensor, log_prob: Tensor) -> None:
-        tree, noise = self.noise.tree, self.noise.current()
+        tree = self.noise.tree
         if tree is None:
             raise ValueError(
-                "search='beam' needs a label tree, and none was fitted yet. Call fit_tree, or use search='exact'."
+                "search='beam' needs a label tree, and none was fitted yet. Call fit_tree, or use"
+                " search='exact'."
             )
         width, k = min(width, self.n_classes), labels.shape[1]
         for a, b in self._blocks(len(h), width * self.in_features):
-            Z = self.noise.project(h[a:b])
-            found, _ = tree.candidates(Z, width, n_jobs=self.n_jobs)
-            known = np.maximum(found, 0)
-            candidates = torch.from_numpy(known.astype(np.int64)).to(h.device)
+            found, _ = tree.candidates(self.noise.project(h[a:b]), width, n_jobs=self.n_jobs)
+            candidates = torch.from_numpy(np.maximum(found, 0).astype(np.int64)).to(h.device)
             scores = self._score(h[a:b], candidates)
-            if self.base == "noise":
-                scores += torch.from_numpy(noise.log_prob(Z, known, n_jobs=self.n_jobs)).to(h.device)
             scores.masked_fill_(torch.from_numpy(found < 0).to(h.device), -math.inf)
             best, place = F.log_softmax(scores, dim=1).topk(k, dim=1)
             log_prob[a:b], labels[a:b] = best, candidates.gather(1, place)
 
     # -- parts
-    # ---------------------------------------------------------------------------------------------------------------
 
     def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
         step = max(1, _BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
@@ -484,7 +415,7 @@ class AdversarialSoftmax(nn.Module):
         return hidden.reshape(-1, self.in_features)
 
     def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and targets as (n, in_features) and (n,), without those to be ignored."""
+        """Return rows and targets as (n, in_features) and (n,), without those to be ignored."""
         h = self._flat(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(
@@ -506,8 +437,27 @@ class AdversarialSoftmax(nn.Module):
             raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
 
 
+def _check_base(base: str | None) -> None:
+    """Warn of the former parameter `base` where it has the value that is left, else raise."""
+    if base is None:
+        return
+    if base != "none":
+        raise ValueError(
+            f"base is {base!r}, but scores no longer contain log p_n: leave base out and train anew,"
+            " or use ExtremeClassifier(objective='negative_sampling') for hidden states that do not change."
+        )
+    message = "base='none' is now the only way and the parameter will go with the next release; leave it out."
+    warnings.warn(message, FutureWarning, stacklevel=3)
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
+
+
 def _n_processes() -> int:
-    """Processes that train together, in the sense of torch.distributed."""
+    """Return the number of processes that train together, in the sense of torch.distributed."""
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     return int(torch.distributed.get_world_size()) if together else 1
 

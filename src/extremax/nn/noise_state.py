@@ -1,15 +1,15 @@
-"""The noise distribution of a head: class frequencies at first, then a label tree over principal components
-of hidden states.
+"""The noise distribution of a head: class frequencies first, then a label tree mixed with them.
 
-Everything that defines it is a buffer, so that it travels with ``state_dict`` and ``.to(device)``. Draws and
-log-probabilities come from the compiled tree on the CPU, which is made from the buffers when it is first
-needed."""
+Everything that defines the distribution is a buffer, so that ``state_dict`` and ``.to(device)`` include it.
+Draws and log-probabilities come from the compiled tree on the CPU, which is made from the buffers when it is
+first needed.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from extremax.features.pca import PCA
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
 from extremax.tree import LabelTree
 from extremax.tree.layout import depth_of
-
-Float32 = NDArray[np.float32]
+from extremax.types import Float32
 
 
 class NoiseState(nn.Module):
@@ -51,8 +50,8 @@ class NoiseState(nn.Module):
         self.register_buffer("mean", torch.zeros(in_features))
         self.register_buffer("class_counts", torch.from_numpy(np.array(counts, np.float32)))
         self.register_buffer("has_tree", torch.zeros((), dtype=torch.bool))
-        # Changes with the content of the others.  DistributedDataParallel copies the buffers of the first
-        # process into those of all others, and tells nobody.
+        # Changes with the content of the others: DistributedDataParallel copies the buffers of the first
+        # process into those of all others without calling anything here.
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
         self._noise: Noise | None = None
         self._tree: LabelTree | None = None
@@ -60,7 +59,7 @@ class NoiseState(nn.Module):
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
-        """The buffers have changed: make the distribution anew when it is needed."""
+        """Drop the distribution; the next use makes it from the buffers again."""
         self._noise, self._tree = None, None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,8 +68,9 @@ class NoiseState(nn.Module):
         return state
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoiseState:
-        """``.to(device)`` moves the buffers; ``.half()`` leaves them in float32, which the tree's
-        log-probabilities need.
+        """Move the buffers in ``.to(device)``, but keep their types in ``.half()``.
+
+        The log-probabilities of the tree need float32.
         """
 
         def move(tensor: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ class NoiseState(nn.Module):
         return self._tree
 
     def frequencies(self) -> FrequencyNoise:
-        """Class frequencies, the floor under the tree."""
+        """Return the distribution of the class counts."""
         return FrequencyNoise(self.class_counts.cpu().numpy())
 
     def current(self) -> Noise:
-        """The distribution that negatives are drawn from at present."""
+        """Return the distribution that negatives are drawn from."""
         version = int(self.version)
         if self._noise is None or self._made_from != version:
             self._made_from, self._tree = version, None
@@ -102,13 +102,12 @@ class NoiseState(nn.Module):
             arrays = (self.tree_weights, self.tree_biases, self.tree_leaf_class)
             self._tree = LabelTree(*(array.cpu().numpy() for array in arrays))
             tree = TreeNoise(self._tree)
-            self._noise = (
-                tree if self.tree_share == 1.0 else MixtureNoise(tree, frequencies, weight=self.tree_share)
-            )
+            alone = self.tree_share == 1.0
+            self._noise = tree if alone else MixtureNoise(tree, frequencies, weight=self.tree_share)
         return self._noise
 
     def set_tree(self, tree: LabelTree, projection: PCA, counts: NDArray[Any]) -> None:
-        """Take over a fitted tree, the projection it was fitted on, and class counts."""
+        """Copy a fitted tree, the projection it was fitted on, and class counts into the buffers."""
         for name, values in (
             ("tree_weights", tree.weights),
             ("tree_biases", tree.biases),
@@ -124,8 +123,9 @@ class NoiseState(nn.Module):
         self.forget()
 
     def project(self, hidden: Tensor) -> Float32:
-        """The tree's coordinates of hidden states (n, in_features), on the CPU; no columns before there is
-        a tree.
+        """Return the projection (n, n_components) of hidden states that the tree reads, on the CPU.
+
+        It has no columns before there is a tree.
         """
         if not bool(self.has_tree):
             return np.empty((len(hidden), 0), np.float32)
@@ -136,6 +136,5 @@ class NoiseState(nn.Module):
 
 
 def _forget(module: nn.Module, _: object) -> None:
-    # A function of the module, not a closure over one: a copy of a head must forget its own noise.
-    if isinstance(module, NoiseState):
-        module.forget()
+    # A function of the module, not a closure over one: a copied head must drop its own distribution.
+    cast("NoiseState", module).forget()

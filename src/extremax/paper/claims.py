@@ -1,8 +1,8 @@
-"""The paper's claims, weighed against learning curves: final accuracy, and the time to the best baseline's
-accuracy.
+"""The paper's claims, checked on learning curves: final accuracy, and the time to the best baseline's.
 
-Validation chooses the point of a curve, test rows give its figures. Two accuracies count as different when
-they are more than two standard errors of their difference apart."""
+The point of a curve is the best on validation rows; its figures are those of test rows. Two accuracies count
+as different when they are more than two standard errors of their difference apart.
+"""
 
 from __future__ import annotations
 
@@ -13,45 +13,55 @@ from dataclasses import dataclass
 from extremax.experiments.curve import Point, best_point
 from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 
-# Test accuracy read off the paper's Figure 1, at the end of its curves; the appendix states the last two.
+# Test accuracy at the end of the curves of the paper's Figure 1; the appendix states those of EURLex-4K.
 PAPER: dict[str, dict[str, float]] = {
     "Amazon-670K": {
-        "adversarial": 0.31, "nce": 0.24, "uniform": 0.27, "frequency": 0.28, "augment_reduce": 0.04, "one_vs_each": 0.04
+        "adversarial": 0.31,
+        "nce": 0.24,
+        "uniform": 0.27,
+        "frequency": 0.28,
+        "augment_reduce": 0.04,
+        "one_vs_each": 0.04,
     },
     "Wikipedia-500K": {
-        "adversarial": 0.175, "nce": 0.095, "uniform": 0.115, "frequency": 0.105, "augment_reduce": 0.045, "one_vs_each": 0.02
+        "adversarial": 0.175,
+        "nce": 0.095,
+        "uniform": 0.115,
+        "frequency": 0.105,
+        "augment_reduce": 0.045,
+        "one_vs_each": 0.02,
     },
     "EURLex-4K": {"softmax": 0.336, "uniform": 0.264},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method reached on a data set."""
+    """What a method reached on a data set; `seconds` is the time to the point of its accuracy."""
 
     method: str
     accuracy: float
     standard_error: float
     log_likelihood: float
-    seconds: float  # to the point that validation chose for accuracy
+    seconds: float
     points: Sequence[Point]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim: whether it held (None where the runs cannot tell), and why in words."""
+    """One claim: whether it holds, None where that cannot be told, and the reason."""
 
     claim: str
     held: bool | None
     words: str
 
     def __str__(self) -> str:
-        answer = {True: "held", False: "did not hold", None: "cannot be told"}[self.held]
+        answer = {True: "holds", False: "does not hold", None: "cannot be told"}[self.held]
         return f"**{self.claim}**: {answer}. {self.words}"
 
 
 def outcome_of(method: str, points: Sequence[Point], *, n_test: int, clock: str = "seconds") -> Outcome:
-    """Figures of a curve at the points that validation chooses."""
+    """Return the figures of a curve at its best points on validation rows."""
     chosen = best_point(points, "accuracy")
     accuracy = float(chosen["test_accuracy"])
     error = math.sqrt(max(accuracy * (1.0 - accuracy), 1e-12) / n_test)
@@ -60,7 +70,7 @@ def outcome_of(method: str, points: Sequence[Point], *, n_test: int, clock: str 
 
 
 def time_to_accuracy(points: Sequence[Point], accuracy: float, *, clock: str = "seconds") -> float | None:
-    """When a curve first reaches a test accuracy, between points on a line in log time; None if never.
+    """Return when a curve first reaches a test accuracy, linear in log time between points; None if never.
 
     Examples
     --------
@@ -74,14 +84,14 @@ def time_to_accuracy(points: Sequence[Point], accuracy: float, *, clock: str = "
             if before is None or before[clock] <= 0:
                 return float(point[clock])
             gain = point["test_accuracy"] - before["test_accuracy"]
-            share = (accuracy - before["test_accuracy"]) / gain if gain > 0 else 1.0
-            return float(before[clock] * (point[clock] / before[clock]) ** share)
+            fraction = (accuracy - before["test_accuracy"]) / gain if gain > 0 else 1.0
+            return float(before[clock] * (point[clock] / before[clock]) ** fraction)
         before = point
     return None
 
 
-def weigh(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Verdict]:
-    """What the outcomes say about the paper's claims."""
+def check_claims(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Verdict]:
+    """Check the paper's claims on the outcomes of methods."""
     verdicts = []
     baselines = [outcomes[name] for name in BASELINES if name in outcomes]
     if PROPOSED in outcomes and baselines:
@@ -91,10 +101,12 @@ def weigh(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Ve
             _most_accurate(proposed, best),
             _log_likelihood(proposed, baselines),
         ]
-    blind = [outcomes[name] for name in ("uniform", "frequency") if name in outcomes]
-    if PROPOSED in outcomes and blind:
+    unconditional = [outcomes[name] for name in ("uniform", "frequency") if name in outcomes]
+    if PROPOSED in outcomes and unconditional:
         verdicts.append(
-            _beats_blind_noise(outcomes[PROPOSED], max(blind, key=lambda outcome: outcome.accuracy), clock)
+            _beats_unconditional_noise(
+                outcomes[PROPOSED], max(unconditional, key=lambda outcome: outcome.accuracy), clock
+            )
         )
     if "nce" in outcomes and PROPOSED in outcomes:
         verdicts.append(_beats_nce(outcomes[PROPOSED], outcomes["nce"]))
@@ -104,7 +116,7 @@ def weigh(outcomes: Mapping[str, Outcome], *, clock: str = "seconds") -> list[Ve
 
 
 def _difference(first: Outcome, second: Outcome) -> tuple[float, bool]:
-    """First minus second, and whether that is more than chance."""
+    """Return first minus second, and whether that is more than chance."""
     difference = first.accuracy - second.accuracy
     return difference, abs(difference) > 2.0 * math.hypot(first.standard_error, second.standard_error)
 
@@ -127,14 +139,17 @@ def _fastest(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
         return Verdict(claim, False, f"It never reached {target}; that took the baseline {theirs:.1f} s.")
     factor = theirs / ours
     pace = f"{factor:.1f} times faster" if factor >= 1 else f"{1 / factor:.1f} times slower"
-    words = f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace} (in the paper, ten times or more)."
+    words = f"It reached {target}, after {ours:.1f} s, the baseline after {theirs:.1f} s: {pace}"
+    words += " (in the paper, ten times or more)."
     return Verdict(claim, factor > 1.0, words)
 
 
 def _most_accurate(proposed: Outcome, best: Outcome) -> Verdict:
     difference, clear = _difference(proposed, best)
-    words = f"It reached {_figure(proposed)}, the best baseline ({_label(best)}) {_figure(best)}: {100 * difference:+.1f} points"
-    words += "." if clear else ", within what the number of test rows can tell."
+    words = f"It reached {_figure(proposed)}, the best baseline ({_label(best)}) {_figure(best)}:"
+    words += f" {100 * difference:+.1f} points" + (
+        "." if clear else ", less than the error of the test rows."
+    )
     return Verdict(
         "The proposed method reaches a better accuracy than all baselines",
         difference > 0 if clear else None,
@@ -150,7 +165,7 @@ def _log_likelihood(proposed: Outcome, baselines: Sequence[Outcome]) -> Verdict:
     return Verdict(claim, proposed.log_likelihood > best.log_likelihood, words)
 
 
-def _beats_blind_noise(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
+def _beats_unconditional_noise(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
     difference, clear = _difference(proposed, best)
     theirs = time_to_accuracy(best.points, best.accuracy, clock=clock)
     ours = time_to_accuracy(proposed.points, best.accuracy, clock=clock)
@@ -163,7 +178,9 @@ def _beats_blind_noise(proposed: Outcome, best: Outcome, clock: str) -> Verdict:
 
 def _beats_nce(proposed: Outcome, nce: Outcome) -> Verdict:
     difference, clear = _difference(proposed, nce)
-    words = f"{_figure(proposed)} with bias removal, {_figure(nce)} for NCE, which has to learn again what the tree knows."
+    words = (
+        f"{_figure(proposed)} with bias removal, {_figure(nce)} for NCE, whose scores do not contain log p_n."
+    )
     return Verdict(
         "Using the tree in prediction, too, beats NCE with the same tree",
         difference > 0 if clear else None,
@@ -173,6 +190,7 @@ def _beats_nce(proposed: Outcome, nce: Outcome) -> Verdict:
 
 def _softmax(softmax: Outcome, uniform: Outcome) -> Verdict:
     difference, clear = _difference(softmax, uniform)
-    words = f"{_figure(softmax)} against {_figure(uniform)}: {100 * difference:+.1f} points, in the paper +7.2 on EURLex-4K."
+    words = f"{_figure(softmax)} against {_figure(uniform)}: {100 * difference:+.1f} points,"
+    words += " in the paper +7.2 on EURLex-4K."
     claim = "Full softmax is more accurate than negative sampling with uniform noise (appendix)"
     return Verdict(claim, difference > 0 if clear else None, words)

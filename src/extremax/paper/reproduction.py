@@ -1,7 +1,8 @@
-"""The paper's comparison end to end: six methods of Figure 1, and softmax of the appendix, on one data set.
+"""The paper's comparison on one data set: the six methods of Figure 1, and softmax of the appendix.
 
-Each method runs with the recipe of its name (``recipes/DATA/METHOD.toml``), or with what a search finds; the
-result is a folder with a run per method, ``figure.png`` and its kin, ``outcomes.json`` and ``report.md``."""
+Each method runs with the recipe of its name (``recipes/DATA/METHOD.toml``), or with what a search finds. The
+result is a folder with a run per method, the figure in three formats, ``outcomes.json`` and ``report.md``.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from extremax.experiments.curve import read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.machine import describe_machine
 from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS
-from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
-from extremax.experiments.recipes import find_recipe, load_recipe, shipped_recipes
-from extremax.experiments.rows import Rows, Say, load_rows
+from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe, load_recipe
+from extremax.experiments.recipes import find_recipe, shipped_recipes
+from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import OnPoint, run
 from extremax.experiments.tuning import tune
-from extremax.paper.claims import PAPER, Outcome, Verdict, outcome_of, time_to_accuracy, weigh
+from extremax.paper.claims import PAPER, Outcome, Verdict, check_claims, outcome_of, time_to_accuracy
 from extremax.runtime.atomic_files import write_json, write_text
 
-# Multiply-adds of one epoch of full softmax (scores, and both gradients) beyond which it is left out unless
-# asked for: some minutes an epoch on two cores.
+# Multiply-adds of an epoch of full softmax (scores and both gradients) above which it is left out by default:
+# some minutes on two cores.
 SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What `reproduce` found."""
+    """Result of `reproduce`."""
 
     folder: Path
     outcomes: dict[str, Outcome]
@@ -51,10 +52,10 @@ def reproduce(
     clock: str = "seconds",
     n_jobs: int | None = None,
     command: str = "",
-    say: Say = lambda text: None,
+    log: Log = lambda text: None,
     on_point: OnPoint = lambda point: None,
 ) -> Reproduction:
-    """Run the paper's comparison on a data set, or go on with it.
+    """Run the paper's comparison on a data set, or resume it.
 
     Parameters
     ----------
@@ -66,11 +67,17 @@ def reproduce(
         Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default
         all, softmax only where an epoch of it takes minutes at most.
     max_seconds : float, optional
-        Training time per method, in place of the recipe's epochs.
+        Training time per method, instead of the recipe's epochs.
     n_trials : int
-        Search this many settings for each method first, on validation rows; 0 takes the recipes as they are.
+        Trials of a parameter search for each method before its run; 0 takes the recipes as they are.
     clock : {"seconds", "cpu_seconds"}
-        Time on the wall, or of the processors, which says more on a machine that others use as well.
+        Elapsed time, or processor time, which runs evenly on a machine that others use as well.
+    n_jobs : int, optional
+        Threads.
+    command : str
+        Command line that the report names.
+    log, on_point : callable
+        Called with messages, and with each point of a curve.
     """
     unknown = [name for name in methods if name not in ALL_METHODS]
     if unknown:
@@ -79,30 +86,28 @@ def reproduce(
         )
     folder = Path(out)
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
-    rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, say=say)
+    rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
     if not methods and softmax_work(rows) > SOFTMAX_LIMIT:
-        say("full softmax is left out: an epoch would take too long on this data set")
+        log("full softmax is left out: an epoch would take too long on this data set")
         del recipes["softmax"]
     for name, recipe in recipes.items():
         if n_trials:
-            say(f"searching settings for {METHODS[name].label}")
+            log(f"searching parameters of {METHODS[name].label}")
             recipe = tune(
-                recipe, folder / "search" / name, n_trials=n_trials, rows=rows, n_jobs=n_jobs, say=say
+                recipe, folder / "search" / name, n_trials=n_trials, rows=rows, n_jobs=n_jobs, log=log
             ).best
         if max_seconds is not None:
-            # Epochs without end: the clock decides.
+            # the clock ends training, not the number of epochs
             recipe = replace(
                 recipe, evaluation=replace(recipe.evaluation, max_seconds=max_seconds)
             ).with_model(n_epochs=10**6)
-        say(f"running {METHODS[name].label}")
-        run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, clock=clock, say=say, on_point=on_point)
+        log(f"running {METHODS[name].label}")
+        run(recipe, folder / "runs" / name, rows=rows, n_jobs=n_jobs, clock=clock, log=log, on_point=on_point)
     return report(folder, methods=list(recipes), clock=clock, command=command)
 
 
 def recipe_for(data: str, method: str) -> Recipe:
-    """The recipe of a method for a data set, or where there is none a plain one with the method's own
-    settings.
-    """
+    """Return the recipe of a method for a data set; where there is none, one with the method's parameters."""
     if f"{data}/{method}" in shipped_recipes():
         return load_recipe(find_recipe(f"{data}/{method}"))
     features = FeaturesConfig(kind="tfidf") if data == "eurlex57k" else FeaturesConfig()
@@ -116,7 +121,7 @@ def recipe_for(data: str, method: str) -> Recipe:
 
 
 def softmax_work(rows: Rows) -> float:
-    """Multiply-adds of an epoch of full softmax."""
+    """Return the multiply-adds of an epoch of full softmax."""
     n_rows, n_features = rows.X["train"].shape
     return 3.0 * float(n_rows) * float(n_features) * rows.n_classes
 
@@ -124,7 +129,7 @@ def softmax_work(rows: Rows) -> float:
 def report(
     folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "seconds", command: str = ""
 ) -> Reproduction:
-    """Figure, table and verdicts from the runs in a folder: reads files only."""
+    """Write figure, table and verdicts from the finished runs in a folder."""
     runs = {
         name: folder / "runs" / name for name in methods if (folder / "runs" / name / "summary.json").exists()
     }
@@ -142,14 +147,14 @@ def report(
         )
         for name, path in runs.items()
     }
-    verdicts = weigh(outcomes, clock=clock)
+    verdicts = check_claims(outcomes, clock=clock)
     figures = plot(runs.values(), folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
-    settings = {
+    parameters = {
         name: json.loads((path / "config.json").read_text(encoding="utf-8"))["model"]
         for name, path in runs.items()
     }
     title = describe_data(read_run(next(iter(runs.values()))))
-    text = _markdown(title, outcomes, verdicts, summaries, settings, clock, command)
+    text = _markdown(title, outcomes, verdicts, summaries, parameters, clock, command)
     target = folder / "report.md"
     write_text(target, text)
     plain = {
@@ -166,7 +171,7 @@ def _markdown(
     outcomes: Mapping[str, Outcome],
     verdicts: Sequence[Verdict],
     summaries: Mapping[str, dict[str, Any]],
-    settings: Mapping[str, dict[str, Any]],
+    parameters: Mapping[str, dict[str, Any]],
     clock: str,
     command: str,
 ) -> str:
@@ -178,17 +183,17 @@ def _markdown(
     shared = busiest > some["machine"]["processors"] + 0.5
     lines += [
         f"{made}{describe_machine(some['machine'])}, {some['date'][:10]}. Times are "
-        + ("those of the clock on the wall" if clock == "seconds" else "processor time, all threads together")
-        + ", training alone: tree included; evaluation, checkpoints and compilation left out."
+        + ("elapsed time" if clock == "seconds" else "processor time, all threads together")
+        + " of training, with the tree, without evaluation, checkpoints and compilation."
         + (
             f" Other programs used the machine at the same time (load up to {busiest:.0f})." if shared else ""
         ),
         "",
         "![Learning curves](figure.png)",
         "",
-        f"Validation rows chose the point of each curve; {n_test:,} test rows gave the figures, ± one standard error. Every"
-        " method trains the same affine model by Adagrad at a constant rate ρ, from weights of zero. "
-        + _whole_time(summaries.values()),
+        f"The point of each curve is the best on validation rows; figures are of {n_test:,} test rows, ± one"
+        " standard error. Every method trains the same affine model by Adagrad at a constant rate ρ, from"
+        " weights of zero. " + _whole_time(summaries.values()),
         "",
     ]
     best = max((outcomes[name].accuracy for name in BASELINES if name in outcomes), default=None)
@@ -196,7 +201,7 @@ def _markdown(
     header += ["time to the best baseline's accuracy", *(f"paper, {name}" for name in PAPER)]
     lines += ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for name, outcome in outcomes.items():
-        model, last = settings[name], summaries[name]["last"]
+        model, last = parameters[name], summaries[name]["last"]
         strength = next((model.get(searched) for searched in METHODS[name].searched), None)
         reached = None if best is None else time_to_accuracy(outcome.points, best, clock=clock)
         rate = model["learning_rate"]
@@ -215,18 +220,18 @@ def _markdown(
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "The paper's figures are of other data and other features: what can be compared is the order.",
+        "The paper's figures are of other data and other features; only the order can be compared.",
         "",
     ]
-    lines += ["## What held", "", *(f"- {verdict}" for verdict in verdicts), ""]
+    lines += ["## Claims of the paper", "", *(f"- {verdict}" for verdict in verdicts), ""]
     return "\n".join(lines)
 
 
 def _whole_time(summaries: Iterable[dict[str, Any]]) -> str:
-    """What the runs took on the clock on the wall, all together; reading the data comes on top."""
+    """Word the elapsed time of all runs together, without reading the data."""
     parts = dict.fromkeys(("training", "evaluation", "compilation"), 0.0)
     for summary in summaries:
         for part in parts:
             parts[part] += summary[f"{part}_seconds"]
     listed = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in parts.items())
-    return f"All runs together took {sum(parts.values()) / 60:.1f} minutes on the wall: {listed}."
+    return f"All runs together took {sum(parts.values()) / 60:.1f} minutes: {listed}."

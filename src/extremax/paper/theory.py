@@ -1,24 +1,25 @@
-"""How much signal a stochastic gradient of negative sampling carries, for a data and a noise distribution
-(paper, section 4).
+"""Signal-to-noise ratio of stochastic gradients of negative sampling (paper, section 4).
 
 Nonparametric limit: one free score xi_{x,y} for every x of the data and every class y. With sigma the
 logistic function,
 
     expected loss   l(xi) = sum_{x,y} [-p_D(y|x) log sigma(xi_{x,y}) - p_n(y|x) log sigma(-xi_{x,y})]
-    its minimum     xi* = log p_D(y|x) - log p_n(y|x), so that xi* + log p_n is the softmax score                  (Theorem 1)
-    its Hessian     H = diag(alpha), alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n)               (Eq. 13)
-    one estimate    g = N grad of [-log sigma(xi_{x,y}) - log sigma(-xi_{x,y'})], (x, y) from the data, y' from p_n(.|x)
-    SNR             eta = 1 / Tr[Cov[g, g] H^-1] = 1 / (N sum_x [C - 2 sum_y alpha_{x,y}])                         (Eq. 12)
+    its minimum     xi* = log p_D(y|x) - log p_n(y|x); xi* + log p_n is the softmax score   (Theorem 1)
+    its Hessian     H = diag(alpha), alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y})
+                                                 = p_D p_n / (p_D + p_n)                   (Eq. 13)
+    one estimate    g = N grad of [-log sigma(xi_{x,y}) - log sigma(-xi_{x,y'})],
+                    (x, y) from the data, y' from p_n(.|x)
+    SNR             eta = 1 / Tr[Cov[g, g] H^-1] = 1 / (N sum_x [C - 2 sum_y alpha_{x,y}])  (Eq. 12)
 
-It is computed three ways that share no formula beyond the distribution of g: through alpha, through the
-matrices, and from simulated gradients. ``2 sum_y alpha`` is the sum of harmonic means of p_D and p_n, the
+The ratio is computed in three ways that share no formula beyond the distribution of g: through alpha, through
+the matrices, and from simulated gradients. ``2 sum_y alpha`` is the sum of harmonic means of p_D and p_n, the
 *overlap* of the two: 1 if they are equal, 0 if they share no class. Since 1 / eta = N sum_x (C - overlap),
 the best noise has only C / (C - 1) times the SNR of the worst: with many classes, compare overlaps.
 
 With m negatives, each weighted 1/m, the covariance changes and with it the best noise: Theorem 2 is about one
 negative.
 
-Tables are (n, n_classes) in float64, a row for every x.
+Tables are (n, n_classes) in float64, one row for every x.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Float64 = NDArray[np.float64]
+from extremax.types import Float64, Int64
 
-# float32 tables of ten thousand classes add up to one within this; they are normalised here
-_SUM_TOLERANCE = 1e-3
-_LARGEST_MATRIX = 4096  # scores for which full matrices are formed: 128 MB each
-_DRAWS_AT_ONCE = 1 << 16
+_SUM_TOLERANCE = 1e-3  # of float32 tables of ten thousand classes, before they are normalised
+_MAX_MATRIX_SIZE = 4096  # scores for which full matrices are formed: 128 MB each
+_DRAWS_PER_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,18 @@ class SimulatedSnr:
 
 @dataclass(frozen=True)
 class NoiseFigures:
-    """One noise distribution against the data distribution; a row of the table that ``extremax theory``
-    prints.
+    """Figures of one noise distribution.
 
     Attributes
     ----------
     noise
-        Its name.
+        Name of the distribution.
     snr
         The paper's SNR, Eq. 12.
     relative_snr
-        The same divided by the SNR of p_n = p_D: at most 1 (Theorem 2), at least 1 - 1/C.
+        SNR divided by that of p_n = p_D: at most 1 (Theorem 2), at least 1 - 1/C.
     overlap
-        Mean over x of ``2 sum_y alpha``: from 0 to 1.
+        Mean over x of ``2 sum_y alpha``, from 0 to 1.
     divergence
         Mean Kullback-Leibler divergence of p_n from p_D, in nats.
     """
@@ -82,11 +81,10 @@ class MixingCurve:
 
 
 # -- the loss
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def expected_loss(scores: ArrayLike, p_data: ArrayLike, p_noise: ArrayLike) -> tuple[float, Float64]:
-    """l(xi) for a table of scores, and its gradient, a table as well (appendix of the paper).
+    """Return l(xi) for a table of scores, and its gradient as a table (appendix of the paper).
 
     Examples
     --------
@@ -101,7 +99,7 @@ def expected_loss(scores: ArrayLike, p_data: ArrayLike, p_noise: ArrayLike) -> t
 
 
 def optimal_scores(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """xi* = log p_D - log p_n, the scores at which `expected_loss` is smallest.
+    """Return xi* = log p_D - log p_n, the scores at which `expected_loss` is smallest.
 
     Examples
     --------
@@ -114,12 +112,12 @@ def optimal_scores(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 
 
 # -- three ways to the signal-to-noise ratio
-# -----------------------------------------------------------------------------------
 
 
 def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n): (n, n_classes), the curvature along
-    each score.
+    """Return the curvature along each score, (n, n_classes).
+
+    It is alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n).
 
     Examples
     --------
@@ -131,8 +129,9 @@ def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 
 
 def overlap(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """``2 sum_y alpha_{x,y}`` of each row, (n,): 1 where the distributions are equal, 0 where they share no
-    class.
+    """Return ``2 sum_y alpha_{x,y}`` of each row, (n,).
+
+    It is 1 where the distributions are equal, and 0 where they share no class.
 
     Examples
     --------
@@ -144,19 +143,19 @@ def overlap(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 
 
 def snr(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float:
-    """The signal-to-noise ratio of Eq. 12 through alpha: exact, O(n n_classes).
+    """Return the signal-to-noise ratio of Eq. 12 through alpha: exact, O(n n_classes).
 
     Parameters
     ----------
     p_data
-        p_D(y|x), (n, n_classes); rows that add up to 1.
+        p_D(y|x), (n, n_classes); rows add up to 1.
     p_noise
         p_n(y|x), in the same shape, or (n_classes,) for noise that does not depend on x. A class of
         probability 0 counts as the limit of small probabilities, in which alpha is 0.
     n_negatives
         m, negatives drawn for each positive. The paper's formula is that for 1; for more,
-        ``1 / eta = N sum_x [sum_y (sigma(-xi*) + sigma(xi*) / m) - (1 + 1/m) sum_y alpha]``, and all probabilities must be
-        positive.
+        ``1 / eta = N sum_x [sum_y (sigma(-xi*) + sigma(xi*) / m) - (1 + 1/m) sum_y alpha]``, and all
+        probabilities must be positive.
 
     Examples
     --------
@@ -175,7 +174,7 @@ def snr(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float
 
 
 def hessian(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
-    """The full Hessian of `expected_loss` at its minimum, (n C, n C), from second derivatives of log sigma.
+    """Return the Hessian of `expected_loss` at its minimum, (n C, n C).
 
     Examples
     --------
@@ -189,15 +188,15 @@ def hessian(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
 
 
 def gradient_covariance(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> Float64:
-    """Cov[g, g] at the minimum, (n C, n C): the sum over every x, positive and negative that could be drawn.
+    """Return Cov[g, g] at the minimum, (n C, n C), as a sum over all possible draws.
 
-    Positive and negatives of one x are independent, so that the covariance given x is that of the positive's
-    gradient plus that of one negative's divided by `n_negatives`, and the means of both enter through the
-    mean given x.
+    Positive and negatives of one x are independent: the covariance given x is that of the positive's gradient
+    plus that of one negative's divided by `n_negatives`; the means of both enter through the mean given x.
 
     Examples
     --------
-    >>> gradient_covariance([[0.5, 0.5]], [[0.5, 0.5]]).tolist()  # p_n = p_D: the sum of the scores never moves
+    >>> # p_n = p_D: the sum of the scores never moves
+    >>> gradient_covariance([[0.5, 0.5]], [[0.5, 0.5]]).tolist()
     [[0.125, -0.125], [-0.125, 0.125]]
     """
     data, noise = _check_tables(p_data, p_noise, positive=True)
@@ -220,7 +219,7 @@ def gradient_covariance(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: i
 
 
 def snr_from_matrices(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float:
-    """``1 / Tr[Cov[g, g] H^-1]`` from the full matrices: brute force for small problems.
+    """Return ``1 / Tr[Cov[g, g] H^-1]`` from the full matrices, for small problems.
 
     Examples
     --------
@@ -229,27 +228,26 @@ def snr_from_matrices(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int
     """
     curvature = hessian(p_data, p_noise)
     covariance = gradient_covariance(p_data, p_noise, n_negatives=n_negatives)
-    # The covariance is singular at p_n = p_D; the Hessian never is.
+    # the covariance is singular at p_n = p_D, the Hessian never
     return float(1.0 / np.trace(np.linalg.solve(curvature, covariance)))
 
 
 def simulate_snr(
     p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1, n_draws: int = 200_000, seed: int = 0
 ) -> SimulatedSnr:
-    """The same from stochastic gradients: draw x, its positive and its negatives, and take the covariance of
-    what comes out.
+    """Estimate the signal-to-noise ratio from simulated stochastic gradients.
 
-    Every term divides by a probability of the class drawn, so classes of probability far below ``1 /
-    n_draws`` are missed and the standard error does not show it.
+    Every term divides by the probability of the class drawn: classes of probability far below ``1 / n_draws``
+    are missed, and the standard error does not show it.
 
     Parameters
     ----------
     p_data, p_noise, n_negatives
         As in `snr`; all probabilities must be positive.
     n_draws
-        Gradients; at least 2.
+        Number of gradients, at least 2.
     seed
-        Everything random follows from it.
+        Seed of all draws.
 
     Examples
     --------
@@ -267,8 +265,8 @@ def simulate_snr(
     rng = np.random.default_rng(seed)
     positive_draw, negative_draw = _Draws(data), _Draws(noise)
     total, sum_terms, sum_squares = np.zeros(data.size), 0.0, 0.0
-    for start in range(0, n_draws, _DRAWS_AT_ONCE):
-        count = min(_DRAWS_AT_ONCE, n_draws - start)
+    for start in range(0, n_draws, _DRAWS_PER_BLOCK):
+        count = min(_DRAWS_PER_BLOCK, n_draws - start)
         x = rng.integers(n, size=count)
         entries = np.column_stack(
             [positive_draw(x, rng), *(negative_draw(x, rng) for _ in range(n_negatives))]
@@ -276,7 +274,7 @@ def simulate_snr(
         values = n * np.where(
             np.arange(n_negatives + 1) == 0, -_sigmoid(-xi[entries]), _sigmoid(xi[entries]) / n_negatives
         )
-        # A class drawn twice, as positive and negative say, is one component of the gradient.
+        # a class drawn twice, for instance as positive and negative, is one component of the gradient
         keys = (np.arange(count)[:, None] * data.size + entries).ravel()
         component, inverse = np.unique(keys, return_inverse=True)
         gradient, where = np.bincount(inverse, values.ravel()), component % data.size
@@ -293,11 +291,10 @@ def simulate_snr(
 
 
 # -- comparisons
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[NoiseFigures, ...]:
-    """SNR, overlap and divergence of each noise distribution, in the order given.
+    """Return SNR, overlap and divergence of each noise distribution, in the order given.
 
     Examples
     --------
@@ -322,8 +319,7 @@ def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[
 
 
 def mixing_curve(p_data: ArrayLike, p_noise: ArrayLike, weights: ArrayLike) -> MixingCurve:
-    """From one noise distribution to p_D: SNR of ``(1 - weight) p_n + weight p_D`` for each weight from 0 to
-    1.
+    """Return the SNR of mixtures ``(1 - weight) p_n + weight p_D``, for weights from 0 to 1.
 
     Examples
     --------
@@ -332,32 +328,31 @@ def mixing_curve(p_data: ArrayLike, p_noise: ArrayLike, weights: ArrayLike) -> M
     True
     """
     data, noise = _check_tables(p_data, p_noise)
-    shares = np.asarray(weights, np.float64)
-    if shares.ndim != 1 or not np.all((shares >= 0.0) & (shares <= 1.0)):
+    mixing = np.asarray(weights, np.float64)
+    if mixing.ndim != 1 or not np.all((mixing >= 0.0) & (mixing <= 1.0)):
         raise ValueError("weights must be a list of numbers from 0 (the noise alone) to 1 (p_D alone).")
     best = snr(data, data)
-    mixed = [(1.0 - share) * noise + share * data for share in shares]
+    mixed = [(1.0 - weight) * noise + weight * data for weight in mixing]
     relative = np.array([snr(data, p) / best for p in mixed], np.float64)
-    return MixingCurve(shares, relative, np.array([overlap(data, p).mean() for p in mixed], np.float64))
+    return MixingCurve(mixing, relative, np.array([overlap(data, p).mean() for p in mixed], np.float64))
 
 
 # -- parts
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Draws:
-    """Classes drawn from the rows of a table, as places in the flattened table."""
+    """Draws of classes from the rows of a table, as positions in the flattened table."""
 
     def __init__(self, table: Float64) -> None:
         self.n_classes = table.shape[1]
         cumulative = np.cumsum(table, axis=1)
-        # Row x owns the numbers from x to x + 1: one sorted array serves all rows.
+        # row x owns the numbers from x to x + 1: one sorted array serves all rows
         self.steps = (cumulative / cumulative[:, -1:] + np.arange(len(table))[:, None]).ravel()
 
-    def __call__(self, x: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def __call__(self, x: Int64, rng: np.random.Generator) -> Int64:
         place = np.searchsorted(self.steps, x + rng.random(len(x)), side="right")
         # x + u may round up to x + 1
-        drawn: NDArray[np.int64] = np.minimum(place, (x + 1) * self.n_classes - 1)
+        drawn: Int64 = np.minimum(place, (x + 1) * self.n_classes - 1)
         return drawn
 
 
@@ -368,14 +363,14 @@ def _sigmoid(z: Float64) -> Float64:
 
 def _alpha(data: Float64, noise: Float64) -> Float64:
     total = data + noise
-    # The smaller of the two, times the share of the larger in their sum: nothing underflows that need not.
-    share = np.divide(np.maximum(data, noise), total, out=np.zeros_like(total), where=total > 0.0)
-    result: Float64 = np.minimum(data, noise) * share
+    # the smaller one times the fraction of the larger one in the sum: the product p_D p_n could underflow
+    fraction = np.divide(np.maximum(data, noise), total, out=np.zeros_like(total), where=total > 0.0)
+    result: Float64 = np.minimum(data, noise) * fraction
     return result
 
 
 def _covariance(values: Float64, prob: Float64) -> Float64:
-    """Covariance of a vector that is row i of `values` with probability prob[i]."""
+    """Return the covariance of a vector that is row i of `values` with probability prob[i]."""
     mean = prob @ values
     result: Float64 = (values.T * prob) @ values - np.outer(mean, mean)
     return result
@@ -395,16 +390,17 @@ def _check_negatives(n_negatives: int) -> int:
 
 
 def _check_size(n_scores: int) -> None:
-    if n_scores > _LARGEST_MATRIX:
+    if n_scores > _MAX_MATRIX_SIZE:
         raise ValueError(
-            f"The tables hold {n_scores} scores; full matrices are formed for at most {_LARGEST_MATRIX}. Use theory.snr."
+            f"The tables hold {n_scores} scores; full matrices are formed for at most {_MAX_MATRIX_SIZE}. Use"
+            " theory.snr."
         )
 
 
 def _check_tables(
     p_data: ArrayLike, p_noise: ArrayLike, *, positive: bool = False
 ) -> tuple[Float64, Float64]:
-    """Both as normalised float64 tables of one shape."""
+    """Return both as normalised float64 tables of one shape."""
     data = np.asarray(p_data, np.float64)
     if data.ndim != 2 or 0 in data.shape:
         raise ValueError(
@@ -413,7 +409,8 @@ def _check_tables(
     noise = np.asarray(p_noise, np.float64)
     if noise.shape != data.shape and noise.shape != data.shape[1:]:
         raise ValueError(
-            f"p_noise has shape {noise.shape}; with p_data of shape {data.shape} it must be that or {data.shape[1:]}."
+            f"p_noise has shape {noise.shape}; with p_data of shape {data.shape} it must be that or"
+            f" {data.shape[1:]}."
         )
     noise = np.broadcast_to(noise, data.shape)
     return _normalised("p_data", data, positive), _normalised("p_noise", noise, positive)

@@ -1,4 +1,4 @@
-"""The picture of a theory study: signal-to-noise ratio against the share of p_D in the noise."""
+"""The figure of a theory study: signal-to-noise ratio against the weight of p_D in the noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from extremax.paper.theory import MixingCurve
 
-# Okabe and Ito's colours, told apart by readers with any kind of colour vision; shapes differ as well.
+# Okabe and Ito's colours, distinct for any kind of colour vision; shapes differ as well.
 _MARKS = {
     "uniform": ("s", "#000000"),
     "frequency": ("D", "#E69F00"),
@@ -26,21 +26,21 @@ _LABELS = {
 
 
 def draw(curve: MixingCurve, relative_snr: Mapping[str, float], *, n_classes: int, title: str = "") -> Any:
-    """A matplotlib figure of the curve from uniform noise to p_D, with a mark for each noise distribution.
+    """Draw the curve from uniform noise to p_D, with a mark for each noise distribution.
 
-    A distribution that is not on the way from uniform to p_D is marked where the curve has the same ratio: at
-    the share of p_D that would do as well.
+    A distribution that is not a mixture of uniform noise and p_D is marked where the curve has the same
+    ratio. Returns a matplotlib figure.
 
     Parameters
     ----------
     curve
         SNR and overlap for each mixing weight.
     relative_snr
-        SNR of each noise distribution, relative to that of p_D; names as in the study.
+        SNR of each noise distribution, relative to that of p_D, by its name in the study.
     n_classes
-        For the scale of overlaps at the right.
+        Number of classes, for the scale of overlaps at the right.
     title
-        Above the picture.
+        Title of the figure.
     """
     from matplotlib.figure import Figure
 
@@ -72,7 +72,7 @@ def draw(curve: MixingCurve, relative_snr: Mapping[str, float], *, n_classes: in
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
-    # relative = (C - 1) / (C - overlap), read in both directions; one class has no such scale.
+    # relative = (C - 1) / (C - overlap) in both directions; one class has no such scale
     if n_classes > 1:
         right = axes.secondary_yaxis(
             "right",

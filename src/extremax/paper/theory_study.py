@@ -1,9 +1,9 @@
-"""Section 4 of the paper on data: how close to p_D do uniform, frequency and tree noise come, and what is it
-worth?
+"""Section 4 of the paper on data: uniform, frequency and tree noise against the data distribution p_D.
 
-``three_ways`` puts the exact signal-to-noise ratio beside that from matrices and from simulated gradients on a problem small
-enough for all three. ``planted_study`` compares noise distributions where p_D is known, ``icd10cm_study`` on
-real texts, where a trained classifier stands in for p_D."""
+`three_ways` compares the exact signal-to-noise ratio with those from matrices and from simulated gradients,
+on a problem small enough for all three. `planted_study` compares noise distributions where p_D is known,
+`icd10cm_study` on texts, with the probabilities of a trained classifier as p_D.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ from extremax.estimator import ExtremeClassifier
 from extremax.noise import FrequencyNoise, Noise, TreeNoise, UniformNoise
 from extremax.paper import theory
 from extremax.tree.tuning import fit_tuned
+from extremax.types import Float32, Float64, Int32, Int64
 
-# dense where the curve is steep
+# Mixing weights of the curve, dense where it is steep.
 WEIGHTS = np.concatenate([np.linspace(0.0, 0.1, 11)[:-1], np.linspace(0.1, 1.0, 37)])
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class ThreeWays:
-    """The signal-to-noise ratio of one noise distribution: through alpha, through matrices, from simulated
-    gradients.
-    """
+    """Signal-to-noise ratio of a noise distribution through alpha, matrices and simulated gradients."""
 
     noise: str
     exact: float
@@ -48,15 +43,15 @@ class TheoryStudy:
     Attributes
     ----------
     data : str
-        What the rows are, in words.
+        Name of the data.
     n_rows, n_classes : int
-        Rows of x that the figures are means over, and classes.
+        Rows that the figures are means over, and classes.
     noises : tuple of NoiseFigures
-        uniform, frequency, tree and p_D.
+        Figures of uniform, frequency and tree noise and of p_D.
     log_likelihood : tuple of float
-        Mean log p(y|x) of the rows' own labels under each of them: this needs no p_D.
+        Mean log p(y|x) of the rows' labels under each of them; it needs no p_D.
     curve : MixingCurve
-        From uniform noise to p_D.
+        Mixtures from uniform noise to p_D.
     """
 
     data: str
@@ -67,7 +62,7 @@ class TheoryStudy:
     curve: theory.MixingCurve
 
     def as_dict(self) -> dict[str, Any]:
-        """The study as JSON has it."""
+        """Return the study as JSON can hold it."""
         rows = [
             {**asdict(row), "log_likelihood": value}
             for row, value in zip(self.noises, self.log_likelihood, strict=True)
@@ -85,10 +80,11 @@ class TheoryStudy:
 def three_ways(
     *, seed: int = 0, n_draws: int = 1_000_000, n_jobs: int | None = None
 ) -> tuple[ThreeWays, ...]:
-    """Uniform, frequency, tree and p_D on 5 rows and 8 overlapping classes, each through alpha, matrices
-    and simulation.
+    """Compute the signal-to-noise ratio of four noise distributions in three ways.
+
+    The problem has 5 rows and 8 overlapping classes.
     """
-    # Wide clouds: a class whose probability is far below 1 / n_draws would be missed by the simulation.
+    # wide clouds: the simulation would miss a class whose probability is far below 1 / n_draws
     data = planted_hierarchy(4000, 8, 8, seed=seed, n_latent=8, noise_scale=3.0, n_test=5)
     p_data, tables = _tables(data.X, data.y, data.X_test, data.truth.log_prob_all(data.X_test), seed, n_jobs)
     result = []
@@ -108,7 +104,7 @@ def planted_study(
     seed: int = 0,
     n_jobs: int | None = None,
 ) -> TheoryStudy:
-    """Classes in a planted hierarchy with Zipf frequencies; p_D is the distribution the rows were drawn from.
+    """Compare noise distributions on a planted hierarchy, where p_D is known.
 
     Examples
     --------
@@ -134,25 +130,23 @@ def icd10cm_study(
     seed: int = 0,
     n_jobs: int | None = None,
 ) -> TheoryStudy:
-    """ICD-10-CM descriptions and their parent codes; a classifier trained on the training rows stands in for
-    p_D.
+    """Compare noise distributions on ICD-10-CM, with a trained classifier in place of p_D.
 
-    Its probabilities are sharpened or flattened by the temperature under which validation rows are most
-    probable: an estimate of p_D that is too flat would make uniform noise look good. Figures are means over
-    test rows.
+    Its scores are divided by the temperature under which validation rows are most probable: an estimate of
+    p_D that is too flat would favour uniform noise. Figures are means over test rows.
 
     Parameters
     ----------
     n_rows
         Test rows, and validation rows for the temperature, drawn at random.
     n_features
-        Dimensions of the texts' features.
+        Number of text features.
     n_components
-        Principal components that the tree sees.
+        Principal components of the features that the tree is fitted on.
     classifier
-        Trained here; by default one with default settings.
+        Classifier to train; by default one with default parameters.
     seed
-        Of the draws, the features, the tree and the default classifier.
+        Seed of the draws, the features, the tree and the default classifier.
     n_jobs
         Threads.
     """
@@ -167,7 +161,7 @@ def icd10cm_study(
     place = {code: i for i, code in enumerate(model.classes_)}
     rng = np.random.default_rng(seed)
 
-    def some_rows(part: NDArray[np.int64]) -> tuple[Float32, Int32]:
+    def some_rows(part: Int64) -> tuple[Float32, Int32]:
         given, labels = icd.rows(part)
         chosen = np.sort(rng.permutation(np.flatnonzero(seen_classes(labels, codes)))[:n_rows])
         rows = features.transform([given[i] for i in chosen], n_jobs=n_jobs)
@@ -184,8 +178,9 @@ def icd10cm_study(
 
 
 def best_temperature(log_prob: NDArray[Any], y: Int32) -> float:
-    """The temperature that makes the labels `y` most probable under ``softmax(log_prob / temperature)``, from
-    0.1 to 10.
+    """Return the temperature from 0.1 to 10 under which labels are most probable.
+
+    The probabilities are ``softmax(log_prob / temperature)``.
 
     Examples
     --------

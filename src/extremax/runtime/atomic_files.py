@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all."""
+"""Small files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under another name, then give it its own."""
+    """Write a text file under a temporary name, then rename it."""
     stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         stage.write_text(text, encoding="utf-8")
@@ -20,5 +20,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, indented for people."""
+    """Write indented JSON."""
     write_text(path, json.dumps(content, indent=1, default=str) + "\n")

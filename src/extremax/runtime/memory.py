@@ -1,4 +1,4 @@
-"""Memory: how much there is, how much is needed, and what to say when the two do not meet."""
+"""Memory that is available, memory that is needed, and the error for too little."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from extremax.validation.wording import ESTIMATOR
-
-
-class NotEnoughMemoryError(MemoryError):
-    """Raised before anything is allocated, when a model would not fit."""
+from extremax.errors import NotEnoughMemoryError as NotEnoughMemoryError
 
 
 def available_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes this process can still take without swapping, limits of its container included;
-    ``sys.maxsize`` if unknown.
+    """Return the bytes this process can still take without swapping, within the limits of its container.
+
+    Returns ``sys.maxsize`` if that is unknown.
     """
     limits = [sys.maxsize]
     meminfo = _read_numbers(proc / "meminfo")
@@ -24,8 +21,8 @@ def available_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
         limits.append(meminfo["MemAvailable:"] * 1024)
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    # Version 2 has one tree ("0::/path"), version 1 one for memory ("4:memory:/path"); any folder of the path
-    # may have a limit.
+    # cgroups: version 2 has one tree ("0::/path"), version 1 one for memory ("4:memory:/path"); any folder of
+    # the path may have a limit
     for line in _read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         root = cgroups if controllers == "" else cgroups / "memory"
@@ -58,13 +55,13 @@ def _read_numbers(path: Path) -> dict[str, int]:
 
 
 def format_bytes(n: float) -> str:
-    """``1536`` as ``1.5 KiB``."""
+    """Format a number of bytes: ``1536`` as ``1.5 KiB``."""
     power = next((p for p in range(4) if abs(n) < 1024 ** (p + 1)), 4)
     return f"{n / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def describe_memory(need: Mapping[str, int]) -> str:
-    """The total and its parts, largest first.
+    """Word a total and its parts, largest first.
 
     Examples
     --------
@@ -81,15 +78,25 @@ def check_memory(
     need: Mapping[str, int],
     *,
     available: int | None = None,
-    ways_out: Sequence[str],
-    what: str = f"{ESTIMATOR}.fit",
+    hints: Sequence[str],
+    what: str = "ExtremeClassifier.fit",
 ) -> None:
-    """Raise if `need` (bytes by name of the part) exceeds `available`, by default what the machine has
-    free.
+    """Raise if a need of memory exceeds what is available.
+
+    Parameters
+    ----------
+    need
+        Bytes by name of the part.
+    available
+        Bytes; by default what the machine has free.
+    hints
+        Ways to need less, for the error message.
+    what
+        Name of the work in the error message.
     """
     available = available_memory() if available is None else available
     if sum(need.values()) > available:
-        there_is = format_bytes(available)
         raise NotEnoughMemoryError(
-            f"{what} needs {describe_memory(need)}, but {there_is} are available. Ways out: {'; '.join(ways_out)}."
+            f"{what} needs {describe_memory(need)}, but {format_bytes(available)} are available."
+            f" Ways out: {'; '.join(hints)}."
         )

@@ -1,6 +1,4 @@
-"""Matrix products on our own threads, the same whatever their number: BLAS on one thread, and sparse rows
-times a matrix.
-"""
+"""Matrix products that do not depend on the thread count: BLAS on one thread, sparse times dense."""
 
 from __future__ import annotations
 
@@ -17,9 +15,10 @@ import threadpoolctl
 from numpy.typing import NDArray
 
 from extremax.kernels.project import multiply_sparse
-from extremax.runtime.threads import resolve_threads, run, split
+from extremax.runtime.threads import run, split
+from extremax.types import Float32
 
-_BLOCK = 4096  # sparse rows per task
+_ROWS_PER_TASK = 4096
 
 _lock = threading.Lock()
 _users = 0
@@ -27,7 +26,7 @@ _limit: Any = None
 
 
 def _forget_users() -> None:
-    # A child forked while another thread held the lock would wait for a thread that it does not have.
+    # A child forked while another thread held the lock would wait for a thread that does not exist in it.
     global _lock, _users, _limit
     _lock, _users, _limit = threading.Lock(), 0, None
 
@@ -38,14 +37,12 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache
 def _libraries() -> threadpoolctl.ThreadpoolController:
-    """Those loaded when this is first called, numpy's and scipy's among them: looking for them takes a
-    millisecond or more.
-    """
+    """Find the BLAS libraries once: the search takes a millisecond or more."""
     return threadpoolctl.ThreadpoolController()
 
 
-def _lift(limit: Any) -> None:
-    # Since 3.8, threadpoolctl obeys only the thread that set the limit; the last user may be another.
+def _remove(limit: Any) -> None:
+    # Since 3.8, threadpoolctl accepts this only from the thread that set the limit; the last user may be another.
     release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
     if release is not None:
         release(force=True)
@@ -56,10 +53,10 @@ def _lift(limit: Any) -> None:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread for the duration; any number of callers at once.
+    """Limit BLAS to one thread inside the block; several callers may overlap.
 
-    The limit belongs to the whole process: where two uses overlap, the first to come sets it and the last to
-    leave lifts it."""
+    The limit applies to the whole process: the first of overlapping callers sets it, the last removes it.
+    """
     global _users, _limit
     with _lock:
         if _users == 0:
@@ -71,35 +68,32 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                _lift(_limit)
+                _remove(_limit)
 
 
 def read_only(array: Any, dtype: type = np.float32) -> NDArray[Any]:
-    """A C-ordered view that cannot be written.
+    """Return a C-ordered view that cannot be written.
 
-    For numba, arrays that can and cannot be written are two types, and a file opened read-only is of the
-    second: with every array of the second type, a kernel is compiled once."""
+    For numba, writable and read-only arrays are two types, and a file opened read-only is of the second: with
+    every array of the second type, a kernel is compiled once.
+    """
     view: NDArray[Any] = np.ascontiguousarray(array, dtype=dtype).view()
     view.flags.writeable = False
     return view
 
 
 def sparse_times_dense(
-    A: sp.csr_matrix,
-    B: NDArray[np.float32],
-    *,
-    out: NDArray[np.float32] | None = None,
-    n_jobs: int | None = None,
-) -> NDArray[np.float32]:
-    """``A @ B`` in float32 for CSR A; every row of the result is one sum in the order of A's row."""
+    A: sp.csr_matrix, B: Float32, *, out: Float32 | None = None, n_threads: int = 1
+) -> Float32:
+    """Return ``A @ B`` in float32 for CSR A; each row is one sum in the order of A's row."""
     result = np.empty((A.shape[0], B.shape[1]), dtype=np.float32) if out is None else out
     indptr, indices, data = read_only(A.indptr, np.int64), read_only(A.indices, np.int32), read_only(A.data)
     dense = read_only(B)
-    blocks = split(A.shape[0], _BLOCK)
+    blocks = split(A.shape[0], _ROWS_PER_TASK)
 
     def multiply(i: int) -> None:
         start, stop = blocks[i]
         multiply_sparse(indptr[start : stop + 1], indices, data, dense, result[start:stop])
 
-    run(multiply, len(blocks), resolve_threads(n_jobs))
+    run(multiply, len(blocks), n_threads)
     return result

@@ -1,6 +1,4 @@
-"""One line in the terminal while long work runs: share done, rate, loss, time left. Silent when nobody is
-watching.
-"""
+"""One line in the terminal while long work runs: fraction done, rate, loss, time left."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ import time
 from typing import TextIO
 
 _REFRESH_SECONDS = 0.2
-_BAR_WIDTH, _SHORTEST_BAR = 24, 6
+_BAR_WIDTH, _MIN_BAR_WIDTH = 24, 6
 
 
 def format_seconds(seconds: float) -> str:
-    """``75.2`` -> ``1:15``; ``3.2`` -> ``3.2s``."""
+    """Format a duration: ``75.2`` as ``1:15``, ``3.2`` as ``3.2s``."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
@@ -23,14 +21,14 @@ def format_seconds(seconds: float) -> str:
 
 
 class ProgressLine:
-    """A bar on one line of a terminal; ``say`` writes a line of its own and is not limited to terminals.
+    """A progress bar on one line of a terminal, and log lines above it.
 
     Parameters
     ----------
     verbose
-        0 is silent, 1 shows the bar in a terminal and the lines given to `say`.
+        0 is silent, 1 shows the bar, in a terminal only, and the lines given to `log`.
     stream
-        Where to write; standard error unless given.
+        Stream to write to; standard error unless given.
     """
 
     def __init__(self, verbose: int, stream: TextIO | None = None) -> None:
@@ -40,8 +38,8 @@ class ProgressLine:
         self._drawn = 0.0
         self._width = 0
 
-    def say(self, text: str) -> None:
-        """Write a finished line."""
+    def log(self, text: str) -> None:
+        """Write a line of its own, in a terminal or not."""
         if self.enabled:
             self._clear()
             self.stream.write(text + "\n")
@@ -50,16 +48,24 @@ class ProgressLine:
     def update(
         self, label: str, done: float, total: float, started: float, detail: str = "", *, unit: str = ""
     ) -> None:
-        """Redraw the bar, at most five times a second; `started` is the ``time.perf_counter`` of the
-        beginning.
+        """Redraw the bar, at most five times a second.
 
-        `unit` names what is counted, and has its rate shown; "B" is shown as megabytes.
+        Parameters
+        ----------
+        label, detail
+            Text before the bar, and after it.
+        done, total
+            Amount of work.
+        started
+            ``time.perf_counter()`` of the beginning.
+        unit
+            Name of what is counted; its rate is shown, of "B" in megabytes.
         """
         now = time.perf_counter()
         if not self.shows_bar or (now - self._drawn < _REFRESH_SECONDS and done < total):
             return
         self._drawn = now
-        share = done / total if total > 0 else 1.0
+        fraction = done / total if total > 0 else 1.0
         elapsed = max(now - started, 1e-9)
         rate = (
             f"{done / elapsed / 1e6:,.1f} MB/s"
@@ -68,14 +74,14 @@ class ProgressLine:
             if unit
             else ""
         )
-        left = f"{format_seconds(elapsed * (1.0 - share) / share)} left" if share > 0 else ""
-        words = "  ".join(word for word in (f"{share:4.0%}", rate, detail, left) if word)
-        # A line longer than the terminal is wide would break, and every update would start another one.
-        room = _columns(self.stream) - 1
-        width = min(_BAR_WIDTH, room - len(label) - len(words) - 4)
-        filled = int(width * share)
-        bar = f"[{'#' * filled}{'.' * (width - filled)}] " if width >= _SHORTEST_BAR else ""
-        text = f"{label} {bar}{words}"[:room]
+        left = f"{format_seconds(elapsed * (1.0 - fraction) / fraction)} left" if fraction > 0 else ""
+        words = "  ".join(word for word in (f"{fraction:4.0%}", rate, detail, left) if word)
+        # a line wider than the terminal would wrap, and every update would start another one
+        columns = _columns(self.stream) - 1
+        width = min(_BAR_WIDTH, columns - len(label) - len(words) - 4)
+        filled = int(width * fraction)
+        bar = f"[{'#' * filled}{'.' * (width - filled)}] " if width >= _MIN_BAR_WIDTH else ""
+        text = f"{label} {bar}{words}"[:columns]
         self.stream.write("\r" + text + " " * max(0, self._width - len(text)))
         self.stream.flush()
         self._width = len(text)
@@ -93,7 +99,7 @@ class ProgressLine:
 
 
 def _columns(stream: TextIO) -> int:
-    """Width of the terminal behind a stream; 80 where that cannot be known."""
+    """Return the width of the terminal behind a stream; 80 where that cannot be known."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

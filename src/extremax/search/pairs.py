@@ -1,137 +1,175 @@
-"""The best classes of rows that have any number of true labels, and the probability of each of those labels.
+"""Log-probabilities of labelled rows, and the means that evaluation reports.
 
-One pass over all classes gives the k best of a row with their normalised log-probabilities. A true label's
-follows from the best class's: log p(y|x) = log p(best|x) + (s_y - s_best) / temperature with debiased scores
-s (Eq. 5), so that a row is scanned once however many labels it has."""
+One pass over all classes gives the k best classes of a row with their normalised log-probabilities.  The
+log-probability of another class of the row follows from that of the best:
+
+    log p(y|x) = log p(best|x) + (s_y - s_best) / temperature
+
+with debiased scores s (Eq. 5).  A row is scanned once, however many labels it has.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import sparse
 
-from extremax.calibration import lift
-from extremax.kernels import row_updates as updates
-from extremax.noise import Noise
-from extremax.runtime.threads import resolve_threads, run, split
-from extremax.search.scan import SCRATCH_BYTES, Features, Scorer, scan
-from extremax.search.scores import check_arguments, check_targets, remove_bias
-
-_BLOCK_ROWS = 16384  # rows whose pairs are scored together, so that X may lie on disk
-_TASK_PAIRS = 512  # pairs of these that a thread takes at a time
+from extremax.calibration import mix_uniform
+from extremax.defaults_search import SearchConfig
+from extremax.examples import Examples
+from extremax.metrics import accuracy_at_k
+from extremax.runtime.threads import split
+from extremax.search.base import Scorer
+from extremax.search.scan import scan
+from extremax.search.scores import check_targets, remove_bias
+from extremax.types import Float32, Int32
 
 
-class Judged(NamedTuple):
-    """Ranked classes (n, k) of each row, their log-probabilities (n, k), and those of the given pairs
-    (n_pairs,).
+class RankedPairs(NamedTuple):
+    """Best classes of each row, and the log-probability of each pair.
+
+    Attributes
+    ----------
+    labels : int32 (n_rows, k)
+        Best first.
+    log_prob : float32 (n_rows, k)
+        Of these classes.
+    pair_log_prob : float32 (n_pairs,)
+        Of the given pairs.
     """
 
-    labels: NDArray[np.int32]
-    log_prob: NDArray[np.float32]
-    pair_log_prob: NDArray[np.float32]
+    labels: Int32
+    log_prob: Float32
+    pair_log_prob: Float32
 
 
-def judge_pairs(
-    X: Features,
-    y: NDArray[np.int32],
-    rows: NDArray[np.int64] | None,
-    model: Scorer,
-    noise: Noise | None,
-    Z: NDArray[np.float32] | None,
-    *,
+class Evaluation(NamedTuple):
+    """Weighted means over labelled rows."""
+
+    log_likelihood: float
+    accuracy: float
+    top_k_accuracy: float
+
+
+def rank_pairs(
+    scorer: Scorer,
+    examples: Examples,
     k: int,
-    temperature: float = 1.0,
-    floor: float = 0.0,
-    scratch_bytes: int = SCRATCH_BYTES,
-    n_jobs: int | None = None,
-) -> Judged:
-    """The k best classes of each row of X, and log p(y_i|x) of pair i, which stands on row ``rows[i]``.
-
-    Parameters
-    ----------
-    y, rows
-        Class and row of each pair, rows ascending; `rows` None means one pair a row, in order.
-    X, model, noise, Z, k, temperature, floor, scratch_bytes, n_jobs
-        As in `exact_topk`.
+    *,
+    n_threads: int = 1,
+    config: SearchConfig | None = None,
+) -> RankedPairs:
+    """Return the k best classes of each row, and log p(y|x) of each pair.
 
     Examples
     --------
-    >>> from extremax.linear import LinearModel
-    >>> model = LinearModel.zeros(3, 2)
-    >>> model.biases[:] = np.log([1.0, 3.0, 4.0])
-    >>> found = judge_pairs(np.zeros((1, 2), np.float32), np.array([0, 2]), np.array([0, 0]), model, None, None, k=1)
+    >>> from extremax.weights import DenseWeights
+    >>> weights = DenseWeights.zeros(3, 2)
+    >>> weights.biases[:] = np.log([1.0, 3.0, 4.0])
+    >>> pairs = Examples(np.zeros((1, 2), np.float32), np.array([0, 2], np.int32), np.array([0, 0]))
+    >>> found = rank_pairs(Scorer(weights), pairs, 1)
     >>> found.labels.tolist(), np.exp(found.pair_log_prob).round(3).tolist()
     ([[2]], [0.125, 0.5])
     """
-    check_arguments(X, Z, model, k, temperature, floor)
-    n_classes = len(model.weights)
-    options: dict[str, Any] = {"temperature": temperature, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
+    config = config or SearchConfig()
+    X, rows, n_classes = examples.X, examples.row_index, scorer.n_classes
+    scorer.check(X, k)
+    targets, Z = check_targets(examples, n_classes), scorer.project(X, n_threads)
     if rows is None:
-        found = scan(X, model, noise, Z, k, targets=check_targets(y, X.shape[0], n_classes), **options)
-        return Judged(found[0], *(lift(log_prob, floor, n_classes) for log_prob in found[1:]))
-    targets = check_targets(y, len(rows), n_classes)
-    labels, log_prob, _ = scan(X, model, noise, Z, k, **options)
-    # Behind the pairs, one more for each row: its best class.  Class -1 means scores that are no numbers, and
-    # must not be read.
-    best, finite = np.maximum(labels[:, 0], 0), labels[:, 0] >= 0
-    every_row = np.arange(X.shape[0], dtype=np.int64)
-    scores = _debiased(
-        X, np.append(targets, best), np.append(rows, every_row), model, noise, Z, resolve_threads(n_jobs)
+        labels, log_prob, pair_log_prob = scan(
+            scorer, X, Z, k, targets=targets, n_threads=n_threads, config=config
+        )
+    else:
+        labels, log_prob, _ = scan(scorer, X, Z, k, n_threads=n_threads, config=config)
+        # Class -1 means scores that are not numbers; its weights must not be read.
+        best, finite = np.maximum(labels[:, 0], 0), labels[:, 0] >= 0
+        # The best class of each row comes behind the pairs.
+        pairs = Examples(X, np.append(targets, best), np.append(rows, np.arange(X.shape[0], dtype=np.int64)))
+        scores = _score_pairs(scorer, pairs, Z, n_threads, config)
+        difference = scores[: len(rows)] - scores[len(rows) :][rows]
+        pair_log_prob = log_prob[rows, 0] + difference * scorer.inverse_temperature
+        pair_log_prob[~finite[rows]] = np.nan
+    uniform_mix = scorer.calibration.uniform_mix
+    return RankedPairs(
+        labels,
+        mix_uniform(log_prob, uniform_mix, n_classes),
+        mix_uniform(pair_log_prob, uniform_mix, n_classes),
     )
-    shift = scores[: len(rows)] - scores[len(rows) :][rows]
-    pair_log_prob = log_prob[rows, 0] + shift * np.float32(1.0 / temperature)
-    pair_log_prob[~finite[rows]] = np.nan
-    return Judged(labels, lift(log_prob, floor, n_classes), lift(pair_log_prob, floor, n_classes))
 
 
-def _debiased(
-    X: Features,
-    classes: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    model: Scorer,
-    noise: Noise | None,
-    Z: NDArray[np.float32] | None,
-    threads: int,
-) -> NDArray[np.float32]:
-    """Debiased score of each pair of a row and a class."""
-    scores = np.empty(len(rows), np.float32)
-    order = np.argsort(rows, kind="stable")
-    bounds = np.searchsorted(rows[order], np.arange(0, X.shape[0] + _BLOCK_ROWS, _BLOCK_ROWS))
-    for number, (first, last) in enumerate(split(X.shape[0], _BLOCK_ROWS)):
+def _score_pairs(
+    scorer: Scorer, pairs: Examples, Z: Float32 | None, n_threads: int, config: SearchConfig
+) -> Float32:
+    """Return the debiased score of each pair, block by block of rows; pairs are in any order."""
+    noise, X, row_index, classes = scorer.noise_term, pairs.X, pairs.rows, pairs.y
+    scores = np.empty(len(row_index), np.float32)
+    order = np.argsort(row_index, kind="stable")
+    size = config.pair_block_rows
+    bounds = np.searchsorted(row_index[order], np.arange(0, X.shape[0] + size, size))
+    for number, (first, last) in enumerate(split(X.shape[0], size)):
         chosen = order[bounds[number] : bounds[number + 1]]
-        local, labels = rows[chosen] - first, np.ascontiguousarray(classes[chosen, None], np.int32)
-        out = np.empty(labels.shape, np.float32)
-        # Always writable and of one type: a read-only array is another type to numba, and would compile the
-        # kernel again.
-        block: Any = X[first:last]
-        score: Any = updates.score_dense
-        if sparse.issparse(block):
-            parts = ((block.data, np.float32), (block.indices, np.int32), (block.indptr, np.int64))
-            score, block = (
-                updates.score_csr,
-                updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts)),
-            )
-        else:
-            block = np.require(block, np.float32, ["C", "W"])
-        tasks = split(len(chosen), _TASK_PAIRS)
-
-        def work(i: int) -> None:
-            score(
-                block,
-                local,
-                labels,
-                model.weights,
-                model.biases,
-                np.float32(model.feature_scale),
-                out,
-                *tasks[i],
-            )
-
-        run(work, len(tasks), threads)
+        local, labels = row_index[chosen] - first, np.ascontiguousarray(classes[chosen, None], np.int32)
+        out = scorer.weights.score_pairs(X[first:last], local, labels, n_threads)
         if noise is not None:
-            base = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
-            remove_bias(out, noise.log_prob(base[local], labels, n_jobs=threads), out=out)
+            projected = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
+            remove_bias(out, noise.log_prob(projected[local], labels, n_jobs=n_threads), out=out)
         scores[chosen] = out[:, 0]
     return scores
+
+
+def evaluate(
+    scorer: Scorer,
+    examples: Examples,
+    k: int = 5,
+    *,
+    n_threads: int = 1,
+    config: SearchConfig | None = None,
+) -> Evaluation:
+    """Return mean log p(y|x), accuracy and top-k accuracy from one pass over the rows.
+
+    The likelihood is a mean over pairs, weighted by ``examples.weight``.  A row with several labels counts as
+    right where one of them is predicted, with the weight of its first pair.
+
+    Examples
+    --------
+    >>> from extremax.weights import DenseWeights
+    >>> rows = Examples(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32))
+    >>> evaluate(Scorer(DenseWeights.zeros(2, 1)), rows).accuracy
+    0.5
+    """
+    y, weight = examples.y, examples.weight
+    labels, _, log_prob = rank_pairs(scorer, examples, k, n_threads=n_threads, config=config)
+    likelihood = float(np.average(log_prob.astype(np.float64), weights=weight))
+    if examples.row_index is None:
+        return Evaluation(
+            log_likelihood=likelihood,
+            accuracy=accuracy_at_k(y, labels, k=1, sample_weight=weight),
+            top_k_accuracy=accuracy_at_k(y, labels, k=k, sample_weight=weight),
+        )
+    rows = examples.row_index
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    row_weight = None if weight is None else weight[first]
+    # Rank of each pair among the predictions; k where it is not among them.
+    rank = np.where(labels[rows] == np.asarray(y)[:, None], np.arange(k), k).min(axis=1)
+    best = np.minimum.reduceat(rank, first)
+    return Evaluation(
+        log_likelihood=likelihood,
+        accuracy=float(np.average(best == 0, weights=row_weight)),
+        top_k_accuracy=float(np.average(best < k, weights=row_weight)),
+    )
+
+
+def log_likelihood(
+    scorer: Scorer, examples: Examples, *, n_threads: int = 1, config: SearchConfig | None = None
+) -> float:
+    """Return the weighted mean of log p(y|x) over pairs, normalised over all classes.
+
+    Examples
+    --------
+    >>> from extremax.weights import DenseWeights
+    >>> rows = Examples(np.zeros((2, 1), np.float32), np.array([0, 1], np.int32))
+    >>> round(log_likelihood(Scorer(DenseWeights.zeros(4, 1)), rows), 4)
+    -1.3863
+    """
+    log_prob = rank_pairs(scorer, examples, 1, n_threads=n_threads, config=config).pair_log_prob
+    return float(np.average(log_prob.astype(np.float64), weights=examples.weight))

@@ -1,33 +1,34 @@
-"""An index over the scores of all classes: short codes from which a score is guessed, many at a time.
+"""Product quantization: approximate scores of all classes from short codes, exact scores of the best.
 
-Where the label tree's log-probability is no part of the scores, the best class of a row may hang anywhere in
-that tree, and the scores of trained classes have no leading directions that a smaller product could make use
-of. So every class is looked at, but briefly. Weights and rows are turned into coordinates z of the rows that
-are uncorrelated and of unit variance, and then by a random rotation, after which the direction u_y of a
-weight vector looks like Gaussian noise whatever the data:
+For scores that are linear in the features.  Weights and rows are expressed in coordinates z of the rows that
+are uncorrelated and of unit variance, then rotated at random.  With r_y the weight vector of class y in these
+coordinates, relative to the mean of all classes, and u_y its direction scaled to length sqrt(d),
 
-    s_y(x) = |r_y| u_y . z + b_y + (the same for all classes).
+    s_y(x) = |r_y| / sqrt(d)  u_y.z + b_y + (a term that all classes share).
 
-Cut into 56 pieces, each is replaced by the nearest of 16 fixed centres, together u'_y, and named by four
-bits. The guess
+After the rotation u_y looks like Gaussian noise, whatever the data.  It is cut into up to 56 subvectors, and
+each is replaced by the nearest of 16 fixed centroids, a code of four bits.  With u'_y the vector of these
+centroids, the approximate score
 
-    s_y(x)  ~  |r_y| (u_y . u_y) / (u_y . u'_y)  u'_y . z + b_y
+    |r_y| / sqrt(d)  (u_y.u_y) / (u_y.u'_y)  u'_y.z + b_y
 
-is right on average over rotations: without the quotient, the best classes, those along z, would come out
-lowest. Its sum over the pieces is a sum of table entries (`extremax.kernels.pq`). The classes with the
-highest guesses are scored exactly.
+is unbiased over rotations: without the quotient, the scores of the best classes, those along z, would be too
+low.  A row's products with all centroids are a table, and ``u'_y.z`` is a sum of table entries
+(`extremax.kernels.pq`).  The classes of highest approximate score are then scored exactly.
 
-The guesses at some of the other classes tell what probability is left for these. The error of a guess has a
-variance v in proportion to |z|^2. Under temperature 1 / t, classes of a guess have exp(t^2 v / 2) times its
-mass on average, or where there are exp(-d) times as many classes at a score higher by one, exp(t^2 v / 2 - t
-d v) times: most high guesses are too high. Rows whose sums are known choose both terms."""
+**Tail mass.**  Log-probabilities need the total mass of the classes that are not scored.  Approximate scores
+of a sample of the classes estimate it.  Their error has a variance v in proportion to |z|^2.  At inverse
+temperature t, classes of one approximate score have exp(t^2 v / 2) times its mass on average; where the
+number of classes falls as exp(-a s) with the score s, exp(t^2 v / 2 - t a v) times, because most high
+approximate scores are too high.  `PQSearch.fit` estimates both terms on rows whose exact sums it computes:
+the tail-mass correction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -35,299 +36,432 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
-from extremax.calibration import lift
+from extremax.calibration import Calibration, mix_uniform
+from extremax.defaults_search import PQConfig
 from extremax.kernels import pq as kernels
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.runtime.products import one_blas_thread
-from extremax.runtime.threads import resolve_threads, run, split
-from extremax.search.scan import Features, Scorer
-from extremax.search.scores import check_arguments
-from extremax.search.topk import exact_topk
+from extremax.runtime.threads import run, split
+from extremax.search.base import Scorer
+from extremax.search.exact import ExactSearch
+from extremax.storage.state import State, register
+from extremax.types import Features, Float32, Float64, Int32, Int64
+from extremax.weights import DenseWeights, Weights
 
-Float32: TypeAlias = NDArray[np.float32]
+_BLOCK_ROWS = 2048  # rows that are searched together: weights are read once for all of them ...
+_BLOCK_CANDIDATES = 1 << 22  # ... fewer rows where these have more candidates in all
+_TABLE_ROWS = 256  # rows whose tables fit in the second cache
+_TASK_WEIGHTS = 1 << 19  # weights that a thread encodes at a time
+_TASKS_AT_ONCE = 8  # threads that memory is counted for
+_COMMON_ROWS = 4  # rows of `rotation` behind the coordinates: the shared term of the scores, and padding
 
-LEAST_CLASSES = 2048  # fewer are scored as fast as chosen
-MOST_FEATURES = 2048  # the covariance takes their square in memory and their cube in time
-# Share of the rows kept back whose exact best class the default width finds: 99%, and what a thousand rows
-# may be wrong by.
-AGREEMENT = 0.997
-_ROWS_PER_FEATURE = 8  # rows of the covariance for each feature ...
-_ROWS = (2048, 8192)  # ... between these
-MOST_JUDGES = 2048  # rows that choose the width ...
-_FEW_JUDGES = 100  # ... and so few cannot tell one in a hundred: the default is then exact search
-# fewer that are given would leave the width to the hardest two or three: others take their place
-_ENOUGH_JUDGES = 500
-_RIDGE = 1e-3  # of the mean variance of a feature
-_LEAST_RIDGE = 1e-12  # rows have a mean square length of about one
-_PIECES = 56  # of a weight vector at most, each with a code of four bits: 28 bytes for a class
-_SAMPLED, _MOST_STRIDE = 2048, 16  # classes whose guesses set a row's threshold, at least; of one in so many
-_UNCHOSEN_WIDTH = 64  # at which a beam's log-probabilities are set right where none was chosen
-_EXCESS_JUDGES, _EXCESS_SHARPNESS = 512, (0.7, 1.0, 1.4)  # by these rows, under these temperatures
-_LEAST_REST = 1e-3  # mass of the classes not scored, over that of the others, that tells something in float32
-_BLOCK_ROWS = 2048  # rows that are searched together: the weights of a class are read once for all of them
-_BLOCK_FOUND = 1 << 22  # ... fewer where the beam is wide
-_TABLED_ROWS = 256  # rows of these whose tables are in the second cache
-# of weights that a thread encodes at a time, and threads that memory is counted for
-_TASK_NUMBERS, _TASKS_AT_ONCE = 1 << 19, 8
-_SEED = 20_200_430  # of the rotation, which no data and no user choose
-# Time of a code's table entry, and of a class scored exactly, over that of a feature and of a class in exact
-# search; of a row.
-_ENTRY_COST, _CLASS_COST, _ROW_COST = (0.3 if BYTE_SHUFFLE else 6.0), 6.0, 1.5
+_ARRAYS = ("order", "codes", "factors", "bases", "rotation", "shift", "centroids")
+_NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "n_epochs")
 
 
-def sample_size(n_features: int) -> int:
-    """Training rows that `CodeIndex.fit` makes use of."""
-    return int(np.clip(_ROWS_PER_FEATURE * n_features, *_ROWS)) + MOST_JUDGES
+def sample_size(n_features: int, config: PQConfig | None = None) -> int:
+    """Return the number of training rows that `PQSearch.fit` can use."""
+    config = config or PQConfig()
+    rows = int(np.clip(config.rows_per_feature * n_features, config.min_rows, config.max_rows))
+    return rows + config.max_width_rows
 
 
-def index_bytes(n_classes: int, n_features: int) -> tuple[int, int]:
-    """Bytes of an index, and those that fitting it takes beside."""
-    if n_classes < LEAST_CLASSES or n_features > MOST_FEATURES:
+def pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> bool:
+    """Return whether a problem has classes enough, and not too many features, for this search."""
+    config = config or PQConfig()
+    return n_classes >= config.min_classes and n_features <= config.max_features
+
+
+def index_bytes(n_classes: int, n_features: int, config: PQConfig | None = None) -> tuple[int, int]:
+    """Return the bytes of a `PQSearch`, and those that fitting it takes in addition; zeros if none pays."""
+    config = config or PQConfig()
+    if not pays(n_classes, n_features, config):
         return 0, 0
-    n_pieces, size = _pieces(n_features)
+    n_subvectors, size = _subvectors(n_features, config)
     n_places = -(-n_classes // LANES) * LANES
-    sample = _sample_size(n_classes) * (n_pieces // 2 + 8)
-    rotation = 4 * n_features * (n_pieces * size + 4)
-    rows = 4 * sample_size(n_features) * n_features
+    sample = _n_sampled(n_classes, config) * (n_subvectors // 2 + 8)
+    rotation = 4 * n_features * (n_subvectors * size + _COMMON_ROWS)
+    rows = 4 * sample_size(n_features, config) * n_features
     blocks = 3 * 4 * _task_classes(n_features) * n_features * _TASKS_AT_ONCE
-    return n_places * (
-        n_pieces // 2 + 12
-    ) + rotation + sample, 4 * rows + 16 * rotation + blocks + 16 * n_classes
+    kept = n_places * (n_subvectors // 2 + 12) + rotation + sample
+    return kept, 4 * rows + 16 * rotation + blocks + 16 * n_classes
 
 
 def _task_classes(n_features: int) -> int:
-    return int(np.clip(_TASK_NUMBERS // n_features, 64, 4096))
+    return int(np.clip(_TASK_WEIGHTS // n_features, 64, 4096))
 
 
-def _pieces(n_features: int) -> tuple[int, int]:
-    """Pieces of a weight vector, and numbers in each."""
-    size = -(-n_features // _PIECES)
+def _n_sampled(n_classes: int, config: PQConfig) -> int:
+    """Return the number of classes whose approximate scores set the threshold of a row."""
+    return min(n_classes, max(config.threshold_classes, n_classes // config.max_stride))
+
+
+def _subvectors(n_features: int, config: PQConfig) -> tuple[int, int]:
+    """Return the number of subvectors of a weight vector, and the length of each."""
+    size = -(-n_features // config.subvectors)
     return -(-n_features // (size * CODES_AT_ONCE)) * CODES_AT_ONCE, size
 
 
 @lru_cache
-def _centres(size: int) -> Float32:
-    """16 points to which normal vectors are near, (16, size)."""
-    sample = np.random.default_rng(_SEED).standard_normal((40_000, size), np.float32)
-    centres: Float32 = kmeans2(sample, kernels.CENTRES, iter=30, minit="++", seed=0)[0].astype(np.float32)
-    return centres
+def _centroids(size: int, seed: int) -> Float32:
+    """Return 16 points such that normal vectors are near one of them, (16, size)."""
+    sample = np.random.default_rng(seed).standard_normal((40_000, size), np.float32)
+    centroids: Float32 = kmeans2(sample, kernels.N_CENTROIDS, iter=30, minit="++", seed=0)[0].astype(
+        np.float32
+    )
+    return centroids
 
 
-class _Shifted(NamedTuple):
-    """A model with what bias removal adds to the scores of all rows alike in its biases."""
-
-    weights: Float32
-    biases: Float32
-    feature_scale: float
+def _add_offsets(weights: Weights, offsets: Float32 | None) -> DenseWeights:
+    """Return the same weights with `offsets` added to the biases."""
+    biases = weights.biases if offsets is None else weights.biases + offsets
+    return DenseWeights(weights.to_dense(), biases, weights.feature_scale)
 
 
-def _shifted(model: Scorer, offsets: Float32 | None) -> _Shifted:
-    biases = model.biases if offsets is None else model.biases + offsets
-    return _Shifted(model.weights, biases, model.feature_scale)
+@register("search", "pq")
+@dataclass(frozen=True, eq=False)
+class PQSearch:
+    """Codes of all classes, made by `fit`, and the search with them.
 
-
-@dataclass
-class CodeIndex:
-    """Codes of all classes, made by `fit`.
+    Log-probabilities are normalised over all classes, **the mass of classes that are not scored is an
+    estimate**: differences between the classes of a row are exact, their level is not.
 
     Attributes
     ----------
-    order
-        Classes in the order of their codes, (n_classes,).
-    codes
-        Of 32 classes together, two pieces in a byte: (blocks, pieces / 2, 32).
-    factors, bases
-        Of each class: a guess is ``factor * (u' . z) + base``; (blocks, 32).
-    turn, shift
-        ``turn @ x - shift`` are the numbers of z, the first of all pieces, then the second, and so on; at last comes what the
-        scores of all classes have in common, and three zeros: (size * pieces + 4, n_features), (size * pieces
-        + 4,).
-    centres
-        What the codes stand for, (16, size).
-    beam_width
-        Classes to score so that the exact best is found in at least 99% of the rows; None where scoring all
-        takes no longer.
-    agreement
-        Share of the rows kept back in `fit` whose exact best class that width finds.
-    excess
-        Log of how much too high the mass is that guesses promise, over |z|^2: terms in 1 / temperature and
+    order : int32 (n_classes,)
+        Class at each place of the arrays below.
+    codes : uint8 (n_blocks, n_subvectors / 2, 32)
+        Codes of 32 classes per block, two subvectors per byte.
+    factors, bases : float32 (n_blocks, 32)
+        An approximate score is ``factor * (u'.z) + base``.
+    rotation : float32 (size * n_subvectors + 4, n_features)
+        ``rotation @ x - shift`` is z: the first number of all subvectors, then the second, and so on.  Then
+        comes the term that the scores of all classes share, and three zeros.
+    shift : float32 (size * n_subvectors + 4,)
+    centroids : float32 (16, size)
+        What the codes stand for.
+    width : int or None
+        Default number of classes to score; None where exact search takes no longer.
+    recall : float
+        Fraction of held-out rows whose exact best class that width finds.
+    tail_correction : (float, float)
+        Log of how much too large the estimated tail mass is, over |z|^2: terms in the inverse temperature and
         its square.
-    temperature, largest
-        Around which temperature the excess was found, and up to which |z|^2.
-    n_epochs
+    temperature, max_square : float
+        The correction was fitted around this temperature, and for |z|^2 up to this.
+    n_epochs : int
         Epochs that the model had been trained for.
+    config : PQConfig
+        Constants of `fit` and `topk`.
+    blocks, sample : kernels.Blocks
+        Codes of all classes, and of those that set the threshold of a row; made from the arrays above.
     """
 
-    order: NDArray[np.int32]
+    order: Int32
     codes: NDArray[np.uint8]
     factors: Float32
     bases: Float32
-    turn: Float32
+    rotation: Float32
     shift: Float32
-    centres: Float32
-    beam_width: int | None = None
-    agreement: float = 1.0
-    excess: tuple[float, float] = (0.0, 0.0)
+    centroids: Float32
+    width: int | None = None
+    recall: float = 1.0
+    tail_correction: tuple[float, float] = (0.0, 0.0)
     temperature: float = 1.0
-    largest: float = 0.0
+    max_square: float = 0.0
     n_epochs: int = 0
+    config: PQConfig = field(default_factory=PQConfig)
+    blocks: kernels.Blocks = field(init=False, repr=False)
+    sample: kernels.Blocks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres"):
-            setattr(self, name, np.require(getattr(self, name), requirements=["C", "W"]))
-        self.blocks = _blocks(self.codes, self.factors, self.bases)
-        n_classes = len(self.order)
-        size = _sample_size(n_classes)
-        places = (
-            (2 * np.arange(size) + 1) * n_classes // (2 * size)
-        )  # each so many-th in the order of their sizes: of all kinds
-        # Those that come out high for some row first: they raise the threshold, and the others are passed
-        # over.
-        spread = np.float32(np.sqrt(0.5 * (len(self.turn) - 4)))  # of u' . z, about
-        high = self.bases.reshape(-1)[places] + 3 * spread * self.factors.reshape(-1)[places]
-        self.sample = _copied(self.blocks, places[np.argsort(-high, kind="stable")])
-        self.share = n_classes / size
+        for name in _ARRAYS:  # writable: kernels are compiled once
+            object.__setattr__(self, name, np.require(getattr(self, name), requirements=["C", "W"]))
+        object.__setattr__(self, "blocks", _make_blocks(self.codes, self.factors, self.bases))
+        object.__setattr__(self, "sample", self._take_sample())
+
+    # -- fit
 
     @classmethod
     def fit(
         cls,
-        X: Float32,
-        model: Scorer,
+        rows: Float32,
+        weights: Weights,
         *,
-        judges: Float32 | None = None,
+        held_out: Float32 | None = None,
         offsets: Float32 | None = None,
         temperature: float = 1.0,
-        n_jobs: int | None = None,
-    ) -> CodeIndex:
-        """From rows; `judges`, rows that the model was not trained on, choose the width; `offsets` are added
-        to the biases.
+        n_epochs: int = 0,
+        n_threads: int = 1,
+        config: PQConfig | None = None,
+    ) -> PQSearch:
+        """Encode the classes, and choose the default width and the tail-mass correction.
 
-        Log-probabilities are set right for temperatures around the one given.
-
-        Without judges, or with few, the last `MOST_JUDGES` of the rows, or a third, are kept back for it. The
-        model is surer of rows that it was trained on, and finds their best classes sooner than those of
-        others."""
-        threads = resolve_threads(n_jobs)
-        if judges is None or len(judges) < _ENOUGH_JUDGES:
-            kept_back = min(MOST_JUDGES, len(X) // 3)
-            X, judges = X[: len(X) - kept_back], X[len(X) - kept_back :]
-        own = _shifted(model, offsets)
+        Parameters
+        ----------
+        rows
+            Training rows, at most `sample_size` of them.
+        weights
+            The scores to search.
+        held_out
+            Rows that the model was not trained on; they choose the width.  Where there are none, or few, the
+            last of `rows` do: the model finds the best classes of these sooner than those of new rows.
+        offsets
+            Added to the biases: log p_n that all rows share.
+        temperature
+            Log-probabilities are right for temperatures around this one.
+        n_epochs
+            Epochs that the model has been trained for.
+        """
+        config = config or PQConfig()
+        if held_out is None or len(held_out) < config.enough_width_rows:
+            n_fit = len(rows) - min(config.max_width_rows, len(rows) // 3)
+            rows, held_out = rows[:n_fit], rows[n_fit:]
+        biased = _add_offsets(weights, offsets)
         with one_blas_thread():
-            index = cls(**_encode(np.ascontiguousarray(X, np.float32), own, threads))
-        judges = np.ascontiguousarray(judges[:MOST_JUDGES], np.float32)
-        if len(judges) >= _FEW_JUDGES:
-            index.temperature = float(temperature)
-            index._choose_width(judges, own, threads)
-        return index
+            arrays = _encode(np.ascontiguousarray(rows, np.float32), biased, n_threads, config)
+        search = cls(**arrays, n_epochs=n_epochs, config=config)
+        held_out = np.ascontiguousarray(held_out[: config.max_width_rows], np.float32)
+        if len(held_out) < config.min_width_rows:
+            return search
+        search = replace(search, temperature=float(temperature))
+        search = search._choose_width(held_out, biased, n_threads)
+        return search._fit_tail_correction(held_out[: config.tail_rows], biased, n_threads)
 
-    def _choose_width(self, X: Float32, model: _Shifted, threads: int) -> None:
-        """The narrowest beam in which most of the rows find their best class, to a tenth."""
-        best, _ = exact_topk(X, model, None, None, 1, n_jobs=threads)
+    def _choose_width(self, X: Float32, weights: DenseWeights, n_threads: int) -> PQSearch:
+        """Return the search with the smallest width, to a tenth, that reaches the target recall."""
+        scorer, target = Scorer(weights), self.config.target_recall
+        best, _ = ExactSearch().topk(scorer, X, 1, n_threads=n_threads)
 
-        def found(width: int) -> float:
-            labels, _ = codes_topk(X, model, self, 1, beam_width=width, n_jobs=threads)
+        def measure(width: int) -> float:
+            labels, _ = self.topk(scorer, X, 1, width=width, n_threads=n_threads)
             return float(np.mean(labels == best))
 
-        low, high, share = 0, 16, 0.0
-        while self.cost(high) < 1.0 and (share := found(high)) < AGREEMENT:
+        low, high, recall = 0, self.config.min_width, 0.0
+        while self.cost(high) < 1.0 and (recall := measure(high)) < target:
             low, high = high, 2 * high
-        while share >= AGREEMENT and high - low > max(1, high // 10):
+        while recall >= target and high - low > max(1, high // 10):
             middle = (low + high + 1) // 2
-            if (now := found(middle)) >= AGREEMENT:
-                high, share = middle, now
+            if (now := measure(middle)) >= target:
+                high, recall = middle, now
             else:
                 low = middle
-        if share >= AGREEMENT:  # else exact search it is
-            self.beam_width, self.agreement = high, share
-        self._fit_excess(X[:_EXCESS_JUDGES], model, threads)
+        if recall < target:  # exact search is as fast
+            return self
+        return replace(self, width=high, recall=recall)
 
-    def _fit_excess(self, X: Float32, model: _Shifted, threads: int) -> None:
-        """So that log-probabilities come out right, as far as two numbers can do it, where the best class
-        is found.
+    def _fit_tail_correction(self, X: Float32, weights: DenseWeights, n_threads: int) -> PQSearch:
+        """Return the search with the correction that makes log-probabilities right on average.
+
+        Least squares over rows whose best class is found, at temperatures around the model's.
         """
-        width = self.beam_width or _UNCHOSEN_WIDTH
-        turned = np.empty((len(X), len(self.turn)), np.float32)
-        kernels.turn_rows(X, self.turn, self.shift, turned)
-        squares = np.square(turned[:, :-4], dtype=np.float64).sum(axis=1)
-        finite = squares[np.isfinite(squares)]  # a judge may be too far from all others for float32
-        self.largest = float(np.quantile(finite, 0.99)) if len(finite) else 0.0
+        rotated = np.empty((len(X), len(self.rotation)), np.float32)
+        kernels.rotate_rows(X, self.rotation, self.shift, rotated)
+        squares = np.square(rotated[:, :-_COMMON_ROWS], dtype=np.float64).sum(axis=1)
+        finite = squares[np.isfinite(squares)]  # a row may be too far from all others for float32
+        max_square = float(np.quantile(finite, self.config.tail_quantile)) if len(finite) else 0.0
+        # Without any tail mass, and with the tail mass as it is estimated.
+        variants = [
+            replace(self, max_square=max_square, tail_correction=c) for c in ((np.inf, 0.0), (0.0, 0.0))
+        ]
         left, right = [], []
-        for sharpness in np.array(_EXCESS_SHARPNESS) / self.temperature:
-            options: dict[str, Any] = {"temperature": 1.0 / sharpness, "n_jobs": threads}
-            best, exact = exact_topk(X, model, None, None, 1, **options)
-            given = []
-            # nothing is left for the other classes, and what guesses promise
-            for self.excess in ((np.inf, 0.0), (0.0, 0.0)):
-                labels, found = codes_topk(X, model, self, 1, beam_width=width, **options)
-                given.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
-            with np.errstate(over="ignore", invalid="ignore"):
-                # over the classes scored
-                known, guessed = np.expm1(given[0] - exact[:, 0]), np.expm1(given[0] - given[1])
-                good = (
-                    (known > _LEAST_REST)
-                    & (guessed > _LEAST_REST)
-                    & np.isfinite(known + guessed)
-                    & (squares <= self.largest)
-                )
-            known, guessed, square = known[good], guessed[good], squares[good]
-            weight = known / (1.0 + known)  # what a change of the rest does to the log-probability
-            left.append((weight * square)[:, None] * [sharpness, sharpness**2])
-            right.append(weight * np.log(guessed / known))
-        # Minimum norm where one temperature has all that is known.
+        for inverse in np.array(self.config.tail_scales) / self.temperature:
+            scorer = Scorer(weights, calibration=Calibration(1.0 / inverse))
+            good, known, estimated = self._tail_masses(X, scorer, variants, n_threads)
+            good &= squares <= max_square
+            known, estimated, square = known[good], estimated[good], squares[good]
+            weight = known / (1.0 + known)  # derivative of the log-probability by the log of the tail mass
+            left.append((weight * square)[:, None] * [inverse, inverse**2])
+            right.append(weight * np.log(estimated / known))
+        # The solution of minimum norm, where one temperature has all the information.
         first, second = np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=1e-6)[0]
-        self.excess = float(first), float(second)
+        return replace(self, max_square=max_square, tail_correction=(float(first), float(second)))
 
-    def cost(self, beam_width: int) -> float:
-        """Time of a search over that of scoring every class, roughly."""
-        n_classes, (turned, n_features) = len(self.order), self.turn.shape
-        entries = 2 * self.codes.shape[1] * (1.0 + 1.0 / self.share)
-        looking = _ENTRY_COST * entries / n_features + _ROW_COST * turned / n_classes
-        return float(looking + _CLASS_COST * beam_width / n_classes)
+    def _tail_masses(
+        self, X: Float32, scorer: Scorer, variants: list[PQSearch], n_threads: int
+    ) -> tuple[NDArray[np.bool_], Float64, Float64]:
+        """Return which rows are informative, and true and estimated tail mass over the scored mass."""
+        width = self.width or self.config.fallback_width
+        best, exact = ExactSearch().topk(scorer, X, 1, n_threads=n_threads)
+        log_prob = []
+        for variant in variants:
+            labels, found = variant.topk(scorer, X, 1, width=width, n_threads=n_threads)
+            log_prob.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
+        least = self.config.min_tail_mass
+        with np.errstate(over="ignore", invalid="ignore"):
+            known, estimated = np.expm1(log_prob[0] - exact[:, 0]), np.expm1(log_prob[0] - log_prob[1])
+            good = (known > least) & (estimated > least) & np.isfinite(known + estimated)
+        return good, known, estimated
 
-    def rest(self, threshold: Float32, tail: Float32, square: Float32, sharpness: float) -> Float32:
-        """Log-mass of the classes below a score, where guesses promise them `tail` times that of a class
-        there.
+    # -- search
 
-        Beyond the temperatures and lengths of rows that it was found for, the excess stays as it is at the
-        border."""
-        t = (
-            float(np.clip(sharpness * self.temperature, _EXCESS_SHARPNESS[0], _EXCESS_SHARPNESS[-1]))
-            / self.temperature
-        )
-        with np.errstate(all="ignore"):
-            excess = np.float32(self.excess[0] * t + self.excess[1] * t**2) * np.minimum(
-                square, np.float32(self.largest)
+    def topk(
+        self, scorer: Scorer, X: Features, k: int, *, width: int | None = None, n_threads: int = 1
+    ) -> tuple[Int32, Float32]:
+        """Return the k best of about `width` classes with the highest approximate scores.
+
+        The result of a row does not depend on other rows, but for the rounding of rows that go to exact
+        search: all rows where the width is large, and rows for which far more classes than wanted reach the
+        threshold.
+
+        Parameters
+        ----------
+        width
+            Classes to score, about; more where k classes need more.  Of very many classes, one in 16 sets the
+            threshold of a row: below a hundred, their number is less certain.
+        """
+        scorer.check(X, k)
+        if not scorer.linear_scores:
+            raise ValueError("This search is for scores that are linear in the features; use exact search.")
+        width = self.width if width is None else width
+        if width is None:
+            return ExactSearch().topk(scorer, X, k, n_threads=n_threads)
+        linear = Scorer(_add_offsets(scorer.weights, scorer.offsets), calibration=scorer.calibration)
+        n_threshold = max(k, round(width / self.stride))
+        expected = int(np.ceil(n_threshold * self.stride))
+        if self.cost(expected) >= 1.0:
+            return ExactSearch().topk(linear, X, k, n_threads=n_threads)
+        return self._search_codes(linear, X, k, n_threshold, expected, n_threads)
+
+    def _search_codes(
+        self, scorer: Scorer, X: Features, k: int, n_threshold: int, expected: int, n_threads: int
+    ) -> tuple[Int32, Float32]:
+        """Score about `expected` candidates: those that reach the score of `n_threshold` of the sample."""
+        n_rows, n_classes = X.shape[0], len(self.order)
+        most = self.config.max_candidates * expected + LANES
+        weights = np.require(scorer.weights.to_dense(), np.float32, ["C", "W"])
+        biases = np.require(scorer.weights.biases, np.float32, ["C", "W"])
+        scale, inverse = np.float32(scorer.weights.feature_scale), scorer.inverse_temperature
+        rows_at_once = int(np.clip(_BLOCK_CANDIDATES // most, ROWS_AT_ONCE, _BLOCK_ROWS))
+        tasks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // n_threads))))
+        labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+        counts = np.zeros(n_rows, np.int32)
+
+        def work(number: int) -> None:
+            rows = slice(*tasks[number])
+            x: Any = X[rows]
+            x = np.require(x.toarray() if sparse.issparse(x) else x, np.float32, ["C", "W"])
+            places, count = np.empty((len(x), most), np.int32), counts[rows]
+            tail = np.empty(len(x), np.float32)
+            for a, b in split(len(x), _TABLE_ROWS):
+                tail[a:b] = self._find_candidates(x[a:b], n_threshold, inverse, places[a:b], count[a:b])
+            scores = np.empty((len(x), most), np.float32)
+            ends = np.empty(n_classes, np.int64)
+            listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
+            kernels.list_rows(places, count, ends, listed)
+            kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
+            kernels.choose_classes(
+                scores, places, count, self.order, inverse, tail, labels[rows], log_prob[rows]
             )
-            mass = np.minimum(np.log(tail) - excess, np.float32(np.log(len(self.order))))
-            total: Float32 = mass + threshold * np.float32(sharpness)
+
+        run(work, len(tasks), n_threads)
+        mixed = mix_uniform(log_prob, scorer.calibration.uniform_mix, n_classes)
+        crowded = np.flatnonzero(counts > most)  # rows to which most classes are the same
+        if len(crowded):
+            labels[crowded], mixed[crowded] = ExactSearch().topk(scorer, X[crowded], k, n_threads=n_threads)
+        return labels, mixed
+
+    def _find_candidates(
+        self, x: Float32, n_threshold: int, inverse: np.float32, places: Int32, counts: Int32
+    ) -> Float32:
+        """Fill `places` and `counts` of each row; return the log of the tail mass."""
+        n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * self.codes.shape[1]
+        rotated = np.empty((len(x), len(self.rotation)), np.float32)
+        kernels.rotate_rows(x, self.rotation, self.shift, rotated)
+        shape = (n_groups, ROWS_AT_ONCE)
+        tables = kernels.Tables(
+            np.empty((*shape, n_tables, kernels.N_CENTROIDS), np.uint8), *np.empty((2, *shape), np.float32)
+        )
+        squares, thresholds, tails = np.empty((3, *shape), np.float32)
+        kernels.make_tables(
+            rotated,
+            self.centroids,
+            tables.entries.reshape(-1, n_tables, kernels.N_CENTROIDS),
+            tables.steps.reshape(-1),
+            tables.offsets.reshape(-1),
+            squares.reshape(-1),
+        )
+        kernels.set_thresholds(self.sample, tables, n_threshold, inverse, thresholds, tails)
+        kernels.find_classes(self.blocks, tables, thresholds, places, counts)
+        tails *= np.float32(self.stride)
+        threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
+        return self.log_tail_mass(rotated[:, -_COMMON_ROWS] + threshold, tail, square, float(inverse))
+
+    def log_tail_mass(
+        self, threshold: Float32, tail: Float32, square: Float32, inverse_temperature: float
+    ) -> Float32:
+        """Return the log of the corrected mass of all classes below a threshold.
+
+        Parameters
+        ----------
+        threshold : (n,)
+            Lowest score of a candidate.
+        tail : (n,)
+            Estimated mass over that of one class at the threshold.
+        square : (n,)
+            |z|^2.  Beyond `max_square`, and beyond the temperatures of `fit`, the correction is constant.
+        """
+        scales = self.config.tail_scales
+        t = float(np.clip(inverse_temperature * self.temperature, scales[0], scales[-1])) / self.temperature
+        first, second = self.tail_correction
+        with np.errstate(all="ignore"):
+            correction = np.float32(first * t + second * t**2) * np.minimum(
+                square, np.float32(self.max_square)
+            )
+            mass = np.minimum(np.log(tail) - correction, np.float32(np.log(len(self.order))))
+            total: Float32 = mass + threshold * np.float32(inverse_temperature)
         total[~(tail > 0.0)] = -np.inf
         return total
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """What `from_arrays` takes, beside the fields of `header`."""
-        return {
-            name: getattr(self, name)
-            for name in ("order", "codes", "factors", "bases", "turn", "shift", "centres")
-        }
+    def cost(self, width: int) -> float:
+        """Return the time of a search over that of exact search, roughly."""
+        n_classes, (n_rotated, n_features) = len(self.order), self.rotation.shape
+        entry_cost = self.config.entry_cost if BYTE_SHUFFLE else self.config.entry_cost_scalar
+        entries = 2 * self.codes.shape[1] * (1.0 + 1.0 / self.stride)
+        approximate = entry_cost * entries / n_features + self.config.row_cost * n_rotated / n_classes
+        return float(approximate + self.config.class_cost * width / n_classes)
 
-    def header(self) -> dict[str, Any]:
-        """The rest, for a JSON header."""
-        return {
-            name: getattr(self, name)
-            for name in ("beam_width", "agreement", "excess", "temperature", "largest", "n_epochs")
-        }
+    @property
+    def stride(self) -> float:
+        """Classes for each one of the sample that sets thresholds."""
+        n_classes = len(self.order)
+        return n_classes / _n_sampled(n_classes, self.config)
+
+    def _take_sample(self) -> kernels.Blocks:
+        """Copy the codes of every so many-th class in an order by size, so that all sizes occur.
+
+        Classes that score high for some row come first: they raise the threshold early.
+        """
+        n_classes = len(self.order)
+        size = _n_sampled(n_classes, self.config)
+        places = (2 * np.arange(size) + 1) * n_classes // (2 * size)
+        spread = np.float32(np.sqrt(0.5 * (len(self.rotation) - _COMMON_ROWS)))  # of u'.z, about
+        high = self.bases.reshape(-1)[places] + 3 * spread * self.factors.reshape(-1)[places]
+        return _copy_places(self.blocks, places[np.argsort(-high, kind="stable")])
+
+    # -- storage
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        header = {"kind": "pq", **numbers, "config": asdict(self.config)}
+        return State(header, {name: getattr(self, name) for name in _ARRAYS})
 
     @classmethod
-    def from_arrays(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CodeIndex:
-        """The index that `to_arrays` and `header` described."""
-        return cls(**arrays, **{**header, "excess": tuple(header["excess"])})
+    def from_state(cls, state: State) -> PQSearch:
+        """Build the search that `state` described; without a config, with the default one."""
+        given: dict[str, Any] = {name: state.header[name] for name in _NUMBERS}
+        given["tail_correction"] = tuple(given["tail_correction"])
+        given |= {name: state.arrays[name] for name in _ARRAYS}
+        stored = dict(state.header.get("config", {}))
+        known = {f.name: stored[f.name] for f in fields(PQConfig) if f.name in stored}
+        if "tail_scales" in known:
+            known["tail_scales"] = tuple(known["tail_scales"])
+        return cls(**given, config=PQConfig(**known))
 
 
-def _sample_size(n_classes: int) -> int:
-    return min(n_classes, max(_SAMPLED, n_classes // _MOST_STRIDE))
-
-
-def _blocks(codes: NDArray[np.uint8], factors: Float32, bases: Float32) -> kernels.Blocks:
+def _make_blocks(codes: NDArray[np.uint8], factors: Float32, bases: Float32) -> kernels.Blocks:
+    """Return blocks of classes with the bounds of their factors and bases."""
     n_blocks = len(codes)
     bounds = np.zeros((2, -(-n_blocks // kernels.CHUNK) * kernels.CHUNK), np.float32)
     bounds[1] = -np.inf
@@ -335,79 +469,93 @@ def _blocks(codes: NDArray[np.uint8], factors: Float32, bases: Float32) -> kerne
     return kernels.Blocks(codes, factors, bases, bounds)
 
 
-def _copied(blocks: kernels.Blocks, places: NDArray[np.int64]) -> kernels.Blocks:
-    """Blocks of the classes at these places."""
+def _copy_places(blocks: kernels.Blocks, places: Int64) -> kernels.Blocks:
+    """Return blocks of the classes at the given places."""
     n_blocks = -(-len(places) // LANES)
     codes = np.zeros((n_blocks, blocks.codes.shape[1], LANES), np.uint8)
-    factors, bases = np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
+    factors, bases = _empty_blocks(n_blocks)
     factors.reshape(-1)[: len(places)] = blocks.factors.reshape(-1)[places]
     bases.reshape(-1)[: len(places)] = blocks.bases.reshape(-1)[places]
-    at, lanes = (f(np.arange(len(places)), LANES) for f in (np.floor_divide, np.remainder))
+    at, lanes = np.floor_divide(np.arange(len(places)), LANES), np.remainder(np.arange(len(places)), LANES)
     codes[at, :, kernels.BYTE_OF[lanes]] = blocks.codes[places // LANES, :, kernels.BYTE_OF[places % LANES]]
-    return _blocks(codes, factors, bases)
+    return _make_blocks(codes, factors, bases)
 
 
-def _encode(rows: Float32, model: _Shifted, threads: int) -> dict[str, Any]:
-    """The arrays of an index."""
-    weights, biases, scale = model
-    n_classes, n_features = weights.shape
-    n_pieces, size = _pieces(n_features)
-    width = n_pieces * size
-    rows = rows * np.float32(scale)
-    mean = rows.mean(axis=0, dtype=np.float64)
-    rows -= mean.astype(np.float32)
+def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:
+    """Return factors and bases of places without a class: no approximate score reaches a threshold."""
+    return np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
+
+
+def _whitening_factor(rows: Float32, config: PQConfig) -> Float64:
+    """Return the lower Cholesky factor of the covariance of centred rows, with a ridge."""
+    n_features = rows.shape[1]
     gram = np.zeros((n_features, n_features))
     for first, last in split(len(rows), 1024):
         part = rows[first:last].astype(np.float64)
         gram += part.T @ part
     gram /= len(rows)
-    ridge = max(_RIDGE * np.trace(gram) / n_features, _LEAST_RIDGE)
-    factor = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
-    normal = np.random.default_rng(_SEED).standard_normal((width, n_features))
-    rotation = np.linalg.qr(normal)[0].T
-    turn = scipy.linalg.solve_triangular(factor.T, rotation)
-    turned = (factor @ rotation).astype(np.float32)
-    middle = weights.mean(axis=0, dtype=np.float64).astype(np.float32)
-    blocks = split(n_classes, _task_classes(n_features))
+    ridge = max(config.ridge * np.trace(gram) / n_features, config.min_ridge)
+    factor: Float64 = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
+    return factor
+
+
+def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig) -> dict[str, Any]:
+    """Return the arrays of a `PQSearch`; `rows` give the coordinates z."""
+    weights, biases, scale = model.weights, model.biases, model.feature_scale
+    n_classes, n_features = weights.shape
+    n_subvectors, size = _subvectors(n_features, config)
+    n_coordinates = n_subvectors * size
+    rows = rows * np.float32(scale)
+    mean = rows.mean(axis=0, dtype=np.float64)
+    rows -= mean.astype(np.float32)
+    factor = _whitening_factor(rows, config)
+    normal = np.random.default_rng(config.rotation_seed).standard_normal((n_coordinates, n_features))
+    orthogonal = np.linalg.qr(normal)[0].T
+    row_rotation = scipy.linalg.solve_triangular(factor.T, orthogonal)
+    weight_rotation = (factor @ orthogonal).astype(np.float32)
+    mean_weights = weights.mean(axis=0, dtype=np.float64).astype(np.float32)
+    tasks = split(n_classes, _task_classes(n_features))
     lengths, at_mean = np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
 
     def measure(number: int) -> None:
-        part = slice(*blocks[number])
-        lengths[part] = np.linalg.norm((weights[part] - middle) @ turned, axis=1)
+        part = slice(*tasks[number])
+        lengths[part] = np.linalg.norm((weights[part] - mean_weights) @ weight_rotation, axis=1)
         at_mean[part] = biases[part] + weights[part] @ mean.astype(np.float32)
 
-    run(measure, len(blocks), threads)
-    order = _alike(lengths, at_mean)
+    run(measure, len(tasks), n_threads)
+    order = _order_classes(lengths, at_mean)
     n_blocks = -(-n_classes // LANES)
-    codes = np.zeros((n_blocks, n_pieces // 2, LANES), np.uint8)
-    factors, bases = np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
-    centres = _centres(size)
+    codes = np.zeros((n_blocks, n_subvectors // 2, LANES), np.uint8)
+    factors, bases = _empty_blocks(n_blocks)
+    centroids = _centroids(size, config.rotation_seed)
 
     def encode(number: int) -> None:
-        first, last = blocks[number]
+        first, last = tasks[number]
         classes = order[first:last]
-        directions = (weights[classes] - middle) @ turned
-        long = np.where(lengths[classes] > 0, lengths[classes], np.float32(1.0))
-        directions *= (np.sqrt(np.float32(width)) / long)[:, None]
-        alike = np.empty(len(classes), np.float32)
-        kernels.encode(directions, centres, first, codes, alike)
-        good = (alike > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
+        # The product of `measure` again, not a copy: in another order of classes its last bits may differ.
+        directions = (weights[classes] - mean_weights) @ weight_rotation
+        length = np.where(lengths[classes] > 0, lengths[classes], np.float32(1.0))
+        directions *= (np.sqrt(np.float32(n_coordinates)) / length)[:, None]
+        alignment = np.empty(len(classes), np.float32)  # u.u'
+        kernels.encode(directions, centroids, first, codes, alignment)
+        good = (alignment > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
         factors.reshape(-1)[first:last] = np.where(
-            good, long * np.sqrt(width) / np.where(good, alike, 1.0), 0.0
+            good, length * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
         )
         bases.reshape(-1)[first:last] = at_mean[classes]
 
-    run(encode, len(blocks), threads)
-    turn = turn.reshape(n_features, n_pieces, size).transpose(2, 1, 0).reshape(width, n_features)
-    turn = np.concatenate([turn, middle[None], np.zeros((3, n_features))])
-    shift = (turn @ mean).astype(np.float32)
-    turn = (scale * turn).astype(np.float32)
+    run(encode, len(tasks), n_threads)
+    by_coordinate = row_rotation.reshape(n_features, n_subvectors, size).transpose(2, 1, 0)
+    rotation = by_coordinate.reshape(n_coordinates, n_features)
+    rotation = np.concatenate([rotation, mean_weights[None], np.zeros((_COMMON_ROWS - 1, n_features))])
+    shift = (rotation @ mean).astype(np.float32)
+    rotation = (scale * rotation).astype(np.float32)
     arrays: dict[str, Any] = {"order": order, "codes": codes, "factors": factors, "bases": bases}
-    return arrays | {"turn": turn, "shift": shift, "centres": centres}
+    return arrays | {"rotation": rotation, "shift": shift, "centroids": centroids}
 
 
-def _alike(lengths: Float32, bases: Float32) -> NDArray[np.int32]:
-    """An order in which 32 classes that follow each other differ little in both."""
+def _order_classes(lengths: Float32, bases: Float32) -> Int32:
+    """Return an order in which 32 consecutive classes differ little in both arrays."""
     n_strips = max(1, round(np.sqrt(len(lengths) / LANES)))
     strip = LANES * -(-len(lengths) // (LANES * n_strips))
     order = np.argsort(lengths, kind="stable").astype(np.int32)
@@ -415,110 +563,3 @@ def _alike(lengths: Float32, bases: Float32) -> NDArray[np.int32]:
         part = order[first : first + strip]
         part[:] = part[np.argsort(bases[part], kind="stable")]
     return order
-
-
-def codes_topk(
-    X: Features,
-    model: Scorer,
-    index: CodeIndex,
-    k: int,
-    *,
-    beam_width: int,
-    offsets: Float32 | None = None,
-    temperature: float = 1.0,
-    floor: float = 0.0,
-    n_jobs: int | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The k best classes of each row among about `beam_width` with the highest guesses, which are scored
-    exactly.
-
-    Log-probabilities are normalised over all classes, **by guesses at those that were not scored**:
-    differences between the classes of a row are exact, their level is not. A row's result depends neither on
-    the other rows nor on the number of threads, but for the rounding of rows that go to exact search: where
-    beams are wide, where more than four times as many classes as wanted are above the threshold.
-
-    Parameters are those of `exact_topk`, and
-
-    index
-        Made by `CodeIndex.fit`.
-    beam_width
-        Classes to score, about; more where k classes need more. Of very many classes, one in 16 sets a row's
-        threshold: under a hundred, their number is less certain.
-    offsets
-        Added to the biases, where `CodeIndex.fit` had them: log p_n of a distribution that is the same for
-        all rows.
-    """
-    check_arguments(X, None, model, k, temperature, floor)
-    own = _shifted(model, offsets)
-    n_rows, n_classes = X.shape[0], len(index.order)
-    kept = max(k, round(beam_width / index.share))
-    expected = int(np.ceil(kept * index.share))
-    if index.cost(expected) >= 1.0:
-        return exact_topk(X, own, None, None, k, temperature=temperature, floor=floor, n_jobs=n_jobs)
-    most = 4 * expected + LANES
-    weights, biases = (
-        np.require(own.weights, np.float32, ["C", "W"]),
-        np.require(own.biases, np.float32, ["C", "W"]),
-    )
-    scale, sharpness = np.float32(own.feature_scale), np.float32(1.0 / temperature)
-    threads = resolve_threads(n_jobs)
-    rows_at_once = int(np.clip(_BLOCK_FOUND // most, ROWS_AT_ONCE, _BLOCK_ROWS))
-    blocks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // threads))))
-    labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
-    counts = np.zeros(n_rows, np.int32)
-
-    def search(number: int) -> None:
-        part = slice(*blocks[number])
-        x = X[part].toarray() if sparse.issparse(X) else X[part]  # type: ignore[union-attr]
-        x = np.require(x, np.float32, ["C", "W"])
-        found, count, rest = np.empty((len(x), most), np.int32), counts[part], np.empty(len(x), np.float32)
-        for a, b in split(len(x), _TABLED_ROWS):
-            rest[a:b] = _find(x[a:b], index, kept, sharpness, found[a:b], count[a:b])
-        scores = np.empty((len(x), most), np.float32)
-        ends, listed = np.empty(n_classes, np.int64), np.empty(int(np.minimum(count, most).sum()), np.int32)
-        kernels.list_rows(found, count, ends, listed)
-        kernels.score_listed(x, ends, listed, most, index.order, weights, biases, scale, scores)
-        kernels.choose_classes(
-            scores, found, count, index.order, sharpness, rest, labels[part], log_prob[part]
-        )
-
-    run(search, len(blocks), threads)
-    lifted = lift(log_prob, floor, n_classes)
-    many = np.flatnonzero(counts > most)
-    if len(many):  # rows to which most classes are the same
-        options: dict[str, Any] = {"temperature": temperature, "floor": floor, "n_jobs": n_jobs}
-        labels[many], lifted[many] = exact_topk(X[many], own, None, None, k, **options)
-    return labels, lifted
-
-
-def _find(
-    x: Float32,
-    index: CodeIndex,
-    kept: int,
-    sharpness: np.float32,
-    found: NDArray[np.int32],
-    counts: NDArray[np.int32],
-) -> Float32:
-    """Places of the classes with the highest guesses for each row; returns the log-mass of the others."""
-    n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * index.codes.shape[1]
-    turned = np.empty((len(x), len(index.turn)), np.float32)
-    kernels.turn_rows(x, index.turn, index.shift, turned)
-    shape = (n_groups, ROWS_AT_ONCE)
-    tables = kernels.Tables(
-        np.empty((*shape, n_tables, kernels.CENTRES), np.uint8), *np.empty((2, *shape), np.float32)
-    )
-    squares, thresholds, tails = np.empty((3, *shape), np.float32)
-    entries = tables.entries.reshape(-1, n_tables, kernels.CENTRES)
-    kernels.make_tables(
-        turned,
-        index.centres,
-        entries,
-        tables.steps.reshape(-1),
-        tables.offsets.reshape(-1),
-        squares.reshape(-1),
-    )
-    kernels.set_thresholds(index.sample, tables, kept, sharpness, thresholds, tails)
-    kernels.find_classes(index.blocks, tables, thresholds, found, counts)
-    tails *= np.float32(index.share)
-    threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
-    return index.rest(turned[:, -4] + threshold, tail, square, float(sharpness))

@@ -1,314 +1,272 @@
-"""One pass over all classes for blocks of rows: tiles of scores, made and consumed in cache.
+"""One pass over all classes for blocks of rows: tiles of scores that are made and consumed in cache.
 
 A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
-Noise from a label tree comes subtree by subtree, classes in the order of the leaves, and never exists for
-more than a tile. Any other noise comes in the order of the classes, for a block of rows at once if it depends
-on the row."""
+The log-probabilities of a label tree are computed subtree by subtree, classes in the order of the leaves, and
+only exist for one tile at a time.  Any other noise comes in the order of the classes: for a block of rows at
+a time if it depends on the row, or once for all rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import sparse
 
-from extremax.kernels import topk
-from extremax.kernels import tree_tiles as leaf_tiles
-from extremax.noise import Noise, TreeNoise
+from extremax.defaults_search import SearchConfig
+from extremax.kernels import topk, tree_tiles
 from extremax.runtime.products import one_blas_thread
-from extremax.runtime.threads import resolve_threads, run, split
+from extremax.runtime.threads import run, split
+from extremax.search.base import Scorer
 from extremax.tree import LabelTree
+from extremax.types import Features, Float32, Int32, Int64
+from extremax.weights import BlockScores, Buffers
 
-Features: TypeAlias = "NDArray[np.float32] | sparse.csr_matrix | sparse.csr_array"
-Float32: TypeAlias = NDArray[np.float32]
-Piece: TypeAlias = tuple[int, int, topk.LogNoise]  # log p_n of one tile for rows from, to
-
-SCRATCH_BYTES = 256 << 20  # scratch memory of one call on up to _TILES_AT_ONCE threads
-# assumed, not counted: the thread count must not change the cut, and with it the last bits of a result
-_TILES_AT_ONCE = 8
-# groups of classes, which threads share; a number of its own, so that the thread count changes no result
-_GROUPS = 16
-_BLOCK_ROWS = 1024  # rows at a time: more no longer help the matrix product
-_TILE_DEPTH = 10  # levels of a subtree that makes a tile: 1,024 leaves
-_LEAST_DEPTH = 8  # ... or fewer levels, so that every thread has tiles, but at least so many
-# scores per tile at most: 8 MB, so that the tiles of the threads stay in the last-level cache
-_TILE_SCORES = 2 << 20
-_NOISE_ROWS = 256  # rows for which log p_n is made and used at once
-_FEW_ROWS = 64  # so few rows do not repay copying the weights into the order of the leaves
-_SMALL_WEIGHTS = 1 << 22  # ... unless the weights are so few
-_SMALL_WORK = 1 << 24  # multiplications below which BLAS keeps to one thread by itself
+# First row, last row, and log p_n of one tile for these rows.
+NoiseRows: TypeAlias = tuple[int, int, topk.LogNoise]
 
 
-class Scorer(Protocol):
-    """What prediction needs of `extremax.linear.LinearModel`."""
+class ScanResult(NamedTuple):
+    """Best classes of each row, normalised over all classes.
 
-    @property
-    def weights(self) -> Float32: ...
-    @property
-    def biases(self) -> Float32: ...
-    @property
-    def feature_scale(self) -> float: ...
-
-
-class Buffers:
-    """Memory of one thread that tile after tile uses again: fresh pages would cost more than the
-    arithmetic.
+    Attributes
+    ----------
+    labels : int32 (n_samples, k)
+    log_prob : float32 (n_samples, k)
+    target_log_prob : float32 (n_samples,)
+        Of the given targets.
     """
 
-    def __init__(self) -> None:
-        self._flat: dict[str, Float32] = {}
-
-    def get(self, name: str, rows: int, columns: int) -> Float32:
-        flat = self._flat.get(name)
-        if flat is None or flat.size < rows * columns:
-            flat = self._flat[name] = np.empty(rows * columns, np.float32)
-        return flat[: rows * columns].reshape(rows, columns)
+    labels: Int32
+    log_prob: Float32
+    target_log_prob: Float32
 
 
-class Rows:
-    """A block of rows of X, ready for products with the weights of classes, these in a given order."""
+class Tiles(Protocol):
+    """Tiles of classes; `bounds` are their first and last columns, `order` the class of each column.
 
-    def __init__(
-        self, X: Features, first: int, last: int, weights: Float32, order: NDArray[np.int32] | None
-    ) -> None:
-        self.weights, self.order = weights, order
-        self.used: NDArray[np.intp] | None = None
-        if sparse.issparse(X):
-            block: Any = X[first:last]
-            used = np.unique(block.indices)
-            # Text has many features and few of them in any block: a dense product over those that occur is
-            # far smaller.
-            if 2 * len(used) < X.shape[1]:
-                self.used = used
-                block = block[:, used]
-            self.x: Float32 = block.toarray()
-        else:
-            self.x = np.ascontiguousarray(X[first:last])
+    `start_block` prepares a block of rows, and its result goes to `log_noise`.
+    """
 
-    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
-        """``x . w_y``, (rows, stop - start); a copy of weights, where one is needed, is no larger than a
-        tile.
-        """
-        in_place = self.order is None and self.used is None
-        piece = stop - start if in_place else max(topk.STRIP, _TILE_SCORES // max(self.x.shape[1], 1))
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the scores, and name the row
-            for a, b in split(stop - start, max(piece, 1)):
-                np.matmul(self.x, self._part(start + a, start + b, buffers).T, out=out[:, a:b])
-        return out
+    block_rows: int
+    bounds: list[tuple[int, int]]
 
-    def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
-        if self.order is None:
-            part = self.weights[start:stop]
-            return part if self.used is None else np.take(part, self.used, axis=1)
-        classes = self.order[start:stop]
-        if self.used is not None:
-            scattered: Float32 = self.weights[np.ix_(classes, self.used)]
-            return scattered
-        copy = buffers.get("weights", len(classes), self.weights.shape[1])
-        # the default mode would copy once more
-        return np.take(self.weights, classes, axis=0, out=copy, mode="clip")
+    @property
+    def order(self) -> Int32 | None: ...
+
+    def start_block(self, first: int, last: int) -> Any: ...
+
+    def columns(self, number: int) -> topk.Columns: ...
+
+    def log_noise(self, number: int, block: Any, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]: ...
 
 
 def _even_blocks(n_rows: int, most: int) -> int:
-    """Rows per block: at most so many, in blocks of about equal size."""
+    """Return rows per block: at most `most`, in blocks of about equal size."""
     n_blocks = max(1, -(-n_rows // max(most, 1)))
     return max(1, -(-n_rows // n_blocks))
 
 
 class ClassTiles:
-    """Tiles in the order of the classes, for any noise: log p_n of all classes for a block of rows, or one
-    row for all rows.
-    """
+    """Tiles in the order of the classes, for any noise."""
 
-    order: NDArray[np.int32] | None = None
+    order: Int32 | None = None
 
     def __init__(
-        self,
-        noise: Noise | None,
-        Z: Float32 | None,
-        model: Scorer,
-        n_rows: int,
-        scratch: int,
-        n_jobs: int | None,
+        self, scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
     ) -> None:
-        self.noise, self.Z, self.model, self.n_jobs = noise, Z, model, n_jobs
-        n_classes, n_features = model.weights.shape
-        fixed = np.zeros(n_classes, np.float32) if noise is None else getattr(noise, "log_prob_", None)
-        self.row_step = 1 if fixed is None else 0  # an unconditional distribution is one row for all
-        row_bytes = 4 * (n_features + (n_classes if fixed is None else topk.STRIP))
-        self.block_rows = _even_blocks(n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes))
-        tile_scores = min(_TILE_SCORES, scratch // (8 * _TILES_AT_ONCE))
-        width = min(tile_scores // self.block_rows, -(-n_classes // _GROUPS))
+        self.noise, self.Z, self.n_threads = scorer.noise_term, Z, n_threads
+        self.biases = scorer.weights.biases
+        n_classes, n_features = scorer.weights.n_classes, scorer.weights.n_features
+        shared = np.zeros(n_classes, np.float32) if self.noise is None else self.noise.shared_log_prob
+        self.row_step = 1 if shared is None else 0  # 0: one row of log p_n serves all
+        row_bytes = 4 * (n_features + (n_classes if shared is None else topk.STRIP))
+        self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
+        tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
+        width = min(tile_scores // self.block_rows, -(-n_classes // config.class_groups))
         self.bounds = split(n_classes, max(1, width // topk.STRIP) * topk.STRIP)
         self.labels = np.arange(n_classes, dtype=np.int32)
         self.table = (
             np.empty((self.block_rows, n_classes), np.float32)
-            if fixed is None
-            else np.array(fixed[None, :], np.float32)
+            if shared is None
+            else np.array(shared[None, :], np.float32)
         )
 
     def start_block(self, first: int, last: int) -> Float32:
-        """log p_n of all classes for rows `first` to `last`, or the one row for all."""
+        """Return log p_n of all classes for rows `first` to before `last`, or the one row for all."""
         if self.noise is None or self.row_step == 0:
             return self.table
-        if self.Z is None:
-            raise ValueError(
-                "Z is None; a noise distribution that depends on the row needs the tree's features of each row."
-            )
-        return self.noise.log_prob_all(self.Z[first:last], out=self.table[: last - first], n_jobs=self.n_jobs)
+        Z = np.empty((last - first, 0), np.float32) if self.Z is None else self.Z[first:last]
+        return self.noise.log_prob_all(Z, out=self.table[: last - first], n_jobs=self.n_threads)
 
     def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
-        return topk.Columns(self.labels[start:stop], self.model.biases[start:stop], start)
+        return topk.Columns(self.labels[start:stop], self.biases[start:stop], start)
 
-    def log_noise(self, number: int, block: Float32, n: int, buffers: Buffers) -> Iterator[Piece]:
-        yield 0, n, topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
+    def log_noise(self, number: int, block: Float32, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]:
+        yield 0, n_rows, topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
 
 
 class SubtreeTiles:
-    """Tiles that are subtrees of a label tree: logits by a matrix product, then from the root of the
-    subtree to its leaves.
+    """Tiles that are subtrees of a label tree.
+
+    Logits of the nodes are a matrix product; log-probabilities go from the root of the subtree to its leaves.
     """
 
     def __init__(
-        self, cut: leaf_tiles.LeafTiles, tree: LabelTree, Z: Float32, model: Scorer, n_rows: int, scratch: int
+        self,
+        cut: tree_tiles.LeafTiles,
+        tree: LabelTree,
+        Z: Float32,
+        scorer: Scorer,
+        config: SearchConfig,
     ) -> None:
         self.cut, self.tree, self.order = cut, tree, cut.labels
+        self.noise_rows = config.noise_rows
         self.Z = np.require(Z, np.float32, ["C"])
-        self.biases = model.biases[cut.labels]
+        self.biases = scorer.weights.biases[cut.labels]
         self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
         n_leaves = len(cut.place) + 1
-        row_bytes = 4 * (model.weights.shape[1] + len(cut.roots) + n_leaves * _TILES_AT_ONCE)
+        row_bytes = 4 * (scorer.weights.n_features + len(cut.roots) + n_leaves * config.tiles_at_once)
         self.block_rows = _even_blocks(
-            n_rows, min(_BLOCK_ROWS, scratch // 2 // row_bytes, _TILE_SCORES // n_leaves)
+            len(Z),
+            min(config.block_rows, config.scratch_bytes // 2 // row_bytes, config.tile_scores // n_leaves),
         )
 
     def _descend(
-        self,
-        Z: Float32,
-        nodes: NDArray[np.int64],
-        table: Float32,
-        start: Float32,
-        column: int,
-        buffers: Buffers,
+        self, Z: Float32, nodes: Int64, table: Float32, start: Float32, column: int, buffers: Buffers
     ) -> Float32:
+        """Return log-probabilities of the leaves below `nodes`, whose weights are `table`.
+
+        ``start[:, column]`` are those of the root.
+        """
         logits, loss = buffers.get("logits", len(Z), len(nodes)), np.empty(len(nodes), np.float32)
         out = buffers.get("log_noise", len(Z), len(nodes) + 1)
         np.matmul(Z, table.T, out=logits)
-        leaf_tiles.descend(logits, self.tree.biases[nodes], start, column, loss, out)
+        tree_tiles.descend(logits, self.tree.biases[nodes], start, column, loss, out)
         return out
 
     def start_block(self, first: int, last: int) -> tuple[Float32, Float32]:
-        """The tree's features of the rows, and log-probabilities with which they reach the roots of the
-        subtrees.
-        """
+        """Return the tree's features of the rows, and their log-probabilities at the roots of subtrees."""
         Z, top = self.Z[first:last], self.cut.top
-        return Z, self._descend(
-            Z, top, self.tree.weights[top], np.zeros((last - first, 1), np.float32), 0, Buffers()
-        )
+        start = np.zeros((last - first, 1), np.float32)
+        return Z, self._descend(Z, top, self.tree.weights[top], start, 0, Buffers())
 
     def columns(self, number: int) -> topk.Columns:
         start, stop = self.bounds[number]
         return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
 
     def log_noise(
-        self, number: int, block: tuple[Float32, Float32], n: int, buffers: Buffers
-    ) -> Iterator[Piece]:
-        (Z, reached), nodes = block, self.cut.nodes(number)
+        self, number: int, block: tuple[Float32, Float32], n_rows: int, buffers: Buffers
+    ) -> Iterator[NoiseRows]:
+        (Z, at_roots), nodes = block, self.cut.nodes(number)
         table = np.take(self.tree.weights, nodes, axis=0)
-        for first, last in split(n, _NOISE_ROWS):
-            values = self._descend(Z[first:last], nodes, table, reached[first:last], number, buffers)
+        for first, last in split(n_rows, self.noise_rows):
+            values = self._descend(Z[first:last], nodes, table, at_roots[first:last], number, buffers)
             yield first, last, topk.LogNoise(values, first, 1, 0)
 
 
 def _choose_tiles(
-    noise: Noise | None, Z: Float32 | None, model: Scorer, n_rows: int, scratch: int, n_jobs: int | None
-) -> ClassTiles | SubtreeTiles:
-    tree = noise.tree if isinstance(noise, TreeNoise) else noise
-    if (
-        isinstance(tree, LabelTree)
-        and Z is not None
-        and (n_rows > _FEW_ROWS or model.weights.size <= _SMALL_WEIGHTS)
-    ):
-        tile_depth = min(_TILE_DEPTH, max(_LEAST_DEPTH, tree.depth - (_GROUPS - 1).bit_length()))
-        cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
+    scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
+) -> Tiles:
+    """Cut by subtrees where log p_n is a tree's own and a copy of the weights in leaf order pays."""
+    tree = None if scorer.noise_term is None else scorer.noise_term.leaf_tree
+    n_weights = scorer.weights.n_classes * scorer.weights.n_features
+    if tree is not None and Z is not None and (n_rows > config.few_rows or n_weights <= config.small_weights):
+        shallow = max(config.min_tile_depth, tree.depth - (config.class_groups - 1).bit_length())
+        cut = tree_tiles.cut_tree(tree.leaf_class, min(config.tile_depth, shallow))
         if cut is not None:
-            return SubtreeTiles(cut, tree, Z, model, n_rows, scratch)
-    return ClassTiles(noise, Z, model, n_rows, scratch, n_jobs)
+            return SubtreeTiles(cut, tree, Z, scorer, config)
+    return ClassTiles(scorer, Z, n_rows, config, n_threads)
 
 
-def scan(
-    X: Features,
-    model: Scorer,
-    noise: Noise | None,
-    Z: Float32 | None,
-    k: int,
-    *,
-    targets: NDArray[np.int32] | None = None,
-    temperature: float,
-    scratch_bytes: int,
-    n_jobs: int | None,
-) -> tuple[NDArray[np.int32], Float32, Float32]:
-    """Labels (n, k), their log_prob (n, k), and log_prob of `targets` (n,), normalised over all classes."""
-    n_rows, (n_classes, n_features) = X.shape[0], model.weights.shape
-    source: Any = _choose_tiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
-    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    if targets is not None and source.order is not None:
-        place = np.empty(n_classes, np.int32)
-        place[source.order] = np.arange(n_classes, dtype=np.int32)
-        columns = place[targets]
-    # Every group keeps k classes of its own: with many asked for, fewer groups.
-    tiles = len(source.bounds)
-    groups = split(tiles, -(-tiles // min(_GROUPS, max(1, n_classes // (16 * k)))))
-    labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
-    target_log_prob = np.empty(n_rows, np.float32)
-    scaling = topk.Scaling(np.float32(model.feature_scale), np.float32(1.0 / temperature))
-    spare: list[Buffers] = []
+class _Scan:
+    """The parts of a scan that all its tasks share."""
 
-    def scan_group(rows: Rows, block: Any, states: topk.RowState, group: int) -> None:
+    def __init__(self, scorer: Scorer, tiles: Tiles, k: int, config: SearchConfig) -> None:
+        self.tiles, self.config = tiles, config
+        n_tiles = len(tiles.bounds)
+        # Every group keeps k classes: where k is large, there are fewer groups.
+        n_groups = min(config.class_groups, max(1, scorer.n_classes // (16 * k)))
+        self.groups = split(n_tiles, -(-n_tiles // n_groups))
+        self.scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
+        self.spare: list[Buffers] = []
+
+    def _take_buffers(self) -> Buffers:
         try:
-            buffers = spare.pop()
-        except IndexError:  # asking first would leave room for another thread to take the last one
-            buffers = Buffers()
+            return self.spare.pop()
+        except IndexError:  # asking for the length first would be a race
+            return Buffers(self.config.tile_scores)
+
+    def scan_group(self, rows: BlockScores, block: Any, states: topk.RowState, group: int) -> None:
+        """Merge the tiles of one group of classes into the states of all rows of a block."""
+        buffers, tiles = self._take_buffers(), self.tiles
         state = states._replace(
             **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
         )
-        strip, n = np.empty(topk.STRIP, np.float32), len(rows.x)
-        for number in range(*groups[group]):
-            start, stop = source.bounds[number]
+        strip, n = np.empty(topk.STRIP, np.float32), rows.n_rows
+        for number in range(*self.groups[group]):
+            start, stop = tiles.bounds[number]
             products = rows.products(start, stop, buffers, buffers.get("products", n, stop - start))
-            for first, last, log_noise in source.log_noise(number, block, n, buffers):
+            for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
                 topk.scan_tile(
-                    products, source.columns(number), log_noise, scaling, first, last, state, strip
+                    products, tiles.columns(number), log_noise, self.scaling, first, last, state, strip
                 )
-        spare.append(buffers)
+        self.spare.append(buffers)
 
-    # BLAS on its own threads would leave one spinning beside the kernels, on the processors that they need.
-    with one_blas_thread() if n_rows * n_classes * n_features > _SMALL_WORK else nullcontext():
-        for first, last in split(n_rows, source.block_rows):
-            states = _new_states(len(groups), last - first, k, columns[first:last])
-            rows, block = Rows(X, first, last, model.weights, source.order), source.start_block(first, last)
-            run(partial(scan_group, rows, block, states), len(groups), resolve_threads(n_jobs))
+
+def scan(
+    scorer: Scorer,
+    X: Features,
+    Z: Float32 | None,
+    k: int,
+    *,
+    targets: Int32 | None = None,
+    n_threads: int,
+    config: SearchConfig,
+) -> ScanResult:
+    """Find the k best classes of each row and the log-probability of its target, before uniform mixing.
+
+    Parameters
+    ----------
+    Z
+        ``scorer.project(X)``.
+    targets : int32 (n_samples,)
+        A class of each row.
+    """
+    n_rows, n_classes = X.shape[0], scorer.n_classes
+    tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    if targets is not None and tiles.order is not None:
+        place = np.empty(n_classes, np.int32)
+        place[tiles.order] = np.arange(n_classes, dtype=np.int32)
+        columns = place[targets]
+    shared = _Scan(scorer, tiles, k, config)
+    result = ScanResult(
+        np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32), np.empty(n_rows, np.float32)
+    )
+    # BLAS threads of its own would spin beside the kernels, on the processors that these need.
+    large = n_rows * n_classes * scorer.weights.n_features > config.small_work
+    with one_blas_thread() if large else nullcontext():
+        for first, last in split(n_rows, tiles.block_rows):
+            states = _new_states(len(shared.groups), last - first, k, columns[first:last])
+            rows = scorer.weights.open_block(X, first, last, tiles.order)
+            block = tiles.start_block(first, last)
+            run(partial(shared.scan_group, rows, block, states), len(shared.groups), n_threads)
             topk.finish_rows(
-                states,
-                scaling.sharpness,
-                labels[first:last],
-                log_prob[first:last],
-                target_log_prob[first:last],
+                states, shared.scaling.inverse_temperature, *(part[first:last] for part in result)
             )
-    return labels, log_prob, target_log_prob
+    return result
 
 
-def _new_states(n_groups: int, n: int, k: int, target: NDArray[np.int32]) -> topk.RowState:
+def _new_states(n_groups: int, n_rows: int, k: int, target: Int32) -> topk.RowState:
     return topk.RowState(
-        heap_scores=np.full((n_groups, n, k), -np.inf, np.float32),
-        heap_labels=np.full((n_groups, n, k), topk.NO_LABEL, np.int32),
-        peak=np.full((n_groups, n), -np.inf, np.float32),
-        mass=np.zeros((n_groups, n), np.float64),
+        heap_scores=np.full((n_groups, n_rows, k), -np.inf, np.float32),
+        heap_labels=np.full((n_groups, n_rows, k), topk.NO_LABEL, np.int32),
+        peak=np.full((n_groups, n_rows), -np.inf, np.float32),
+        mass=np.zeros((n_groups, n_rows), np.float64),
         target=target,
-        target_score=np.full(n, np.nan, np.float32),  # the one group that holds the class writes it
+        target_score=np.full(n_rows, np.nan, np.float32),  # written by the group that holds the class
     )

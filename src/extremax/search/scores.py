@@ -1,29 +1,23 @@
-"""Scores and probabilities of all classes, debiased: the tables that fit in memory."""
+"""Debiased scores and probabilities of all classes, as tables that fit in memory."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from extremax.calibration import lift
-from extremax.noise import Noise
+from extremax.calibration import Calibration, fit_calibration, mix_uniform
+from extremax.defaults_search import CalibrationConfig, SearchConfig
+from extremax.errors import ScoreOverflowError
+from extremax.examples import Examples
+from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import split
-from extremax.search.scan import SCRATCH_BYTES, Buffers, ClassTiles, Features, Rows, Scorer
+from extremax.search.base import Scorer
+from extremax.search.scan import ClassTiles
+from extremax.types import Features, Float32, Float64, Int32
+from extremax.weights import Buffers
 
-RESULT_BYTES = 2 << 30  # largest (n, n_classes) array returned without being asked for
-_BLOCK_SCORES = 4 << 20
 
-
-def remove_bias(
-    scores: NDArray[np.float32],
-    log_noise: NDArray[np.float32] | None,
-    *,
-    out: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
-    """Debiased scores ``scores + log_noise`` (Eq. 5); the scores themselves where there is no bias
-    (``log_noise`` None).
+def remove_bias(scores: Float32, log_noise: Float32 | None, *, out: Float32 | None = None) -> Float32:
+    """Return debiased scores ``scores + log_noise`` (Eq. 5); the scores themselves if `log_noise` is None.
 
     Examples
     --------
@@ -39,183 +33,179 @@ def remove_bias(
 
 
 def log_softmax(
-    scores: NDArray[np.float32], *, temperature: float = 1.0, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
-    """Logarithm of the softmax of each row of ``scores / temperature``; sums in float64.
+    scores: Float32,
+    *,
+    temperature: float = 1.0,
+    out: Float32 | None = None,
+    config: SearchConfig | None = None,
+) -> Float32:
+    """Return the logarithm of the softmax of each row of ``scores / temperature``; sums are in float64.
 
     Examples
     --------
     >>> np.exp(log_softmax(np.log(np.array([[1.0, 3.0]], np.float32)))).round(3).tolist()
     [[0.25, 0.75]]
     """
+    block_scores = (config or SearchConfig()).table_block_scores
     if out is None:
         out = np.empty_like(scores)
-    for start, stop in split(len(scores), max(1, _BLOCK_SCORES // max(scores.shape[1], 1))):
+    for start, stop in split(len(scores), max(1, block_scores // max(scores.shape[1], 1))):
         block = np.multiply(scores[start:stop], np.float32(1.0 / temperature), out=out[start:stop])
         block -= block.max(axis=1, keepdims=True)
         block -= np.log(np.exp(block).sum(axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
     return out
 
 
-def check_arguments(
-    X: Features, Z: NDArray[np.float32] | None, model: Scorer, k: int, temperature: float, floor: float = 0.0
-) -> None:
-    """Kernels check nothing: what a caller can get wrong stops here."""
-    n_rows, n_features = X.shape
-    if n_features != model.weights.shape[1]:
-        raise ValueError(
-            f"X has {n_features} features; the model has {model.weights.shape[1]}. Pass the features it was fitted on."
-        )
-    if Z is not None and len(Z) != n_rows:
-        raise ValueError(f"Z has {len(Z)} rows and X has {n_rows}; both must describe the same rows.")
-    if k < 1:
-        raise ValueError(f"k is {k}; ask for at least one class per row.")
-    if not temperature > 0.0:
-        raise ValueError(
-            f"temperature is {temperature}; it must be positive. 1 leaves the probabilities as they are."
-        )
-    if not 0.0 <= floor < 1.0:
-        raise ValueError(
-            f"floor is {floor}; it must be at least 0, which leaves the probabilities as they are, and below 1."
-        )
-
-
-def check_targets(y: NDArray[np.int32], n_rows: int, n_classes: int) -> NDArray[np.int32]:
-    targets = np.require(y, np.int32, ["C", "W"])
-    if targets.shape != (n_rows,):
-        raise ValueError(f"y has shape {targets.shape} but X has {n_rows} rows; pass one class per row.")
-    if n_rows == 0:
+def check_targets(examples: Examples, n_classes: int) -> Int32:
+    """Return the classes of all pairs as the kernels take them, or raise ValueError."""
+    n_pairs = examples.n_rows if examples.row_index is None else len(examples.row_index)
+    targets = np.require(examples.y, np.int32, ["C", "W"])
+    if targets.shape != (n_pairs,):
+        raise ValueError(f"y has shape {targets.shape} but X has {n_pairs} rows; pass one class per row.")
+    if n_pairs == 0:
         raise ValueError("A mean over no rows is not defined; pass at least one row.")
     if targets.min() < 0 or targets.max() >= n_classes:
         bad = int(targets.min() if targets.min() < 0 else targets.max())
         raise ValueError(
-            f"y holds class {bad}; the model has classes 0 to {n_classes - 1}. Leave out rows of unknown classes."
+            f"y holds class {bad}; the model has classes 0 to {n_classes - 1}."
+            " Leave out rows of unknown classes."
         )
     return targets
 
 
 def debiased_scores(
+    scorer: Scorer,
     X: Features,
-    model: Scorer,
-    noise: Noise | None,
-    Z: NDArray[np.float32] | None,
     *,
-    memory_limit: int = RESULT_BYTES,
-    scratch_bytes: int = SCRATCH_BYTES,
-    n_jobs: int | None = None,
+    n_threads: int = 1,
     caller: str = "decision_function",
-    first_row: int = 0,
-) -> NDArray[np.float32]:
-    """x.w_y + b_y + log p_n(y|x) of every class: (n, n_classes).
+    config: SearchConfig | None = None,
+) -> Float32:
+    """Return ``feature_scale * x.w_y + b_y + log p_n(y|x)`` of every class: (n_samples, n_classes).
 
-    Refuses when the result would exceed `memory_limit` bytes; `caller` is the public name in that sentence.
-    `first_row` is the number of X[0] for the user.
+    Parameters
+    ----------
+    caller
+        Public name in the error for a result of more than ``config.max_result_bytes``.
 
     Examples
     --------
-    >>> from extremax.linear import LinearModel
     >>> from extremax.noise import UniformNoise
-    >>> scores = debiased_scores(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), UniformNoise(2), None)
-    >>> bool(np.allclose(scores, -np.log(2)))
+    >>> from extremax.weights import DenseWeights
+    >>> scorer = Scorer(DenseWeights.zeros(2, 3), UniformNoise(2))
+    >>> bool(np.allclose(debiased_scores(scorer, np.zeros((1, 3), np.float32)), -np.log(2)))
     True
     """
-    check_arguments(X, Z, model, 1, 1.0)
-    n_rows, n_classes = X.shape[0], len(model.weights)
-    _check_result(n_rows, n_classes, 4, memory_limit, caller)
-    out = np.empty((n_rows, n_classes), np.float32)
-    source = ClassTiles(noise, Z, model, n_rows, scratch_bytes, n_jobs)
-    for first, last in split(n_rows, source.block_rows):
+    config = config or SearchConfig()
+    scorer.check(X)
+    _check_result(scorer, X, 4, config, caller)
+    return _fill_scores(scorer, X, scorer.project(X, n_threads), n_threads, config)
+
+
+def _fill_scores(
+    scorer: Scorer,
+    X: Features,
+    Z: Float32 | None,
+    n_threads: int,
+    config: SearchConfig,
+    first_row: int = 0,
+) -> Float32:
+    """Compute all scores; `first_row` is the number of X[0] in error messages."""
+    weights, n_rows = scorer.weights, X.shape[0]
+    out = np.empty((n_rows, scorer.n_classes), np.float32)
+    tiles = ClassTiles(scorer, Z, n_rows, config, n_threads)
+    for first, last in split(n_rows, tiles.block_rows):
         block = out[first:last]
-        Rows(X, first, last, model.weights, None).products(0, n_classes, Buffers(), block)
-        block *= np.float32(model.feature_scale)
-        block += model.biases
-        remove_bias(block, None if noise is None else source.start_block(first, last), out=block)
+        weights.open_block(X, first, last).products(0, scorer.n_classes, Buffers(config.tile_scores), block)
+        block *= np.float32(weights.feature_scale)
+        block += weights.biases
+        log_noise = None if scorer.noise_term is None else tiles.start_block(first, last)
+        remove_bias(block, log_noise, out=block)
         finite = np.isfinite(block.max(axis=1)) & np.isfinite(block.min(axis=1))
         if not finite.all():
             raise ScoreOverflowError(first_row + first + int(np.argmin(finite)))
     return out
 
 
-class ScoreOverflowError(ValueError):
-    """For a row of X whose scores are no numbers."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(
-            f"The scores of X[{row}] overflow float32; scale the row down to the size of the training rows."
-        )
-        self.row = row
-
-    def __reduce__(self) -> tuple[type[ScoreOverflowError], tuple[int]]:
-        return type(self), (self.row,)  # else it comes out of another process with a sentence for a row
-
-
-def predict_log_proba(
-    X: Features,
-    model: Scorer,
-    noise: Noise | None,
-    Z: NDArray[np.float32] | None,
-    *,
-    temperature: float = 1.0,
-    floor: float = 0.0,
-    memory_limit: int = RESULT_BYTES,
-    scratch_bytes: int = SCRATCH_BYTES,
-    n_jobs: int | None = None,
-) -> NDArray[np.float32]:
-    """log p(y|x) of every class: (n, n_classes), normalised; refuses beyond `memory_limit` bytes and names
-    predict_topk.
+def log_prob_all(
+    scorer: Scorer, X: Features, *, n_threads: int = 1, config: SearchConfig | None = None
+) -> Float32:
+    """Return log p(y|x) of every class: (n_samples, n_classes).
 
     Examples
     --------
-    >>> from extremax.linear import LinearModel
-    >>> np.exp(predict_log_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None)).tolist()
+    >>> from extremax.weights import DenseWeights
+    >>> scorer = Scorer(DenseWeights.zeros(2, 3))
+    >>> np.exp(log_prob_all(scorer, np.zeros((1, 3), np.float32))).tolist()
     [[0.5, 0.5]]
     """
-    check_arguments(X, Z, model, 1, temperature, floor)
-    options: dict[str, Any] = {
-        "scratch_bytes": scratch_bytes,
-        "n_jobs": n_jobs,
-        "caller": "predict_log_proba",
-    }
-    scores = debiased_scores(X, model, noise, Z, memory_limit=memory_limit, **options)
-    return lift(log_softmax(scores, temperature=temperature, out=scores), floor, scores.shape[1], out=scores)
+    log_prob = _log_softmax_all(scorer, X, n_threads, config or SearchConfig())
+    return mix_uniform(log_prob, scorer.calibration.uniform_mix, scorer.n_classes, out=log_prob)
 
 
-def predict_proba(
-    X: Features,
-    model: Scorer,
-    noise: Noise | None,
-    Z: NDArray[np.float32] | None,
-    *,
-    temperature: float = 1.0,
-    floor: float = 0.0,
-    memory_limit: int = RESULT_BYTES,
-    scratch_bytes: int = SCRATCH_BYTES,
-    n_jobs: int | None = None,
-) -> NDArray[np.float64]:
-    """p(y|x) of every class, in float64 because float32 rounds too much near 1; else as `predict_log_proba`.
+def prob_all(
+    scorer: Scorer, X: Features, *, n_threads: int = 1, config: SearchConfig | None = None
+) -> Float64:
+    """Return p(y|x) of every class in float64: float32 rounds too much near 1.
 
     Examples
     --------
-    >>> from extremax.linear import LinearModel
-    >>> predict_proba(np.zeros((1, 3), np.float32), LinearModel.zeros(2, 3), None, None).round(6).tolist()
+    >>> from extremax.weights import DenseWeights
+    >>> scorer = Scorer(DenseWeights.zeros(2, 3))
+    >>> prob_all(scorer, np.zeros((1, 3), np.float32)).round(6).tolist()
     [[0.5, 0.5]]
     """
-    _check_result(X.shape[0], len(model.weights), 8, memory_limit, "predict_proba")
-    check_arguments(X, Z, model, 1, temperature, floor)
-    options: dict[str, Any] = {"temperature": temperature, "scratch_bytes": scratch_bytes, "n_jobs": n_jobs}
-    prob = np.exp(
-        predict_log_proba(X, model, noise, Z, memory_limit=memory_limit, **options), dtype=np.float64
-    )
-    if floor > 0.0:  # as `lift`; in float64 classes far below the floor keep their order
-        prob *= 1.0 - floor
-        prob += floor / prob.shape[1]
+    config = config or SearchConfig()
+    _check_result(scorer, X, 8, config, "predict_proba")
+    prob: Float64 = np.exp(_log_softmax_all(scorer, X, n_threads, config), dtype=np.float64)
+    uniform_mix = scorer.calibration.uniform_mix
+    if uniform_mix > 0.0:  # as `mix_uniform`, but classes far below the uniform probability keep their order
+        prob *= 1.0 - uniform_mix
+        prob += uniform_mix / prob.shape[1]
     return prob
 
 
-def _check_result(n_rows: int, n_classes: int, item_bytes: int, memory_limit: int, caller: str) -> None:
+def choose_calibration(
+    scorer: Scorer,
+    examples: Examples,
+    *,
+    n_threads: int = 1,
+    config: CalibrationConfig | None = None,
+    search_config: SearchConfig | None = None,
+) -> Calibration:
+    """Choose temperature and uniform mixing on examples that the model was not trained on."""
+    blocks = search_config or SearchConfig()
+    scorer.check(examples.X)
+    X, targets = examples.X, check_targets(examples, scorer.n_classes)
+    Z = scorer.project(X, n_threads)
+
+    def score_rows(first: int, last: int) -> Float32:
+        projected = None if Z is None else Z[first:last]
+        return _fill_scores(scorer, X[first:last], projected, 1, blocks, first)
+
+    with one_blas_thread():
+        return fit_calibration(
+            score_rows,
+            Examples(X, targets, examples.row_index),
+            scorer.n_classes,
+            n_threads=n_threads,
+            config=config,
+        )
+
+
+def _log_softmax_all(scorer: Scorer, X: Features, n_threads: int, config: SearchConfig) -> Float32:
+    """Return log-probabilities of all classes before uniform mixing."""
+    scores = debiased_scores(scorer, X, n_threads=n_threads, caller="predict_log_proba", config=config)
+    temperature = scorer.calibration.temperature
+    return log_softmax(scores, temperature=temperature, out=scores, config=config)
+
+
+def _check_result(scorer: Scorer, X: Features, item_bytes: int, config: SearchConfig, caller: str) -> None:
+    n_rows, n_classes, limit = X.shape[0], scorer.n_classes, config.max_result_bytes
     needed = item_bytes * n_rows * n_classes
-    if needed > memory_limit:
+    if needed > limit:
         raise ValueError(
-            f"{caller} would return {n_rows} rows x {n_classes} classes, {needed / 2**30:.1f} GiB, more than the limit of"
-            f" {memory_limit / 2**30:.1f} GiB. Use predict_topk, which keeps only the best classes, or pass fewer rows."
+            f"{caller} would return {n_rows} rows x {n_classes} classes, {needed / 2**30:.1f} GiB, more than"
+            f" the limit of {limit / 2**30:.1f} GiB. Use predict_topk, which keeps only the best classes, or"
+            " pass fewer rows."
         )

@@ -1,11 +1,13 @@
-"""Models on disk: one folder, safetensors for the arrays, JSON for the rest, no pickle.
+"""Folders of arrays on disk: safetensors for the arrays, JSON for the rest, no pickle.
 
-``header.json`` names the format and its version, the kind of model, and for every array its dtype, shape and checksums; it
-carries a checksum of itself. Each array is a `safetensors <https://huggingface.co/docs/safetensors>`_ file of
-its own whose data starts at a multiple of 64 bytes, so that it can be memory-mapped and read at full speed.
+``header.json`` states the format and its version, the kind of content, and for every array its dtype, shape
+and checksums; it has a checksum of itself. Each array is a
+`safetensors <https://huggingface.co/docs/safetensors>`_ file of its own whose data starts at a multiple of 64
+bytes, so that it can be memory-mapped and read at full speed.
 
-A folder is written beside its target, flushed, and then takes its place: a reader finds the old model or the
-new one, never a part of either."""
+A folder is written under another name, flushed, and then renamed or exchanged: a reader finds the old content
+or the new one, never a part of either.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +29,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from extremax.errors import ModelFileError as ModelFileError
 from extremax.storage.dtypes import DTYPES
 from extremax.storage.labels import pack_labels, unpack_labels
 
 FORMAT = "extremax"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER = "header.json"
 
 _CHUNK = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
-_SAMPLED = 16  # chunks of each array that are checked on every load; an array of up to 4 MiB is checked whole
+_SAMPLED = 16  # chunks of each array that every load checks: all of an array of up to 4 MiB
 _ALIGNMENT = 64
-_AGAIN = "Copy or save the model again."
-
-
-class ModelFileError(ValueError):
-    """A folder that is not a model, is damaged, or was written by a newer version."""
+_HINT = "Copy or save the model again."
 
 
 class ModelFolder(NamedTuple):
-    """What :func:`load_folder` returns."""
+    """Content of a folder."""
 
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
+    format_version: int = FORMAT_VERSION
 
 
 def save_folder(
@@ -65,12 +65,11 @@ def save_folder(
     Parameters
     ----------
     path : path-like
-        The folder. If it exists, it must be empty or a model of this format: anything else is left alone,
-        with an error.
+        The folder. If it exists, it must be empty or a model of this format: anything else is an error.
     kind : str
-        What the folder holds, to be asked for again by :func:`load_folder`.
+        Kind of content; `load_folder` asks for it.
     header : dict
-        Anything JSON can hold; numpy scalars become numbers and tuples lists.
+        Any JSON; numpy scalars become numbers and tuples lists.
     arrays : dict of str to ndarray
         Numbers and booleans; names of letters, digits, dots and underscores.
     labels : ndarray, optional
@@ -117,11 +116,11 @@ def save_folder(
         _refuse_foreign(target)
         _put_in_place(stage, target)
     finally:
-        shutil.rmtree(stage, ignore_errors=True)  # what failed, or the model that was replaced
+        shutil.rmtree(stage, ignore_errors=True)  # a failed one, or the model that was replaced
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise if `save_folder` could not write to `path`: to be known before long work, not after."""
+    """Raise if `save_folder` could not write to `path`; for a call before long work."""
     target = Path(os.path.realpath(path))
     _refuse_foreign(target)
     above = next(folder for folder in target.parents if folder.exists())
@@ -134,20 +133,20 @@ def check_target(path: str | os.PathLike[str]) -> None:
 def load_folder(
     path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False
 ) -> ModelFolder:
-    """Open a model folder; its arrays are memory-mapped, so that opening takes no longer for a larger model.
+    """Open a folder; its arrays are memory-mapped, so that large ones open as fast as small ones.
 
     Every load checks the header, the size of every file and a sample of the data.
 
     Parameters
     ----------
     path : path-like
-        A folder written by :func:`save_folder`.
+        A folder written by `save_folder`.
     kind : str
-        What the folder must hold.
+        Kind of content that is expected.
     verify : bool
-        Check all of the data, which means to read it.
+        Read and check all of the data.
     copy_on_write : bool
-        Give arrays that may be written to, in memory only: a page is copied when it is first changed. By
+        Return arrays that may be written to, in memory only: a page is copied when it is first changed. By
         default the arrays are read-only.
 
     Raises
@@ -168,11 +167,10 @@ def load_folder(
         labels = unpack_labels(
             content["labels"], {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)}
         )
-    return ModelFolder(content["header"], arrays, labels)
+    return ModelFolder(content["header"], arrays, labels, content["format_version"])
 
 
 # -- the header
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
@@ -190,12 +188,13 @@ def _read_header(folder: Path) -> dict[str, Any]:
     found = content.get("format_version")
     if isinstance(found, int) and found > FORMAT_VERSION:
         raise ModelFileError(
-            f"{folder} is in format {found}, written by extremax {content.get('package_version')}; this is extremax "
-            f"{_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to open it."
+            f"{folder} is in format {found}, written by extremax {content.get('package_version')}; this is"
+            f" extremax {_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
+            " open it."
         )
     checksum = content.pop("checksum", None)
     if checksum != _checksum(_canonical_json(content)):
-        raise ModelFileError(f"{folder / HEADER} is damaged: its checksum does not match. {_AGAIN}")
+        raise ModelFileError(f"{folder / HEADER} is damaged: its checksum does not match. {_HINT}")
     return content  # type: ignore[no-any-return]
 
 
@@ -222,7 +221,6 @@ def _package_version() -> str:
 
 
 # -- arrays
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def _is_reserved(name: str) -> bool:
@@ -248,9 +246,9 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
     with open(folder / f"{name}.safetensors", "xb") as file:
         file.write(prefix)
         for start in range(0, len(data), _CHUNK):
-            piece = data[start : start + _CHUNK]
-            sums.append(_sum_of(piece))
-            file.write(piece)
+            chunk = data[start : start + _CHUNK]
+            sums.append(_sum_of(chunk))
+            file.write(chunk)
         _flush(file.fileno())
     return {
         "dtype": array.dtype.name,
@@ -276,7 +274,8 @@ def _open_array(
         found = path.stat().st_size
         if found != offset + size:
             raise ModelFileError(
-                f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced. {_AGAIN}"
+                f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced."
+                f" {_HINT}"
             )
         with open(path, "rb") as file:
             prefix = file.read(offset)
@@ -286,9 +285,9 @@ def _open_array(
             else None
         )
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read ({error.strerror}). {_AGAIN}") from error
+        raise ModelFileError(f"{path} cannot be read ({error.strerror}). {_HINT}") from error
     if _sum_of(prefix) != entry["prefix_checksum"]:
-        raise ModelFileError(f"{path} is damaged in its first {offset} bytes. {_AGAIN}")
+        raise ModelFileError(f"{path} is damaged in its first {offset} bytes. {_HINT}")
     if data is None:
         empty = np.empty(shape, dtype=dtype)
         empty.flags.writeable = copy_on_write
@@ -298,7 +297,7 @@ def _open_array(
     chosen = range(n_chunks) if verify else np.unique(np.linspace(0, n_chunks - 1, _SAMPLED).astype(int))
     for i in chosen:
         if _sum_of(data[i * chunk : (i + 1) * chunk].data) != sums[8 * i : 8 * i + 8]:
-            raise ModelFileError(f"{path} is damaged near byte {offset + i * chunk:,}. {_AGAIN}")
+            raise ModelFileError(f"{path} is damaged near byte {offset + i * chunk:,}. {_HINT}")
     array: NDArray[Any] = np.asarray(data).view(dtype).reshape(shape)
     return array
 
@@ -307,12 +306,11 @@ def _sum_of(data: bytes | memoryview) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-# -- folders that appear whole
-# -------------------------------------------------------------------------------------------------
+# -- atomic replacement
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Nothing but a model, or an empty folder, is ever replaced."""
+    """Raise for a target that is neither missing, nor empty, nor a folder of this format."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
@@ -326,7 +324,7 @@ def _refuse_foreign(target: Path) -> None:
 
 
 def _put_in_place(stage: Path, target: Path) -> None:
-    """Give `stage` the name `target`; a model that had it ends up at `stage`."""
+    """Rename `stage` to `target`; a model that was there ends up at `stage`."""
     if not target.exists():
         os.rename(stage, target)
     elif not _exchange(stage, target):
@@ -342,7 +340,7 @@ def _put_in_place(stage: Path, target: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step, where the system can: then there is no moment without a model."""
+    """Exchange two names in one step, and return whether the system can: there is always a model then."""
     try:
         swap = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux, or an old C library

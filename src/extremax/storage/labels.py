@@ -1,4 +1,4 @@
-"""Class labels of any plain type as arrays, each restored with its type."""
+"""Class labels of any plain type as arrays, and back with their types."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from extremax.storage.dtypes import DTYPES
 
-# Scalars that JSON does not know, each with its tag, its text and the way back; tuples and numpy scalars are
-# handled beside it.
+# Scalars that JSON does not know: tag, conversion to text, and back.
 _SCALARS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     float: ("float", float.hex, float.fromhex),
     complex: ("complex", repr, complex),
@@ -34,7 +33,7 @@ _PLAIN = (int, str, bool, type(None))
 
 
 def pack_labels(labels: NDArray[Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """How the labels are coded, and the arrays that hold them."""
+    """Return the coding of the labels, as JSON can hold it, and the arrays that hold them."""
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {labels.shape}; a model has one label per class.")
     labels = labels.astype(labels.dtype.newbyteorder("="), copy=False)
@@ -52,7 +51,7 @@ def pack_labels(labels: NDArray[Any]) -> tuple[dict[str, Any], dict[str, NDArray
         return {"coding": "characters", **coding}, {"labels": codes.astype(narrow)}
     values = labels.tolist() if kind != "O" else list(labels)
     if all(type(value) is str for value in values):
-        # Offsets count characters: the text is decoded once and cut.  Lone surrogates are strings too.
+        # offsets count characters: the text is decoded once and cut; lone surrogates are strings too
         text = "".join(values).encode("utf-8", "surrogatepass")
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         return {"coding": "text"}, {"labels": np.frombuffer(text, dtype=np.uint8), "label_offsets": offsets}
@@ -61,6 +60,7 @@ def pack_labels(labels: NDArray[Any]) -> tuple[dict[str, Any], dict[str, NDArray
 
 
 def unpack_labels(coding: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the labels from their coding and arrays."""
     stored = arrays["labels"]
     if coding["coding"] == "numbers":
         return stored.view(coding["dtype"]) if np.dtype(coding["dtype"]).kind in "mM" else np.asarray(stored)
@@ -100,7 +100,8 @@ def _pack_label(value: Any, place: int) -> Any:
     if isinstance(value, np.generic) and kind.__module__ == "numpy" and value.dtype.kind not in "OV":
         return ["numpy", value.dtype.str, value.tobytes().hex()]
     raise TypeError(
-        f"Label {place} is of type {kind.__name__}, which cannot be saved: use numbers, strings, dates or tuples of these."
+        f"Label {place} is of type {kind.__name__}, which cannot be saved: use numbers, strings, dates or"
+        " tuples of these."
     )
 
 

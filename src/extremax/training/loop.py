@@ -1,53 +1,62 @@
 """The loop over epochs: clock, history, validation, early stopping, interruption.
 
-The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of
-``seconds``."""
+The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of ``seconds``.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
-from extremax.runtime.progress import ProgressLine, format_seconds
-from extremax.shared import SharedSet, train_shared_epoch
+from extremax.runtime.context import Context
+from extremax.runtime.progress import format_seconds
+from extremax.training.base import Trainer, TrainState
+from extremax.types import Float32
 
-Record = dict[str, Any]
-Callback = Callable[[Record], bool | None]
+if TYPE_CHECKING:
+    from extremax.model import Model
+
+Record: TypeAlias = dict[str, Any]
+Callback: TypeAlias = Callable[[Record], bool | None]
+Evaluate: TypeAlias = Callable[["Model"], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of training: its figures, and the model as it is.
+
+    Attributes
+    ----------
+    record
+        ``epoch``, ``seconds`` and ``loss`` so far; inside an epoch also ``rows``, the training pairs done of it.
+    model
+        Makes a model for prediction when it is called; it must not be kept beyond the moment.
+    """
+
+    record: Record
+    model: Callable[[], Model]
 
 
 class Watcher:
-    """A callback that is also told of the start and of moments inside an epoch, with the clock standing still
-    meanwhile.
+    """A callback that is also told of the start and of moments inside an epoch; the clock stands still meanwhile."""
 
-    Subclasses override what they need. All weights are consistent whenever a method is called, so that the
-    model can be evaluated; it must not be changed."""
+    def at_start(self, moment: Moment) -> None:
+        """Look at the model before the first epoch."""
 
-    def at_start(self, record: Record) -> None:
-        """Before the first epoch, with the last record so far."""
-
-    def wants(self, record: Record) -> bool:
-        """Whether `during_epoch` is worth calling now: for some models, weights have to be made ready for
-        it.
-        """
-        return True
-
-    def during_epoch(self, record: Record) -> None:
-        """Every few hundred milliseconds: ``epoch``, ``rows`` done of it, ``seconds`` and ``loss`` so far."""
+    def during_epoch(self, moment: Moment) -> None:
+        """Look at the model inside an epoch, every few hundred milliseconds."""
 
     def __call__(self, record: Record) -> bool | None:
-        """After each epoch; True ends training."""
+        """Look at the record of an epoch; True ends training."""
         return None
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How long to train.
 
     Attributes
@@ -59,8 +68,7 @@ class Plan:
     patience
         Stop after this many epochs without a better validation log-likelihood; None never stops early.
     decay_epochs
-        Epochs, counted from the model's first, over which the step size falls to zero, in a straight line;
-        None keeps it.
+        Epochs, counted from the model's first, over which the step size falls linearly to zero; None keeps it.
     """
 
     n_epochs: int
@@ -69,135 +77,195 @@ class Plan:
     decay_epochs: int | None = None
 
     def rates(self, epoch: int) -> tuple[float, float]:
-        """Step size at the beginning and at the end of epoch 0, 1, ..."""
+        """Return the step size at the beginning and at the end of epoch 0, 1, ..."""
         if self.decay_epochs is None:
             return self.learning_rate, self.learning_rate
         left = (max(self.decay_epochs - done, 0) / self.decay_epochs for done in (epoch, epoch + 1))
-        first, last = (self.learning_rate * share for share in left)
+        first, last = (self.learning_rate * fraction for fraction in left)
         return first, last
 
 
 @dataclass
 class _Best:
-    """The best epoch so far; weights are copied only when a later epoch may be worse and is to be undone."""
+    """The best epoch so far; weights are copied because a later epoch may be worse and is then undone."""
 
     log_likelihood: float = -np.inf
     epoch: int = 0
-    parameters: tuple[NDArray[np.float32], NDArray[np.float32]] | None = field(default=None, repr=False)
+    parameters: tuple[Float32, Float32] | None = field(default=None, repr=False)
 
-    def keep(self, model: LinearModel, record: Record) -> None:
+    def keep(self, state: TrainState, record: Record) -> None:
         self.log_likelihood, self.epoch = record["valid_log_likelihood"], record["epoch"]
         if self.parameters is None:
-            self.parameters = model.weights.copy(), model.biases.copy()
+            self.parameters = state.tables.weights.copy(), state.tables.biases.copy()
         else:
-            np.copyto(self.parameters[0], model.weights)
-            np.copyto(self.parameters[1], model.biases)
+            np.copyto(self.parameters[0], state.tables.weights)
+            np.copyto(self.parameters[1], state.tables.biases)
 
-    def restore(self, model: LinearModel) -> None:
+    def waited(self, state: TrainState, record: Record) -> int:
+        """Return the epochs since the best one; keep this one if it is better."""
+        if "valid_log_likelihood" not in record:
+            return 0
+        if record["valid_log_likelihood"] > self.log_likelihood:
+            self.keep(state, record)
+        return int(record["epoch"]) - self.epoch
+
+    def restore(self, state: TrainState) -> None:
         if self.parameters is not None:
-            np.copyto(model.weights, self.parameters[0])
-            np.copyto(model.biases, self.parameters[1])
+            np.copyto(state.tables.weights, self.parameters[0])
+            np.copyto(state.tables.biases, self.parameters[1])
 
 
-def train(
-    model: LinearModel,
-    data: TrainingSet | SharedSet,
-    options: EpochOptions | None,
-    plan: Plan,
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop calls beside the trainer.
+
+    Attributes
+    ----------
+    make_model
+        Makes the model of a state.
+    publish
+        Told of the model at the start and after each epoch, before callbacks are.
+    evaluate
+        Figures of a model on validation rows, or None.
+    callbacks
+        Each gets every record and may return True to stop; a `Watcher` among them also sees the start and the middle.
+    """
+
+    make_model: Callable[[], Model]
+    publish: Callable[[Model], None] = lambda model: None
+    evaluate: Evaluate | None = None
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        return [callback for callback in self.callbacks if isinstance(callback, Watcher)]
+
+
+class _EpochProgress:
+    """Progress line, interrupts and watchers inside one epoch; its pauses are not part of the training time."""
+
+    def __init__(self, context: Context, hooks: Hooks, show: Callable[[int, float], None], seconds: float) -> None:
+        self.context, self.hooks, self.show, self.before = context, hooks, show, seconds
+        self.watchers = hooks.watchers
+        self.started, self.paused, self.epoch = time.perf_counter(), 0.0, 0
+
+    def check(self) -> None:
+        self.context.interrupts.check()
+
+    def report(self, pairs_done: int, loss: float) -> None:
+        self.show(pairs_done, loss)
+        if not self.watchers:
+            return
+        looked = time.perf_counter()
+        seconds = self.before + looked - self.started - self.paused
+        record = {"epoch": self.epoch, "rows": pairs_done, "seconds": seconds, "loss": loss}
+        with self.context.interrupts.immediate():
+            for watcher in self.watchers:
+                watcher.during_epoch(Moment(record, self.hooks.make_model))
+        self.paused += time.perf_counter() - looked
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, with this epoch."""
+        return self.before + time.perf_counter() - self.started - self.paused
+
+
+def run_epochs(
+    trainer: Trainer,
+    state: TrainState,
+    prepared: Any,
+    schedule: Schedule,
     *,
+    n_pairs: int,
     history: list[Record],
-    evaluate: Callable[[], dict[str, float]] | None = None,
-    callbacks: Sequence[Callback] = (),
-    report: ProgressLine | None = None,
+    hooks: Hooks,
+    context: Context,
 ) -> bool:
-    """Train `model` in place, appending one record per epoch to `history`.
+    """Train `state` in place, appending one record per epoch to `history`.
 
-    A callback gets each record and may return True to stop; a `Watcher` among them also sees the start and
-    the middle. With `patience`, the parameters of the best validated epoch are put back at the end, however
-    it ends. Returns False when the run was cut short by Ctrl-C; without a best epoch to go back to, the model
-    is then as after the last minibatch. A loss that is no longer finite is a ValueError."""
-    report = report or ProgressLine(0)
-    best = _Best(epoch=model.n_epochs)
+    With `patience`, the parameters of the best validated epoch are put back at the end, however it ends.  Returns
+    whether the run was cut short by Ctrl-C; without a best epoch to go back to, the state is then as after the last
+    minibatch.  A loss that is no longer finite is a ValueError.
+    """
+    log, best = context.progress, _Best(epoch=state.n_epochs)
     seconds = history[-1]["seconds"] if history else 0.0
-    n_rows, n_before = len(data.y), model.n_epochs
-    began = time.perf_counter()
-    finished = True
+    n_before, began = state.n_epochs, time.perf_counter()
     # Only a run that is validated has a best epoch to go back to, whatever the runs before it were.
-    if (
-        plan.patience is not None
-        and evaluate is not None
-        and history
-        and history[-1].get("valid_log_likelihood") is not None
-    ):
-        best.keep(model, history[-1])  # where the run starts may stay the best
-    watchers = [callback for callback in callbacks if isinstance(callback, Watcher)]
+    validated = hooks.evaluate is not None and history and history[-1].get("valid_log_likelihood") is not None
+    if schedule.patience is not None and validated:
+        best.keep(state, history[-1])  # where the run starts may stay the best
     try:
-        for watcher in watchers:
-            watcher.at_start(history[-1] if history else {"epoch": model.n_epochs, "seconds": seconds})
-        for _ in range(plan.n_epochs):
-            epoch = model.n_epochs + 1
-            started = time.perf_counter()
-            paused = 0.0
+        # The end is kept from Ctrl-C as well: the best epoch must not be put back by half.
+        with context.interrupts.deferred():
+            try:
+                _announce_start(state, history, seconds, hooks, context)
+                for _ in range(schedule.n_epochs):
+                    epoch = state.n_epochs + 1
 
-            def show(rows: int, loss: float) -> None:
-                nonlocal paused
-                label, done = (
-                    f"epoch {epoch}/{n_before + plan.n_epochs}",
-                    (epoch - n_before - 1) * n_rows + rows,
-                )
-                report.update(label, done, plan.n_epochs * n_rows, began, f"loss {loss:.4f}", unit="rows")
-                looked = time.perf_counter()
-                moment = {
-                    "epoch": epoch,
-                    "rows": rows,
-                    "seconds": seconds + looked - started - paused,
-                    "loss": loss,
-                }
-                wanted = [watcher for watcher in watchers if watcher.wants(moment)]
-                if wanted:
-                    with data.for_prediction(model) if isinstance(data, SharedSet) else nullcontext():
-                        for watcher in wanted:
-                            watcher.during_epoch(moment)
-                paused += time.perf_counter() - looked
+                    def show(rows: int, loss: float) -> None:
+                        label = f"epoch {epoch}/{n_before + schedule.n_epochs}"
+                        done, all_pairs = (epoch - n_before - 1) * n_pairs + rows, schedule.n_epochs * n_pairs
+                        log.update(label, done, all_pairs, began, f"loss {loss:.4f}", unit="rows")
 
-            rates = plan.rates(model.n_epochs)
-            if isinstance(data, SharedSet):
-                loss = train_shared_epoch(model, data, learning_rate=rates, progress=show)
-            else:
-                assert options is not None
-                loss = train_epoch(model, data, options, learning_rate=rates[0], progress=show)
-            seconds += time.perf_counter() - started - paused
-            if not np.isfinite(loss):
-                raise ValueError(
-                    f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
-                    f" {plan.learning_rate:g}), optimizer='adagrad', or smaller sample weights."
-                )
-            record: Record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": rates[0]}
-            if evaluate is not None:
-                record |= {f"valid_{name}": value for name, value in evaluate().items()}
-            history.append(record)
-            report.say(_line(record))
-            # each hears of the epoch, whatever the others want
-            wishes = [callback(record) for callback in callbacks]
-            stop = any(wishes)
-            if plan.patience is not None and "valid_log_likelihood" in record:
-                if record["valid_log_likelihood"] > best.log_likelihood:
-                    best.keep(model, record)
-                elif epoch - best.epoch >= plan.patience:
-                    report.say(f"stopped early: no better validation log-likelihood since epoch {best.epoch}")
-                    stop = True
-            if stop:
-                break
+                    progress = _EpochProgress(context, hooks, show, seconds)
+                    progress.epoch = epoch
+                    rates = schedule.rates(state.n_epochs)
+                    loss = trainer.epoch(state, prepared, rates, progress)
+                    seconds = progress.seconds
+                    _check_loss(loss, epoch, schedule.learning_rate)
+                    record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": rates[0]}
+                    history.append(record)
+                    stop = _close_epoch(record, hooks, context)
+                    if schedule.patience is not None and best.waited(state, record) >= schedule.patience:
+                        since = f"since epoch {best.epoch}"
+                        log.log(f"stopped early: no better validation log-likelihood {since}")
+                        stop = True
+                    if stop:
+                        break
+                    context.interrupts.check()
+            finally:
+                log.close()
+                best.restore(state)
     except KeyboardInterrupt:
-        finished = False
-    finally:
-        report.close()
-        best.restore(model)
-    return finished
+        return True
+    return False
+
+
+def _announce_start(
+    state: TrainState, history: list[Record], seconds: float, hooks: Hooks, context: Context
+) -> None:
+    """Show watchers the model before the first epoch."""
+    record = history[-1] if history else {"epoch": state.n_epochs, "seconds": seconds}
+    with context.interrupts.immediate():
+        for watcher in hooks.watchers:
+            watcher.at_start(Moment(record, hooks.make_model))
+
+
+def _close_epoch(record: Record, hooks: Hooks, context: Context) -> bool:
+    """Validate the model after an epoch and tell callbacks of it; return whether one wants to stop."""
+    model = hooks.make_model()
+    if hooks.evaluate is not None:
+        with context.interrupts.immediate():
+            record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
+    hooks.publish(model)
+    context.progress.log(_line(record))
+    with context.interrupts.immediate():
+        # A list, not a generator: each hears of the epoch, whatever others want.
+        wishes = [callback(record) for callback in hooks.callbacks]
+    return any(wishes)
+
+
+def _check_loss(loss: float, epoch: int, learning_rate: float) -> None:
+    if not np.isfinite(loss):
+        raise ValueError(
+            f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
+            f" {learning_rate:g}), optimizer='adagrad', or smaller sample weights."
+        )
 
 
 def _line(record: Record) -> str:
     text = f"epoch {record['epoch']}  {format_seconds(record['seconds'])}  loss {record['loss']:.4f}"
     if "valid_log_likelihood" in record:
-        text += f"  valid log-likelihood {record['valid_log_likelihood']:.4f}  accuracy {record['valid_accuracy']:.2%}"
+        text += f"  valid log-likelihood {record['valid_log_likelihood']:.4f}"
+        text += f"  accuracy {record['valid_accuracy']:.2%}"
     return text

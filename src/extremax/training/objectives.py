@@ -1,4 +1,8 @@
-"""The registry of training objectives."""
+"""The registry of training objectives: which trainer runs each, by which kernel, from which start.
+
+Formulas stand beside the kernels: `extremax.kernels.row_losses` for objectives that draw negatives for each row
+(negative sampling is the paper's Eq. 6), `extremax.kernels.batch_softmax` for those whose minibatches share classes.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +14,70 @@ import numpy as np
 
 from extremax.kernels.row_losses import (
     AugmentReduce,
-    MaskedSoftmax,
     NegativeSampling,
     NoiseContrastive,
     OneVsEach,
     SampledSoftmax,
-    augment_reduce,
-    masked_softmax,
-    negative_sampling,
-    noise_contrastive,
-    one_vs_each,
-    sampled_softmax,
 )
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One way to train: its kernel, and how its scores become log-probabilities.
+    """One way to train.
 
     Attributes
     ----------
-    settings
-        Class of its settings, by which `coefficients_of` finds the kernel.
-    kernel
-        Fills coefficients and losses of a block of rows.
-    removes_bias
-        Whether the debiased score is xi + log p_n (True) or xi itself (False).
+    trainer
+        "rows": negatives for each row; "batch": classes that a minibatch shares.
+    adds_log_noise
+        Whether prediction adds log p_n to the scores (Eq. 5).
+    loss
+        For "rows": makes the parameters of the kernel from the score penalty, the epoch (from 0) and the decay of
+        Augment and Reduce.  Their class selects the kernel when the training loop is compiled.
     starts_at_noise
-        Whether biases start at the mean of log p_n over the rows: an objective whose scores are
-        log-probabilities stalls when it starts far from them, and what the noise hardly ever draws is never
-        pushed down to where it belongs.
-    keeps_eta
-        Whether each training row keeps a parameter eta of its own from epoch to epoch.
+        Whether biases start at the mean of log p_n: scores that are log-probabilities stall far from them.
+    pair_state
+        Whether each training pair keeps a number (eta) from epoch to epoch.
+    all_classes
+        For "batch": every minibatch sees all classes, the exact softmax.
     """
 
-    settings: type[Any]
-    kernel: Callable[..., Any]
-    removes_bias: bool
+    trainer: str
+    adds_log_noise: bool = False
+    loss: Callable[[float, int, float], Any] | None = None
     starts_at_noise: bool = False
-    keeps_eta: bool = False
+    pair_state: bool = False
+    all_classes: bool = False
 
-    def settings_of(self, penalty: float, epoch: int) -> Any:
-        """What the kernel is told in an epoch, the first being 0."""
-        if self.settings is AugmentReduce:
-            return AugmentReduce(np.float32(penalty), np.float32((1.0 + epoch) ** -0.9))
-        return self.settings(np.float32(penalty))
+    @property
+    def shares_classes(self) -> bool:
+        return self.trainer == "batch"
 
 
-# Trained by extremax.shared: every row of a minibatch against the same classes, drawn or (softmax) all.
-SHARED_OBJECTIVES = ("shared_softmax", "softmax")
+def _with_penalty(cls: type[Any]) -> Callable[[float, int, float], Any]:
+    return lambda penalty, epoch, decay: cls(np.float32(penalty))
+
+
+def _augment_reduce(penalty: float, epoch: int, decay: float) -> Any:
+    return AugmentReduce(np.float32(penalty), np.float32((1.0 + epoch) ** -decay))
+
 
 OBJECTIVES: dict[str, Objective] = {
-    "negative_sampling": Objective(NegativeSampling, negative_sampling, removes_bias=True),
-    "nce": Objective(NoiseContrastive, noise_contrastive, removes_bias=False, starts_at_noise=True),
-    "sampled_softmax": Objective(SampledSoftmax, sampled_softmax, removes_bias=True),
-    "sampled_softmax_masked": Objective(MaskedSoftmax, masked_softmax, removes_bias=True),
-    "one_vs_each": Objective(OneVsEach, one_vs_each, removes_bias=True),
-    "augment_reduce": Objective(AugmentReduce, augment_reduce, removes_bias=True, keeps_eta=True),
+    "negative_sampling": Objective("rows", adds_log_noise=True, loss=_with_penalty(NegativeSampling)),
+    "nce": Objective("rows", loss=_with_penalty(NoiseContrastive), starts_at_noise=True),
+    "sampled_softmax": Objective("rows", adds_log_noise=True, loss=_with_penalty(SampledSoftmax)),
+    "one_vs_each": Objective("rows", adds_log_noise=True, loss=_with_penalty(OneVsEach)),
+    "augment_reduce": Objective("rows", adds_log_noise=True, loss=_augment_reduce, pair_state=True),
+    "shared_softmax": Objective("batch"),
+    "softmax": Objective("batch", all_classes=True),
 }
 
 
-def removes_bias(objective: str) -> bool:
-    """Whether prediction adds log p_n to the scores that this objective trains."""
-    return objective not in SHARED_OBJECTIVES and OBJECTIVES[objective].removes_bias
+def register_objective(name: str, objective: Objective) -> None:
+    """Make an objective known by its name, to the estimator and to saved models.
+
+    The kernel of an objective of trainer "rows" is registered with `extremax.kernels.row_losses.register_loss`.
+    """
+    if name in OBJECTIVES or name == "auto":
+        raise ValueError(f"there is an objective {name!r} already; choose another name.")
+    OBJECTIVES[name] = objective

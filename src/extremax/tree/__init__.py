@@ -1,4 +1,4 @@
-"""The auxiliary model of the paper's section 3: a probabilistic decision tree over the classes."""
+"""The label tree: the auxiliary model of the paper's section 3."""
 
 from extremax.tree.label_tree import LabelTree
 

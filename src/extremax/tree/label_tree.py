@@ -1,9 +1,10 @@
 """LabelTree: a balanced binary tree with a logistic regression at every node and a class at every leaf.
 
-``log p_n(y|x)`` is the sum of ``log sigma(zeta (w_v.x + b_v))`` over the nodes v on the way to the leaf of y, with zeta = 1 to
-the right and -1 to the left (paper, section 3). It is normalised over the classes and costs O(k log C), like
-a draw from it. Nodes are numbered as in a heap: the children of node i are 2 i + 1 and 2 i + 2, and leaf j is
-node ``n_leaves - 1 + j``."""
+``log p_n(y|x)`` is the sum of ``log sigma(zeta (w_v.x + b_v))`` over the nodes v on the path to the leaf of
+y, with zeta = 1 to the right and -1 to the left (paper, section 3).  It is normalised over the classes and
+costs O(k log C), like a draw from it.  Nodes are numbered as in a heap: the children of node i are 2 i + 1
+and 2 i + 2, and leaf j is node ``n_leaves - 1 + j``.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.kernels.tree_walk import CHUNK, TILE, all_log_prob, beam_leaves, path_log_prob, sample_paths
+from extremax.defaults_tree import TreeFitConfig
+from extremax.kernels.tree_walk import (
+    CHUNK,
+    TILE,
+    TreeArrays,
+    all_log_prob,
+    beam_leaves,
+    path_log_prob,
+    sample_paths,
+)
 from extremax.runtime.threads import resolve_threads, run, split
-from extremax.tree.fitting import Effort, fit_nodes, group_by_class, new_nodes, penalties
+from extremax.storage.state import State
+from extremax.tree.fitting import fit_nodes, group_by_class, kernel_settings, new_nodes, penalties
 from extremax.tree.layout import (
     Chunks,
-    Float32,
-    Int32,
     depth_of,
     is_balanced,
     leaves_of,
@@ -30,19 +39,21 @@ from extremax.tree.layout import (
     padding_is_closed,
     plain,
 )
+from extremax.types import Float32, Float64, Int32
 from extremax.validation import check_features, check_random_state, check_sample_weight
 
+_FIT = TreeFitConfig()
 _PAIRS_PER_TASK = 4096
 _BEAM_ROWS_PER_TASK = 64
 _EXPECTED_ENTRIES = 1 << 24  # probabilities that `expected_features` holds at a time
 _NAME = "LabelTree"
-_OF_A_FIT = "Pass the arrays of a fitted tree."
+_HINT = "Pass the arrays of a fitted tree."
 
 
 class LabelTree:
-    """Probabilistic decision tree over classes: p_n(y|x) with exact sampling and exact log-probabilities.
+    """Probabilistic decision tree over classes, with exact sampling and exact log-probabilities.
 
-    `LabelTree.fit` makes one from data; the constructor takes the arrays of a fitted tree.
+    `LabelTree.fit` fits a tree to data; the constructor takes the arrays of a fitted tree.
 
     Parameters
     ----------
@@ -78,17 +89,18 @@ class LabelTree:
         n_leaves = leaves.size
         if leaves.ndim != 1 or leaves.dtype.kind != "i" or n_leaves == 0 or n_leaves & (n_leaves - 1):
             raise ValueError(
-                f"leaf_class is {leaves.dtype} of shape {leaves.shape}; a tree has 1, 2, 4, ... leaves. {_OF_A_FIT}"
+                f"leaf_class is {leaves.dtype} of shape {leaves.shape}; a tree has 1, 2, 4, ... leaves."
+                f" {_HINT}"
             )
         if given.ndim != 2 or len(given) != n_leaves - 1 or given_biases.shape != (n_leaves - 1,):
             raise ValueError(
-                f"weights has shape {given.shape} and biases {given_biases.shape}; a tree of {n_leaves} leaves needs "
-                f"({n_leaves - 1}, n_components) and ({n_leaves - 1},). {_OF_A_FIT}"
+                f"weights has shape {given.shape} and biases {given_biases.shape}; a tree of {n_leaves}"
+                f" leaves needs ({n_leaves - 1}, n_components) and ({n_leaves - 1},). {_HINT}"
             )
         n_classes = int(np.count_nonzero(leaves >= 0))
         if n_classes == 0 or not np.array_equal(np.sort(leaves[leaves >= 0]), np.arange(n_classes)):
             raise ValueError(
-                f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_OF_A_FIT}"
+                f"leaf_class does not hold each of the classes 0 to {n_classes - 1} once. {_HINT}"
             )
         self.n_classes: int = n_classes
         self.depth: int = n_leaves.bit_length() - 1
@@ -99,9 +111,9 @@ class LabelTree:
         self._biases: Float32 = np.array(given_biases, np.float32)
         self._chunks: Chunks | None = None
         if not (np.isfinite(self._table).all() and np.isfinite(self._biases).all()):
-            raise ValueError(f"weights or biases hold NaN or infinity. {_OF_A_FIT}")
+            raise ValueError(f"weights or biases hold NaN or infinity. {_HINT}")
         if not padding_is_closed(self._table, self._biases, self.leaf_class):
-            raise ValueError(f"A padding leaf (-1 in leaf_class) has a probability above 0. {_OF_A_FIT}")
+            raise ValueError(f"A padding leaf (-1 in leaf_class) has a probability above 0. {_HINT}")
 
     @property
     def weights(self) -> Float32:
@@ -117,7 +129,7 @@ class LabelTree:
         return f"LabelTree(n_classes={self.n_classes}, n_components={self.n_components}, depth={self.depth})"
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """The tree as named arrays, for saving; `from_arrays` is the way back."""
+        """Return the tree as named arrays; `from_arrays` makes a tree of them."""
         return {
             "weights": np.ascontiguousarray(self.weights),
             "biases": self.biases,
@@ -126,11 +138,17 @@ class LabelTree:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> LabelTree:
-        """The tree that `to_arrays` wrote."""
+        """Make a tree of the arrays that `to_arrays` returned."""
         return cls(arrays["weights"], arrays["biases"], arrays["leaf_class"])
 
-    # -- fitting
-    # -------------------------------------------------------------------------------------------------------------
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        return State({"kind": "label_tree"}, self.to_arrays())
+
+    @classmethod
+    def from_state(cls, state: State) -> LabelTree:
+        """Make a tree of what `state` returned."""
+        return cls.from_arrays(state.arrays)
 
     @classmethod
     def fit(
@@ -141,16 +159,17 @@ class LabelTree:
         n_classes: int | None = None,
         regularization: ArrayLike = 0.1,
         bias_regularization: ArrayLike | None = None,
-        max_points: int | None = 100_000,
-        n_starts: int = 4,
-        max_alternations: int = 100,
-        tolerance: float = 1e-5,
+        max_points: int | None = _FIT.max_points,
+        n_starts: int = _FIT.n_starts,
+        max_alternations: int = _FIT.max_alternations,
+        tolerance: float = _FIT.tolerance,
         sample_weight: ArrayLike | None = None,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
-        """Fit structure and parameters greedily from the root: Newton ascent alternating with balanced
-        re-splits.
+        """Fit structure and parameters greedily, from the root down.
+
+        At each node Newton steps alternate with balanced re-splits of its classes.
 
         Parameters
         ----------
@@ -166,10 +185,10 @@ class LabelTree:
         bias_regularization
             None: the same as `regularization`.
         max_points
-            Nodes with more points take Newton steps on a sample of this many; None: on all.
+            Nodes with more points take Newton steps on a sample of this size; None: on all points.
         n_starts
-            Large nodes try this many leading eigenvectors of the covariance of class sums as first direction
-            and go on from the best; small nodes start from the first, as in the paper.
+            Number of leading eigenvectors of the covariance of class sums that large nodes try as first
+            direction before they continue from the best; small nodes use the first, as in the paper.
         max_alternations
             Bound on the re-splits of a node.
         tolerance
@@ -179,27 +198,61 @@ class LabelTree:
         n_jobs
             Threads; the tree does not depend on it.
         random_state
-            Decides which points are sampled at nodes with more than `max_points`.
+            Seed of the samples at nodes with more than `max_points` points.
 
         Returns
         -------
         LabelTree
         """
-        features, labels, share = _check_data(Z, y, sample_weight, None)
+        config = TreeFitConfig(
+            max_points=max_points, n_starts=n_starts, max_alternations=max_alternations, tolerance=tolerance
+        )
+        return cls.fit_with_config(
+            Z,
+            y,
+            config,
+            n_classes=n_classes,
+            regularization=regularization,
+            bias_regularization=bias_regularization,
+            sample_weight=sample_weight,
+            n_jobs=n_jobs,
+            random_state=random_state,
+        )
+
+    @classmethod
+    def fit_with_config(
+        cls,
+        Z: ArrayLike,
+        y: ArrayLike,
+        config: TreeFitConfig,
+        *,
+        n_classes: int | None = None,
+        regularization: ArrayLike = 0.1,
+        bias_regularization: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        n_jobs: int | None = None,
+        random_state: int = 0,
+    ) -> LabelTree:
+        """Do the same as `fit`, with all numbers of a config."""
+        features, labels, weight = _check_data(Z, y, sample_weight, None)
         largest = int(labels.max()) if labels.size else -1
         n_classes = largest + 1 if n_classes is None else int(n_classes)
         if n_classes < max(1, largest + 1):
             raise ValueError(
-                f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least {max(1, largest + 1)}."
+                f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least"
+                f" {max(1, largest + 1)}."
             )
         k = features.shape[1]
-        strengths = penalties(regularization, bias_regularization, depth_of(n_classes))
-        settings = Effort(max_points, n_starts, max_alternations, tolerance, random_state).settings(
-            len(features), k
-        )
-        nodes = new_nodes(np.arange(n_classes, dtype=np.int32), k, strengths)
+        penalty = penalties(regularization, bias_regularization, depth_of(n_classes))
+        settings = kernel_settings(config, features.shape, random_state)
+        nodes = new_nodes(np.arange(n_classes, dtype=np.int32), k, penalty)
         fit_nodes(
-            group_by_class(features, labels, share, n_classes), nodes, settings, alternate=True, n_jobs=n_jobs
+            group_by_class(features, labels, weight, n_classes),
+            nodes,
+            settings,
+            alternate=True,
+            subtree_points=config.subtree_points,
+            n_threads=resolve_threads(n_jobs),
         )
         return cls(nodes.table[:, :k], nodes.biases, leaves_of(nodes.order))
 
@@ -210,16 +263,16 @@ class LabelTree:
         *,
         regularization: ArrayLike = 0.1,
         bias_regularization: ArrayLike | None = None,
-        max_points: int | None = 100_000,
-        tolerance: float = 1e-5,
+        max_points: int | None = _FIT.max_points,
+        tolerance: float = _FIT.tolerance,
         sample_weight: ArrayLike | None = None,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
-        """A tree with the structure of this one and node parameters fitted to `Z` and `y`.
+        """Return a tree of the same structure, with node parameters fitted to `Z` and `y`.
 
         `Z` may hold other features, even another number of them; with the same number, nodes start from their
-        present parameters. Parameters are those of `fit`.
+        present parameters.  The arguments are those of `fit`.
 
         Examples
         --------
@@ -230,29 +283,51 @@ class LabelTree:
         >>> bool(weaker.log_prob(Z, y).mean() > tree.log_prob(Z, y).mean())
         True
         """
+        return self.refit_with_config(
+            Z,
+            y,
+            TreeFitConfig(max_points=max_points, tolerance=tolerance),
+            regularization=regularization,
+            bias_regularization=bias_regularization,
+            sample_weight=sample_weight,
+            n_jobs=n_jobs,
+            random_state=random_state,
+        )
+
+    def refit_with_config(
+        self,
+        Z: ArrayLike,
+        y: ArrayLike,
+        config: TreeFitConfig,
+        *,
+        regularization: ArrayLike = 0.1,
+        bias_regularization: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        n_jobs: int | None = None,
+        random_state: int = 0,
+    ) -> LabelTree:
+        """Do the same as `refit`, with all numbers of a config."""
         if not is_balanced(self.leaf_class):
             raise ValueError(
                 "This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one."
             )
-        features, labels, share = _check_data(Z, y, sample_weight, self.n_classes)
+        features, labels, weight = _check_data(Z, y, sample_weight, self.n_classes)
         k = features.shape[1]
-        settings = Effort(max_points, 1, 0, tolerance, random_state).settings(len(features), k)
+        settings = kernel_settings(config, features.shape, random_state)
         order = self.leaf_class[self.leaf_class >= 0]
         nodes = new_nodes(order, k, penalties(regularization, bias_regularization, self.depth))
         if k == self.n_components:
             nodes.table[...] = self._table
             nodes.biases[...] = self._biases
         fit_nodes(
-            group_by_class(features, labels, share, self.n_classes),
+            group_by_class(features, labels, weight, self.n_classes),
             nodes,
             settings,
             alternate=False,
-            n_jobs=n_jobs,
+            subtree_points=config.subtree_points,
+            n_threads=resolve_threads(n_jobs),
         )
         return LabelTree(nodes.table[:, :k], nodes.biases, self.leaf_class)
-
-    # -- the distribution
-    # ----------------------------------------------------------------------------------------------------
 
     def sample(
         self, Z: ArrayLike, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
@@ -271,54 +346,50 @@ class LabelTree:
             raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        arrays = (self._table, self._biases[:, None], self.leaf_class, features)
-        flat_labels, flat_log_prob, key = (
-            labels.reshape(-1),
-            log_prob.reshape(-1),
-            np.uint64(check_random_state(seed)),
-        )
+        tree, key = self._kernel_arrays(), np.uint64(check_random_state(seed))
+        flat_labels, flat_log_prob = labels.reshape(-1), log_prob.reshape(-1)
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
-            lambda i: sample_paths(*arrays, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
+            lambda i: sample_paths(tree, features, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
             len(pairs),
             resolve_threads(n_jobs),
         )
         return labels, log_prob
 
     def log_prob(self, Z: ArrayLike, labels: ArrayLike, *, n_jobs: int | None = None) -> Float32:
-        """log p_n(label | row) for labels of shape (n,) or (n, m), in the same shape."""
-        return self._path_log_prob(Z, labels, 0, self.depth, n_jobs)
+        """Return log p_n(label | row) for labels of shape (n,) or (n, m), in the same shape."""
+        return self._path_log_prob(Z, labels, (0, self.depth), n_jobs)
 
-    def level_log_prob(self, Z: ArrayLike, y: ArrayLike, *, n_jobs: int | None = None) -> NDArray[np.float64]:
-        """Mean log-probability of the decisions of each level on the way to `y`: (depth,), with the mean of
-        `log_prob` as sum.
+    def level_log_prob(self, Z: ArrayLike, y: ArrayLike, *, n_jobs: int | None = None) -> Float64:
+        """Return the mean log-probability of the decisions of each level on the path to `y`: (depth,).
 
-        By this figure on held-out rows a regularization is chosen for each level.
+        Their sum is the mean of `log_prob`.  On held-out rows they choose a regularization for each level.
         """
-        levels = (self._path_log_prob(Z, y, level, level + 1, n_jobs) for level in range(self.depth))
+        levels = (self._path_log_prob(Z, y, (level, level + 1), n_jobs) for level in range(self.depth))
         return np.array([part.mean(dtype=np.float64) for part in levels], np.float64)
 
     def _path_log_prob(
-        self, Z: ArrayLike, labels: ArrayLike, first: int, last: int, n_jobs: int | None
+        self, Z: ArrayLike, labels: ArrayLike, levels: tuple[int, int], n_jobs: int | None
     ) -> Float32:
         features, classes = self._check_rows(Z), _check_classes(labels, self.n_classes, "labels")
         if classes.ndim not in (1, 2) or len(classes) != len(features):
             raise ValueError(
-                f"labels has shape {classes.shape}, but Z has {len(features)} rows; it must be (n,) or (n, m)."
+                f"labels has shape {classes.shape}, but Z has {len(features)} rows; it must be (n,) or"
+                " (n, m)."
             )
         log_prob = np.empty(classes.shape, np.float32)
-        arrays = (self._table, self._biases[:, None], self.class_leaf, features, classes.reshape(-1))
-        n_labels, flat = classes.size // max(len(classes), 1), log_prob.reshape(-1)
+        tree, flat_classes, flat = self._kernel_arrays(), classes.reshape(-1), log_prob.reshape(-1)
+        n_labels = classes.size // max(len(classes), 1)
         pairs = split(flat.size, _PAIRS_PER_TASK)
         run(
-            lambda i: path_log_prob(*arrays, n_labels, first, last, *pairs[i], flat),
+            lambda i: path_log_prob(tree, features, flat_classes, n_labels, levels, *pairs[i], flat),
             len(pairs),
             resolve_threads(n_jobs),
         )
         return log_prob
 
     def log_prob_all(self, Z: ArrayLike, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
-        """log p_n of every class, (n, n_classes) float32; `out`, if given, is filled and returned."""
+        """Return log p_n of every class, (n, n_classes) float32; `out`, if given, is filled."""
         features = self._check_rows(Z)
         shape = (len(features), self.n_classes)
         if out is None:
@@ -329,13 +400,14 @@ class LabelTree:
             or not (out.flags.c_contiguous and out.flags.writeable)
         ):
             raise ValueError(
-                f"out is {out.dtype} of shape {out.shape}; it must be writable C-ordered float32 of shape {shape}."
+                f"out is {out.dtype} of shape {out.shape}; it must be writable C-ordered float32 of shape"
+                f" {shape}."
             )
         if self._chunks is None:
             self._chunks = make_chunks(self._table, self._biases, self.leaf_class, self.class_leaf)
         result, (nodes, place, n_places) = out, self._chunks
         rows = split(len(features), TILE)
-        spare: list[Float32] = []  # scratch that no thread uses at the moment
+        spare: list[Float32] = []  # scratch that no thread is using
 
         def task(i: int) -> None:
             try:
@@ -351,7 +423,7 @@ class LabelTree:
     def candidates(
         self, Z: ArrayLike, beam_width: int = 64, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Classes that a beam search finds: at every level the `beam_width` most probable nodes go on.
+        """Find classes by beam search: every level keeps its `beam_width` most probable nodes.
 
         Returns
         -------
@@ -368,10 +440,10 @@ class LabelTree:
             np.empty((len(features), width), np.int32),
             np.empty((len(features), width), np.float32),
         )
-        arrays = (self._table, self._biases[:, None], self.leaf_class, features)
+        tree = self._kernel_arrays()
         rows = split(len(features), _BEAM_ROWS_PER_TASK)
         run(
-            lambda i: beam_leaves(*arrays, width, *rows[i], labels, log_prob),
+            lambda i: beam_leaves(tree, features, width, *rows[i], labels, log_prob),
             len(rows),
             resolve_threads(n_jobs),
         )
@@ -380,10 +452,10 @@ class LabelTree:
     def top_k(
         self, Z: ArrayLike, k: int, *, beam_width: int = 64, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """The k most probable classes of p_n(.|x) by beam search, best first, ties by the smaller label.
+        """Find the k most probable classes of p_n(.|x) by beam search, best first.
 
-        The beam is at least k wide; one of n_classes is exact. Where there are fewer than k classes: -1 and
-        -inf.
+        Ties go to the smaller label.  The beam is at least k wide; a beam of n_classes is exact.  Where there
+        are fewer than k classes, labels are -1 and log-probabilities -inf.
 
         Returns
         -------
@@ -401,16 +473,17 @@ class LabelTree:
         return labels, log_prob
 
     def expected_features(self, Z: ArrayLike, values: ArrayLike, *, n_jobs: int | None = None) -> Float32:
-        """Mean of `values` (n_classes, d) under p_n(.|x) of every row: (n, d), over all classes, in blocks of
-        rows.
+        """Return the mean of `values` (n_classes, d) under p_n(.|x) of every row: (n, d).
 
         With the mean feature vector of each class as `values`, this is the feature vector that the tree
-        expects at x."""
+        expects at x.
+        """
         features = self._check_rows(Z)[:, : self.n_components]
         table = check_features(values, name="values", estimator_name="expected_features")
         if sparse.issparse(table) or len(table) != self.n_classes:
             raise ValueError(
-                f"values has shape {table.shape}; it needs one dense row for each of the {self.n_classes} classes."
+                f"values has shape {table.shape}; it needs one dense row for each of the {self.n_classes}"
+                " classes."
             )
         expected = np.empty((len(features), table.shape[1]), np.float32)
         block = max(8, _EXPECTED_ENTRIES // self.n_classes // 8 * 8)
@@ -420,6 +493,9 @@ class LabelTree:
             np.exp(part, out=part)
             np.matmul(part, table, out=expected[first:last])
         return expected
+
+    def _kernel_arrays(self) -> TreeArrays:
+        return TreeArrays(self._table, self._biases[:, None], self.leaf_class, self.class_leaf)
 
     def _check_rows(self, Z: ArrayLike) -> Float32:
         return padded_features(_check_matrix(Z, self.n_components))
@@ -446,7 +522,8 @@ def _check_classes(labels: ArrayLike, n_classes: int | None, name: str) -> Int32
     if lowest < 0 or highest >= (np.iinfo(np.int32).max if n_classes is None else n_classes):
         allowed = "from 0" if n_classes is None else f"0 to {n_classes - 1}"
         raise ValueError(
-            f"{name} holds {lowest if lowest < 0 else highest}; the classes are {allowed}. Encode them without gaps."
+            f"{name} holds {lowest if lowest < 0 else highest}; the classes are {allowed}. Encode them"
+            " without gaps."
         )
     return plain(classes, np.int32)
 
@@ -459,5 +536,5 @@ def _check_data(
         raise ValueError(
             f"y has shape {labels.shape}, but Z has {len(features)} rows; it needs one class per row."
         )
-    share = check_sample_weight(sample_weight, len(features))
-    return features, labels, np.ones(len(features), np.float32) if share is None else share
+    weight = check_sample_weight(sample_weight, len(features))
+    return features, labels, np.ones(len(features), np.float32) if weight is None else weight

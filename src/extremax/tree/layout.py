@@ -1,10 +1,10 @@
-"""How a label tree lies in memory: aligned and padded rows, which leaves are padding, and nodes in
-bit-reversed order.
+"""Memory layout of a label tree: padded rows, padding leaves, nodes in bit-reversed order.
 
-Splitting every node's c classes into ceil(c / 2) on the left and floor(c / 2) on the right fixes where
-padding is: only right children of the last level. In bit-reversed order (the first decision is the lowest
-bit) the padding comes last: of a tree over C classes, places 0 to C - 1 of the leaves are real, and so are
-both children of the first nodes of the last level."""
+Every node passes ceil(c / 2) of its c classes to the left and floor(c / 2) to the right, so that only right
+children of the last level are padding.  In bit-reversed order (the first decision is the lowest bit) the
+padding comes last: of a tree over C classes, places 0 to C - 1 of the leaves are real, and so are both
+children of the first nodes of the last level.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ from numpy.typing import NDArray
 
 from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.kernels.tree_walk import CHUNK, LANES
-
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
+from extremax.types import Bool, Float32, Int32, Int64
 
 
 def depth_of(n_classes: int) -> int:
-    """Levels of decisions for `n_classes` leaves: ceil(log2(n_classes))."""
+    """Return the number of levels of decisions for `n_classes` leaves: ceil(log2(n_classes))."""
     return (n_classes - 1).bit_length()
 
 
 def width_of(n_components: int) -> int:
-    """Columns of a padded row."""
+    """Return the number of columns of a padded row."""
     return max(1, -(-n_components // LANES)) * LANES
 
 
 def plain(array: Any, dtype: Any) -> NDArray[Any]:
-    """C order, given type, writable: one kind of array, so that every kernel is compiled once."""
+    """Return the array in C order, of a type, writable: for one kind of array kernels compile once."""
     return np.require(array, dtype, ["C", "W"])
 
 
 def aligned(n_rows: int, n_columns: int) -> Float32:
-    """Zeros whose rows start on a cache line, if rows are whole cache lines."""
+    """Return zeros whose rows start on a cache line, if rows are whole cache lines."""
     raw = np.zeros(n_rows * n_columns + LANES, np.float32)
     skip = -(raw.ctypes.data // raw.itemsize) % LANES
     return raw[skip : skip + n_rows * n_columns].reshape(n_rows, n_columns)
 
 
 def padded_table(weights: NDArray[Any]) -> Float32:
-    """Rows padded with zeros to whole cache lines: a node's weights are one read from memory."""
+    """Return weights whose rows are padded with zeros to whole cache lines."""
     table = aligned(weights.shape[0], width_of(weights.shape[1]))
     table[:, : weights.shape[1]] = weights
     return table
 
 
 def padded_features(features: Float32) -> Float32:
-    """Features with as many columns as the table of the nodes."""
+    """Return features with as many columns as the table of the nodes."""
     width = width_of(features.shape[1])
     if width == features.shape[1]:
         return plain(features, np.float32)
@@ -59,8 +57,8 @@ def padded_features(features: Float32) -> Float32:
     return padded
 
 
-def real_leaves(n_classes: int) -> NDArray[np.bool_]:
-    """Which leaves hold a class, from left to right."""
+def real_leaves(n_classes: int) -> Bool:
+    """Return which leaves hold a class, from left to right."""
     counts = np.array([n_classes])
     for _ in range(depth_of(n_classes)):
         counts = np.stack([counts - counts // 2, counts // 2], axis=1).reshape(-1)
@@ -68,15 +66,15 @@ def real_leaves(n_classes: int) -> NDArray[np.bool_]:
 
 
 def leaves_of(order: Int32) -> Int32:
-    """Class of each leaf, -1 for padding, from the classes in the order of the leaves."""
+    """Return the class of each leaf, -1 for padding, from the classes in the order of the leaves."""
     real = real_leaves(len(order))
     leaf_class = np.full(len(real), -1, np.int32)
     leaf_class[real] = order
     return leaf_class
 
 
-def reversed_bits(n_bits: int) -> NDArray[np.int64]:
-    """Bit reversal of the numbers below 2**n_bits."""
+def reversed_bits(n_bits: int) -> Int64:
+    """Return the bit reversals of the numbers below 2**n_bits."""
     order = np.zeros(1, np.int64)
     for _ in range(n_bits):
         order = np.concatenate([2 * order, 2 * order + 1])
@@ -84,13 +82,14 @@ def reversed_bits(n_bits: int) -> NDArray[np.int64]:
 
 
 def is_balanced(leaf_class: Int32) -> bool:
-    """Whether padding is where `LabelTree.fit` puts it; a tree made elsewhere may have it in other places."""
+    """Return whether padding is where `LabelTree.fit` puts it."""
     return np.array_equal(leaf_class >= 0, real_leaves(int(np.count_nonzero(leaf_class >= 0))))
 
 
 def padding_is_closed(table: Float32, biases: Float32, leaf_class: Int32) -> bool:
-    """Whether on the way to every padding leaf some node without weights sends everything to its other
-    child.
+    """Return whether every padding leaf has probability 0.
+
+    On its path some node without weights must send everything to its other child.
     """
     node = len(leaf_class) + np.flatnonzero(leaf_class < 0)  # binary digits: 1, then the decisions
     closed = np.zeros(len(node), bool)
@@ -103,21 +102,23 @@ def padding_is_closed(table: Float32, biases: Float32, leaf_class: Int32) -> boo
 
 
 class Chunks(NamedTuple):
-    """Nodes transposed in chunks, and the place of each class among the leaves: what `all_log_prob` reads."""
+    """The tree as `extremax.kernels.tree_walk.all_log_prob` reads it."""
 
-    nodes: Float32  # (n_chunks, width + 1, CHUNK); the last row of a chunk holds the biases
-    place: Int32  # (n_classes,)
+    nodes: Float32  # (n_chunks, width + 1, CHUNK): nodes transposed; the last row of a chunk holds the biases
+    place: Int32  # (n_classes,): place of each class among the leaves
     n_places: int  # leaves to be computed: without padding if it comes last
 
 
 def make_chunks(table: Float32, biases: Float32, leaf_class: Int32, class_leaf: Int32) -> Chunks:
-    """Node r of the level with w nodes, in bit-reversed order, goes to place w + r: wide levels start a
-    chunk.
+    """Transpose the nodes in chunks.
+
+    Node r of the level with w nodes, in bit-reversed order, goes to place w + r, so that wide levels begin
+    with a chunk.
     """
     depth = len(biases).bit_length()
     n_places = len(class_leaf) if is_balanced(leaf_class) else len(leaf_class)
     nodes = np.zeros((-(-n_places // CHUNK), table.shape[1] + 1, CHUNK), np.float32)
-    nodes[:, -1] = PADDING_BIAS  # places of no node: what is there goes left, that is stays
+    nodes[:, -1] = PADDING_BIAS  # places without a node go left, that is, keep their value
     for level in range(depth):
         w = 1 << level
         real = reversed_bits(level)[: n_places - w]  # both children are real

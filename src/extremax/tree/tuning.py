@@ -1,58 +1,63 @@
-"""How strongly to regularize the label tree, level by level, by the likelihood of held-out rows.
+"""Choose the regularization of the label tree, level by level, by the likelihood of held-out rows.
 
-One strength for all nodes is wrong for most of them: near the root a node has every row and noise in every
-direction, near the leaves a handful of rows of a few classes. What overfits there goes straight into every
-prediction, for bias removal adds log p_n. So: the structure is fitted on nine tenths of the rows; node
-parameters are refitted at each strength of a grid; each level takes the strength under which its decisions
-for the last tenth are most probable; and the parameters are fitted once more, on all rows. The strongest
-penalty leaves only the biases, that is the class frequencies: the tree cannot end up far below them.
+One penalty for all nodes is wrong for most of them: a node near the root has every row and noise in every
+direction, a node near the leaves has few rows of a few classes.  Overfitting there affects every prediction
+to which bias removal adds log p_n.  Therefore the structure is fitted on nine tenths of the rows; node
+parameters are refitted with each penalty of a grid; each level takes the penalty under which its decisions
+for the last tenth are most probable; and the parameters are fitted once more, on all rows.  The largest
+penalty leaves only the biases, that is the class frequencies: the tree cannot be much worse than those.
 
-Deep levels have thousands of nodes that all behave alike, so a sample of subtrees decides for them.
+Deep levels have thousands of nodes that behave alike, so that a sample of subtrees decides for them.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from extremax.defaults_tree import TreeFitConfig, TreeTuningConfig
 from extremax.tree import LabelTree
+from extremax.types import Bool, Float32, Float64, Int32, Int64
 
-GRID = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)
-_HELD_OUT = 0.1
-_SAMPLE_ROWS = 120_000  # enough to rank strengths; more rows only cost time
-_STRUCTURE_STRENGTH = 0.3
-_ROUGH: dict[str, Any] = {"n_starts": 1, "max_points": 20_000}  # a structure in a third of the time
-_ROUGH_ROWS = 30_000
-_BIAS_STRENGTH = 1.0
+_TUNING, _FIT = TreeTuningConfig(), TreeFitConfig()
 
 
 class TunedTree(NamedTuple):
-    """A tree, the strength of each of its levels, and what the held-out rows said of it."""
+    """A tree, the regularization of each of its levels, and its likelihood on the held-out rows."""
 
     tree: LabelTree
-    strengths: NDArray[np.float64]
+    strengths: Float64
     held_out_log_likelihood: float | None
 
 
 def fit_tuned(
-    Z: NDArray[np.float32],
-    y: NDArray[np.int32],
+    Z: Float32,
+    y: Int32,
     *,
     n_classes: int,
-    sample_weight: NDArray[np.float32] | None = None,
-    rows: NDArray[np.int64] | None = None,
-    grid: tuple[float, ...] = GRID,
+    sample_weight: Float32 | None = None,
+    row_index: Int64 | None = None,
     rough: bool = False,
     n_jobs: int | None = None,
     seed: int = 0,
+    config: TreeTuningConfig = _TUNING,
+    fit_config: TreeFitConfig = _FIT,
 ) -> TunedTree:
     """Fit a `LabelTree` whose regularization is chosen per level on a tenth of the rows.
 
-    `rows` tells which lines of `Z` and `y` belong to one row with several labels: they are held out together,
-    or the judged lines would not be new to the tree. A `rough` fit takes a third of the time and loses some
-    likelihood.
+    Parameters
+    ----------
+    Z, y : (n_pairs, n_components), (n_pairs,)
+        Features and classes.
+    row_index : (n_pairs,)
+        Row that each pair belongs to, ascending, where rows have several labels.  The pairs of a row are held
+        out together: otherwise the tree would have been fitted to the rows that choose.
+    rough
+        Whether to take a third of the time and lose some likelihood.
+    config, fit_config
+        Numbers of the choice and of the fits.
 
     Examples
     --------
@@ -61,67 +66,79 @@ def fit_tuned(
     >>> y = rng.integers(30, size=600).astype(np.int32)
     >>> pure_noise = rng.normal(size=(600, 8)).astype(np.float32)
     >>> tuned = fit_tuned(pure_noise, y, n_classes=30)
-    >>> bool(tuned.held_out_log_likelihood > -np.log(30) - 0.2)  # no better than frequencies, and hardly worse
+    >>> bool(tuned.held_out_log_likelihood > -np.log(30) - 0.2)  # hardly worse than the class frequencies
     True
     """
     rng = np.random.default_rng((seed, 2))
-    # of those with a line
-    row = np.arange(len(y)) if rows is None else np.cumsum(np.diff(rows, prepend=rows[0]) != 0)
-    held_out = (rng.random(int(row.max()) + 1) < _HELD_OUT)[row]
-    if not held_out.any() or held_out.all():
-        held_out = row % 10 == 9
+    held_out = _hold_out(len(y), row_index, config.held_out, rng)
     train = ~held_out
     weight = np.ones(len(y), np.float32) if sample_weight is None else sample_weight
-    structure = LabelTree.fit(
+    structure_config, sample_rows = fit_config, config.sample_rows
+    if rough:
+        structure_config = replace(fit_config, n_starts=config.rough_starts, max_points=config.rough_points)
+        sample_rows = config.rough_rows
+    structure = LabelTree.fit_with_config(
         Z[train],
         y[train],
+        structure_config,
         n_classes=n_classes,
-        regularization=_STRUCTURE_STRENGTH,
-        bias_regularization=_BIAS_STRENGTH,
+        regularization=config.structure_regularization,
+        bias_regularization=config.bias_regularization,
         sample_weight=weight[train],
         n_jobs=n_jobs,
         random_state=seed,
-        **(_ROUGH if rough else {}),
     )
-    if structure.depth == 0 or not held_out.any():  # one class, or too few rows to keep any back
-        return TunedTree(structure, np.full(structure.depth, _STRUCTURE_STRENGTH), None)
-    figures = np.empty((len(grid), structure.depth))
-    for chosen, levels in _groups(structure, y, rng, _ROUGH_ROWS if rough else _SAMPLE_ROWS):
-        fitted, judged = chosen & train, chosen & held_out
-        for i, strength in enumerate(grid):
-            tree = structure.refit(
-                Z[fitted],
-                y[fitted],
-                regularization=strength,
-                bias_regularization=_BIAS_STRENGTH,
-                sample_weight=weight[fitted],
-                n_jobs=n_jobs,
-                random_state=seed,
-            )
-            figures[i, levels] = tree.level_log_prob(Z[judged], y[judged], n_jobs=n_jobs)[levels]
-    strengths = np.asarray(grid)[figures.argmax(axis=0)]
-    tree = structure.refit(
-        Z,
-        y,
-        regularization=strengths,
-        bias_regularization=_BIAS_STRENGTH,
-        sample_weight=weight,
-        n_jobs=n_jobs,
-        random_state=seed,
-    )
-    return TunedTree(tree, strengths, float(figures.max(axis=0).sum()))
+    if structure.depth == 0 or not held_out.any():  # one class, or too few rows to hold any out
+        strengths = np.full(structure.depth, config.structure_regularization)
+        return TunedTree(structure, strengths, None)
+
+    def refit(rows: Bool | slice, regularization: float | Float64) -> LabelTree:
+        return structure.refit_with_config(
+            Z[rows],
+            y[rows],
+            fit_config,
+            regularization=regularization,
+            bias_regularization=config.bias_regularization,
+            sample_weight=weight[rows],
+            n_jobs=n_jobs,
+            random_state=seed,
+        )
+
+    log_prob = np.empty((len(config.grid), structure.depth))
+    for chosen, levels in _deciding_rows(structure, y, sample_rows, config.top_levels, rng):
+        for i, regularization in enumerate(config.grid):
+            tree = refit(chosen & train, regularization)
+            rows = chosen & held_out
+            log_prob[i, levels] = tree.level_log_prob(Z[rows], y[rows], n_jobs=n_jobs)[levels]
+    strengths = np.asarray(config.grid)[log_prob.argmax(axis=0)]
+    return TunedTree(refit(slice(None), strengths), strengths, float(log_prob.max(axis=0).sum()))
 
 
-def _groups(
-    tree: LabelTree, y: NDArray[np.int32], rng: np.random.Generator, sample: int
-) -> list[tuple[NDArray[np.bool_], slice]]:
-    """Rows that decide for a range of levels: all rows if few; else a sample for the top, some subtrees
-    below it.
+def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.random.Generator) -> Bool:
+    """Choose rows at random and return which pairs belong to them."""
+    # number of each pair's row among the rows that have pairs
+    row = np.arange(n_pairs)
+    if row_index is not None:
+        row = np.cumsum(np.diff(row_index, prepend=row_index[0]) != 0)
+    held_out: Bool = (rng.random(int(row.max()) + 1) < fraction)[row]
+    if not held_out.any() or held_out.all():
+        held_out = row % 10 == 9
+    return held_out
+
+
+def _deciding_rows(
+    tree: LabelTree, y: Int32, sample_rows: int, top_levels: int, rng: np.random.Generator
+) -> list[tuple[Bool, slice]]:
+    """Return the pairs that decide, with the levels that they decide on.
+
+    All pairs decide on all levels if they are few; otherwise a sample of them on the top levels, and all
+    pairs of some subtrees on the levels below.
     """
-    share = sample / len(y)
-    if share >= 1.0:
+    fraction = sample_rows / len(y)
+    if fraction >= 1.0:
         return [(np.ones(len(y), bool), slice(0, tree.depth))]
-    top = min(6, tree.depth)
-    subtrees = rng.permutation(1 << top)[: max(1, round(share * (1 << top)))]
+    top = min(top_levels, tree.depth)
+    subtrees = rng.permutation(1 << top)[: max(1, round(fraction * (1 << top)))]
     subtree = tree.class_leaf[y] >> (tree.depth - top)
-    return [(rng.random(len(y)) < share, slice(0, top)), (np.isin(subtree, subtrees), slice(top, tree.depth))]
+    sample = rng.random(len(y)) < fraction
+    return [(sample, slice(0, top)), (np.isin(subtree, subtrees), slice(top, tree.depth))]

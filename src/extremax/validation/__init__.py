@@ -1,32 +1,56 @@
-"""What users hand in, checked once at the door: features, labels, weights, seeds, parameters, memory.
+"""Checks of what users pass: features, labels, weights, seeds, parameters.
 
-Kernels do not check bounds, so nothing reaches them that has not come through here. Every sentence a user can
-cause to be raised about data or parameters is worded in this package: what is wrong, where, what was got,
-what to do."""
+Kernels do not check bounds, so nothing reaches them unchecked.  Error messages about data and parameters are
+worded in this package: what is wrong, where, what was got, what to do.
 
-from extremax.runtime.memory import (
-    NotEnoughMemoryError,
-    available_memory,
-    check_memory,
-    describe_memory,
-    format_bytes,
-)
-from extremax.validation.features import check_features
-from extremax.validation.labels import LabelIndex, check_classes, encode_labels, lookup_labels
-from extremax.validation.parameters import (
-    BOOLEAN,
-    CALLABLE,
-    RANDOM_STATE,
-    Choice,
-    Constraint,
-    ConstraintTable,
-    Instance,
-    Interval,
-    check_parameters,
-    check_random_state,
-    check_sample_weight,
-)
-from extremax.validation.targets import Targets, encode_targets, lookup_targets
+Names are imported when they are first used: `extremax.validation.constraints` alone needs no numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from extremax.errors import NotEnoughMemoryError
+
+if TYPE_CHECKING:
+    from extremax.validation.constraints import BOOLEAN as BOOLEAN
+    from extremax.validation.constraints import CALLABLE as CALLABLE
+    from extremax.validation.constraints import RANDOM_STATE as RANDOM_STATE
+    from extremax.validation.constraints import Choice as Choice
+    from extremax.validation.constraints import Constraint as Constraint
+    from extremax.validation.constraints import ConstraintTable as ConstraintTable
+    from extremax.validation.constraints import Instance as Instance
+    from extremax.validation.constraints import Interval as Interval
+    from extremax.validation.constraints import check_parameters as check_parameters
+    from extremax.validation.features import check_features as check_features
+    from extremax.validation.labels import LabelIndex as LabelIndex
+    from extremax.validation.labels import check_classes as check_classes
+    from extremax.validation.labels import encode_labels as encode_labels
+    from extremax.validation.labels import lookup_labels as lookup_labels
+    from extremax.validation.random_state import check_random_state as check_random_state
+    from extremax.validation.sample_weight import check_sample_weight as check_sample_weight
+    from extremax.validation.targets import encode_targets as encode_targets
+    from extremax.validation.targets import lookup_targets as lookup_targets
+
+_MODULES = {
+    "BOOLEAN": "constraints",
+    "CALLABLE": "constraints",
+    "RANDOM_STATE": "constraints",
+    "Choice": "constraints",
+    "Constraint": "constraints",
+    "ConstraintTable": "constraints",
+    "Instance": "constraints",
+    "Interval": "constraints",
+    "LabelIndex": "labels",
+    "check_classes": "labels",
+    "check_features": "features",
+    "check_parameters": "constraints",
+    "check_random_state": "random_state",
+    "check_sample_weight": "sample_weight",
+    "encode_labels": "labels",
+    "encode_targets": "targets",
+    "lookup_labels": "labels",
+    "lookup_targets": "targets",
+}
 
 __all__ = [
     "BOOLEAN",
@@ -39,18 +63,25 @@ __all__ = [
     "Interval",
     "LabelIndex",
     "NotEnoughMemoryError",
-    "Targets",
-    "available_memory",
     "check_classes",
     "check_features",
-    "check_memory",
     "check_parameters",
     "check_random_state",
     "check_sample_weight",
-    "describe_memory",
     "encode_labels",
     "encode_targets",
-    "format_bytes",
     "lookup_labels",
     "lookup_targets",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'extremax.validation' has no attribute {name!r}")
+    value = getattr(import_module(f"extremax.validation.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

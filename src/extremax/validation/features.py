@@ -1,4 +1,4 @@
-"""Features: float32, finite, two-dimensional, dense in C order or CSR."""
+"""Features: finite float32, two-dimensional, dense in C order or CSR."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_array
 
 from extremax.validation.wording import ESTIMATOR
 
-# checks go over the data in pieces that stay in cache, and over a memmap without loading it whole
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 4 << 20  # checked at a time: stays in cache, and a memmap is not loaded whole
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -35,11 +34,11 @@ def check_features(
     X : array-like, sparse matrix or sparse array of shape (n_samples, n_features)
         Numbers; anything that numpy, pandas or scipy can turn into float32.
     name : str
-        What error messages call the data.
+        Name of the data in error messages.
     n_features : int, optional
-        The width that is needed.
+        Number of columns needed.
     estimator_name : str
-        What error messages call the model.
+        Name of the model in error messages.
     allow_empty : bool
         Accept zero rows.
 
@@ -91,36 +90,41 @@ def _as_numpy(X: Any, name: str) -> Any:
 def _check_number_type(dtype: np.dtype[Any], name: str, estimator_name: str) -> None:
     if dtype.kind == "c":
         raise ValueError(
-            f"Complex data not supported: {name} has dtype {dtype}. Give its real and imaginary parts as two columns."
+            f"Complex data not supported: {name} has dtype {dtype}."
+            " Give its real and imaginary parts as two columns."
         )
     if dtype.kind not in "biufO":
         raise ValueError(
-            f"{name} has dtype {dtype}; {estimator_name} needs numbers. Turn text and dates into numeric features first."
+            f"{name} has dtype {dtype}; {estimator_name} needs numbers."
+            " Turn text and dates into numeric features first."
         )
 
 
-# Where a sentence opens like one of scikit-learn's, it is because its estimator checks look for those words.
+# Some messages begin with scikit-learn's words because its estimator checks look for them.
 def _check_shape(
     shape: tuple[int, ...], name: str, n_features: int | None, estimator_name: str, allow_empty: bool
 ) -> None:
     if len(shape) < 2:
         raise ValueError(
-            f"Expected 2D array, got {len(shape)}D array instead: {name} has shape {shape}. Reshape your data with "
-            f"{name}.reshape(1, -1) if it is one row, or {name}.reshape(-1, 1) if it is one feature."
+            f"Expected 2D array, got {len(shape)}D array instead: {name} has shape {shape}. Reshape your data"
+            f" with {name}.reshape(1, -1) if it is one row, or {name}.reshape(-1, 1) if it is one feature."
         )
     if len(shape) > 2:
         raise ValueError(f"{name} has shape {shape}; {estimator_name} needs one row per sample, a 2D array.")
     if shape[0] == 0 and not allow_empty:
         raise ValueError(
-            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by {estimator_name} in {name}."
+            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by"
+            f" {estimator_name} in {name}."
         )
     if shape[1] == 0:
         raise ValueError(
-            f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required by {estimator_name} in {name}."
+            f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required by"
+            f" {estimator_name} in {name}."
         )
     if n_features is not None and shape[1] != n_features:
         raise ValueError(
-            f"{name} has {shape[1]} features, but {estimator_name} is expecting {n_features} features as input."
+            f"{name} has {shape[1]} features, but {estimator_name} is expecting {n_features} features as"
+            " input."
         )
     if shape[1] > _INT32_MAX:
         raise ValueError(
@@ -132,7 +136,7 @@ def _to_float32(values: Any, name: str, estimator_name: str) -> NDArray[np.float
     if values.dtype == np.float32 and values.flags.c_contiguous:
         return values  # type: ignore[no-any-return]
     try:
-        with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported with its place
+        with np.errstate(over="ignore"):  # an overflow becomes infinite and is reported with its position
             return np.ascontiguousarray(np.asarray(values), dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise type(error)(
@@ -141,8 +145,7 @@ def _to_float32(values: Any, name: str, estimator_name: str) -> NDArray[np.float
 
 
 def _check_sparse(X: Any, name: str, estimator_name: str) -> Any:
-    # Sorting and merging work in place, so a CSR input that needs them is copied; another format is converted
-    # anyway.
+    # sorting and merging work in place: a CSR input that needs them is copied, other formats are converted
     csr = sparse.csr_array(X, copy=X.format == "csr" and not X.has_canonical_format)
     csr.sum_duplicates()
     given, data = csr.data, _to_float32(csr.data, name, estimator_name)
@@ -168,7 +171,8 @@ def _reject_value(value: Any, place: str, estimator_name: str) -> NoReturn:
         )
     if math.isinf(number):
         raise ValueError(
-            f"{place} is {number} (infinity); {estimator_name} needs finite numbers. Drop or clip such values first."
+            f"{place} is {number} (infinity); {estimator_name} needs finite numbers."
+            " Drop or clip such values first."
         )
     raise ValueError(
         f"{place} is {number:g}, which becomes infinity in float32; scale the features down first."

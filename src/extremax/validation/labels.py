@@ -1,4 +1,4 @@
-"""Labels: of any hashable type outside, int32 ids inside, one per row; `targets` has rows of several."""
+"""Labels of any hashable type, one per row, as int32 class ids; `targets` handles several per row."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ def encode_labels(
         and bool((classes != np.floor(classes)).any())
     ):
         raise ValueError(
-            f"Unknown label type: continuous. {name} has {classes.size} distinct fractional numbers in {ids.size} rows, which "
-            f"looks like a regression target. If each number names a class, pass them as strings."
+            f"Unknown label type: continuous. {name} has {classes.size} distinct fractional numbers in"
+            f" {ids.size} rows, which looks like a regression target. If each number names a class, pass them"
+            " as strings."
         )
     return classes, ids
 
 
 def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
-    """Return the distinct labels of a declared list of classes, in the order :func:`encode_labels` would
-    give them.
-    """
+    """Return the distinct labels of a declared list of classes, in the order of `encode_labels`."""
     return unique_labels(flat_labels(classes, None, name, estimator_name), name)[0]
 
 
 class LabelIndex:
-    """Finds the position of labels among known classes; made once, asked often.
+    """Position of labels among known classes.
 
     Examples
     --------
@@ -77,22 +76,22 @@ class LabelIndex:
         n_samples: int | None = None,
         name: str = "y",
         estimator_name: str = ESTIMATOR,
-        way_out: str = "Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
+        hint: str = "Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
         allow_unseen: bool = False,
     ) -> NDArray[np.int32]:
         """Return ids of the labels; one not among the classes raises, or becomes -1 with `allow_unseen`."""
         values = flat_labels(y, n_samples, name, estimator_name)
-        return self.find(values, where=lambda i: f"{name}[{i}]", way_out=way_out, allow_unseen=allow_unseen)
+        return self.find(values, where=lambda i: f"{name}[{i}]", hint=hint, allow_unseen=allow_unseen)
 
     def find(
         self,
         values: NDArray[Any] | list[Any],
         *,
         where: Callable[[int], str],
-        way_out: str,
+        hint: str,
         allow_unseen: bool,
     ) -> NDArray[np.int32]:
-        """Ids of labels that are one array or list; `where` words the position of one that is unknown."""
+        """Return ids of the labels of an array or list; `where` words the position of an unknown one."""
         if isinstance(values, np.ndarray) and self._sorted and self._comparable(values.dtype):
             place = np.searchsorted(self.classes, values)
             place[place == self.classes.size] = 0
@@ -110,12 +109,13 @@ class LabelIndex:
             row = int(np.argmin(ids))
             label = values[row].item() if isinstance(values[row], np.generic) else values[row]
             raise ValueError(
-                f"{where(row)} is {label!r}, which is not one of the {self.classes.size:,} known classes. {way_out}"
+                f"{where(row)} is {label!r}, which is not one of the {self.classes.size:,} known classes."
+                f" {hint}"
             )
         return ids
 
     def _comparable(self, dtype: np.dtype[Any]) -> bool:
-        """Whether a binary search is exact: a comparison that turns large integers into floats is not."""
+        """Tell whether a binary search is exact: comparing large integers as floats is not."""
         kind = self.classes.dtype.kind
         if "m" in (kind.lower(), dtype.kind.lower()):
             return kind == dtype.kind
@@ -123,16 +123,14 @@ class LabelIndex:
 
 
 def lookup_labels(y: Any, classes: NDArray[Any], **options: Any) -> NDArray[np.int32]:
-    """Return the position of each label among `classes`; see :meth:`LabelIndex.lookup` for the options."""
+    """Return the position of each label among `classes`; options as in `LabelIndex.lookup`."""
     return LabelIndex(classes).lookup(y, **options)
 
 
 def flat_labels(
     y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
 ) -> NDArray[Any] | list[Any]:
-    """One label per row, as a 1-D array of a plain dtype, an object array, or a list; missing labels are
-    rejected.
-    """
+    """Return one label per row, as a 1-D array or a list; reject missing labels."""
     if y is None:
         raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
     if sparse.issparse(y):
@@ -173,12 +171,15 @@ def flat_labels(
 
 
 def _warn_column() -> None:
-    sentence = "A column-vector y was passed when a 1d array was expected. Pass one label per row, for example y.ravel()."
-    warnings.warn(sentence, DataConversionWarning, stacklevel=5)
+    message = (
+        "A column-vector y was passed when a 1d array was expected. Pass one label per row, for example"
+        " y.ravel()."
+    )
+    warnings.warn(message, DataConversionWarning, stacklevel=5)
 
 
 def _rows_to_labels(rows: Iterable[Any], name: str) -> list[Any]:
-    """Rows that are lists, sets or arrays: fine if each holds one label, a column vector in disguise."""
+    """Return the labels of rows that are lists, sets or arrays of one label each."""
     many = (list, set, np.ndarray)
     counts = np.array([np.size(list(row)) if isinstance(row, many) else 1 for row in rows])
     if (counts != 1).any():
@@ -188,14 +189,13 @@ def _rows_to_labels(rows: Iterable[Any], name: str) -> list[Any]:
 
 
 def _reject_many_labels(counts: NDArray[Any], name: str) -> NoReturn:
-    """Rows hold any number of labels: name the first that does not hold one (or the first, in an indicator
-    matrix).
-    """
+    """Raise for the first row that does not hold one label, or the first row of an indicator matrix."""
     row = int(np.argmax(counts != 1)) if len(counts) else 0
     count = int(counts[row]) if len(counts) else 0
     what = "1 label in an indicator matrix" if count == 1 else f"{count} labels"
     raise ValueError(
-        f"{name}[{row}] has {what} where one per row is needed. Reduce them with extremax.data.first_label({name})."
+        f"{name}[{row}] has {what} where one per row is needed."
+        f" Reduce them with extremax.data.first_label({name})."
     )
 
 
@@ -214,8 +214,9 @@ def _reject_missing(value: Any, where: str) -> NoReturn:
 def unique_labels(
     values: NDArray[Any] | list[Any], name: str, where: Callable[[int], str] | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The distinct values, sorted if they can be, and the place of each value among them; `where` words a
-    position.
+    """Return the distinct values, sorted if possible, and the position of each value among them.
+
+    `where` words the position of a value for error messages.
     """
     where = where or (lambda i: f"{name}[{i}]")
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
@@ -246,16 +247,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _label_array(labels: list[Any], *, keep_objects: bool) -> NDArray[Any]:
-    """A 1-D array of labels: of a plain dtype if they are all numbers, or all strings, of one kind; else
-    of objects.
-    """
+    """Return a 1-D array of labels, of a plain dtype if they are all of one kind of number or string."""
     kinds = set(map(type, labels))
     if not keep_objects and len(kinds) == 1:
         kind = next(iter(kinds))
         if issubclass(kind, str):
             longest, total = max(map(len, labels)), sum(map(len, labels))
-            # A fixed-width array pays for its longest string in every entry and cannot end a string in a zero
-            # character.
+            # every entry of a fixed-width array is as long as the longest, and cannot end in a zero character
             if longest * len(labels) <= 4 * total + (1 << 20) and not any(s.endswith("\0") for s in labels):
                 return np.array(labels)
         elif issubclass(kind, bool | float | np.generic) or (

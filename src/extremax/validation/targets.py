@@ -1,10 +1,11 @@
-"""Labels of rows, one or several each: a label per row, a list of labels per row, or an indicator matrix, as
-pairs of a row and a class."""
+"""Labels of rows, one or several each, as pairs of a row and a class.
+
+Labels come as one label per row, as a list of labels per row, or as an indicator matrix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,62 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from extremax.examples import Examples
+from extremax.types import Int64
 from extremax.validation.labels import LabelIndex, check_classes, encode_labels, flat_labels, unique_labels
 from extremax.validation.wording import short
 
 _MANY = (list, set, np.ndarray)  # a tuple or a frozenset is hashable, and so one label
 
 
-@dataclass(frozen=True)
-class Targets:
-    """Pair i says that row ``rows[i]`` has class ``ids[i]``.
+class _IndicatorPairs(NamedTuple):
+    """Row and column of each true entry of an indicator matrix; `names` of its columns, if it has any."""
 
-    Attributes
-    ----------
-    ids : int32 (n_pairs,)
-        Classes; -1 for a label that is not among the known ones, where that is allowed.
-    n_rows : int
-        Rows, with those that have no label.
-    rows : int64 (n_pairs,) or None
-        Row of each pair, ascending, and within a row by class; None where every row has one label, and pair i
-        is row i.
-    """
-
-    ids: NDArray[np.int32]
-    n_rows: int
-    rows: NDArray[np.int64] | None = None
-
-    @property
-    def row_index(self) -> NDArray[np.int64]:
-        """Row of each pair, whatever their form."""
-        return np.arange(self.n_rows) if self.rows is None else self.rows
-
-    @property
-    def labels_per_row(self) -> NDArray[np.int64]:
-        """Number of pairs of each row."""
-        return np.bincount(self.row_index, minlength=self.n_rows).astype(np.int64)
-
-    @property
-    def n_unlabelled(self) -> int:
-        """Rows without any label."""
-        return 0 if self.rows is None else int((self.labels_per_row == 0).sum())
-
-
-class _Pairs(NamedTuple):
-    """Rows and column numbers of the true entries of an indicator matrix, and what names its columns, if
-    anything does.
-    """
-
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
+    rows: Int64
+    columns: Int64
     shape: tuple[int, int]
     names: list[Any] | None
 
 
+class _ListPairs(NamedTuple):
+    """Row of each label, the labels one after the other, and `where`, which words the position of label i."""
+
+    rows: Int64
+    labels: list[Any]
+    n_rows: int
+    where: Callable[[int], str]
+
+
 def encode_targets(
     y: Any, *, n_samples: int | None = None, classes: Any = None, name: str = "y"
-) -> tuple[NDArray[Any], Targets]:
-    """Return the classes and the pairs of a row and a class.
+) -> tuple[NDArray[Any], Examples]:
+    """Return the classes, and the pairs of a row and a class as examples without features.
 
     Parameters
     ----------
@@ -76,36 +51,36 @@ def encode_targets(
         indicator matrix (n_samples, n_classes), sparse or dense, 1 where a row has the label of the column. A
         label that a row repeats counts once.
     n_samples
-        Rows that are needed.
+        Number of rows needed.
     classes
         For an indicator matrix the names of its columns, else all labels there are. Without them, columns are
         named by a DataFrame or numbered, and the classes are the labels that occur.
     name
-        What error messages call `y`.
+        Name of `y` in error messages.
 
     Examples
     --------
-    >>> classes, targets = encode_targets([["pear", "apple"], [], ["fig"]])
-    >>> classes.tolist(), targets.rows.tolist(), targets.ids.tolist()
+    >>> classes, examples = encode_targets([["pear", "apple"], [], ["fig"]])
+    >>> classes.tolist(), examples.row_index.tolist(), examples.y.tolist()
     (['apple', 'fig', 'pear'], [0, 0, 2], [0, 2, 1])
-    >>> classes, targets = encode_targets(np.array([[1, 0, 1], [0, 1, 0]]))
-    >>> classes.tolist(), targets.rows.tolist(), targets.ids.tolist()
+    >>> classes, examples = encode_targets(np.array([[1, 0, 1], [0, 1, 0]]))
+    >>> classes.tolist(), examples.row_index.tolist(), examples.y.tolist()
     ([0, 1, 2], [0, 0, 1], [0, 2, 1])
     """
     kind = _kind(y)
     if kind == "indicator":
         found = _indicator_pairs(y, n_samples, name)
         names = _column_names(found, classes, name)
-        return names, _targets(found.rows, found.columns, found.shape[0], name)
+        return names, _make_examples(found.rows, found.columns, found.shape[0], name)
     if classes is not None:
         known = check_classes(classes)
         return known, lookup_targets(y, LabelIndex(known), n_samples=n_samples, name=name)
     if kind == "single":
         known, ids = encode_labels(y, n_samples=n_samples, name=name)
-        return known, Targets(ids, len(ids))
-    rows, flat, n_rows, where = _list_pairs(y, n_samples, name)
-    known, ids = unique_labels(flat, name, where)
-    return known, _targets(rows, ids, n_rows, name)
+        return known, Examples.labels_only(ids, len(ids))
+    rows, labels, n_rows, where = _list_pairs(y, n_samples, name)
+    known, ids = unique_labels(labels, name, where)
+    return known, _make_examples(rows, ids, n_rows, name)
 
 
 def lookup_targets(
@@ -114,40 +89,38 @@ def lookup_targets(
     *,
     n_samples: int | None = None,
     name: str = "y",
-    way_out: str = "Declare every class beforehand: fit(X, y, classes=all_labels).",
+    hint: str = "Declare every class beforehand: fit(X, y, classes=all_labels).",
     allow_unseen: bool = False,
-) -> Targets:
-    """Return the pairs of a row and a known class; an unknown label raises, or gets the class -1 with
-    `allow_unseen`.
+) -> Examples:
+    """Return the pairs of a row and a known class as examples without features.
 
-    Columns of an indicator matrix are the classes in their order, or those that the columns of a DataFrame
-    name.
+    An unknown label raises, with `hint` as the last sentence of the message, or gets the class -1 with
+    `allow_unseen`. Columns of an indicator matrix are the classes in their order, or those that the columns
+    of a DataFrame name.
 
     Examples
     --------
-    >>> lookup_targets([["pear"], ["fig", "pear"]], LabelIndex(np.array(["fig", "pear"]))).ids.tolist()
+    >>> lookup_targets([["pear"], ["fig", "pear"]], LabelIndex(np.array(["fig", "pear"]))).y.tolist()
     [1, 0, 1]
     """
     kind = _kind(y)
     if kind == "single":
-        ids = index.lookup(y, n_samples=n_samples, name=name, way_out=way_out, allow_unseen=allow_unseen)
-        return Targets(ids, len(ids))
+        ids = index.lookup(y, n_samples=n_samples, name=name, hint=hint, allow_unseen=allow_unseen)
+        return Examples.labels_only(ids, len(ids))
     if kind == "lists":
-        rows, flat, n_rows, where = _list_pairs(y, n_samples, name)
-        ids = index.find(flat, where=where, way_out=way_out, allow_unseen=allow_unseen)
-        return _targets(rows, ids, n_rows, name)
+        rows, labels, n_rows, where = _list_pairs(y, n_samples, name)
+        ids = index.find(labels, where=where, hint=hint, allow_unseen=allow_unseen)
+        return _make_examples(rows, ids, n_rows, name)
     found = _indicator_pairs(y, n_samples, name)
     if found.names is not None:
-        of_column = index.lookup(
-            found.names, name=f"{name}.columns", way_out=way_out, allow_unseen=allow_unseen
-        )
-        return _targets(found.rows, of_column[found.columns], found.shape[0], name)
+        of_column = index.lookup(found.names, name=f"{name}.columns", hint=hint, allow_unseen=allow_unseen)
+        return _make_examples(found.rows, of_column[found.columns], found.shape[0], name)
     if found.shape[1] != len(index.classes):
         raise ValueError(
-            f"{name} has {found.shape[1]:,} columns, but there are {len(index.classes):,} classes; pass an indicator matrix"
-            " with one column per class, in the order of classes_, or lists of labels."
+            f"{name} has {found.shape[1]:,} columns, but there are {len(index.classes):,} classes; pass an"
+            " indicator matrix with one column per class, in the order of classes_, or lists of labels."
         )
-    return _targets(found.rows, found.columns, found.shape[0], name)
+    return _make_examples(found.rows, found.columns, found.shape[0], name)
 
 
 def _kind(y: Any) -> str:
@@ -164,7 +137,7 @@ def _kind(y: Any) -> str:
     return "single" if {*_MANY}.isdisjoint(map(type, rows)) else "lists"
 
 
-def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _Pairs:
+def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _IndicatorPairs:
     names = list(y.columns) if hasattr(y, "columns") else None
     if sparse.issparse(y):
         matrix = sparse.csr_array(y)
@@ -175,8 +148,8 @@ def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _Pairs:
         table = np.asarray(y)
         if table.dtype.kind not in "biuf":
             raise ValueError(
-                f"{name} has shape {table.shape} and dtype {table.dtype}; pass an indicator matrix of 0 and 1, or a list of"
-                f" labels per row: {name}.tolist()."
+                f"{name} has shape {table.shape} and dtype {table.dtype}; pass an indicator matrix of 0 and"
+                f" 1, or a list of labels per row: {name}.tolist()."
             )
         rows, columns = np.nonzero(table)
         shape, values = table.shape, table[rows, columns]
@@ -188,15 +161,15 @@ def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _Pairs:
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ValueError(
-            f"{name}[{rows[i]}, {columns[i]}] is {short(values[i].item())}; an indicator matrix holds 1 where a row has the"
-            f" label of the column, else 0. Pass {name} != 0 if each number other than 0 means a label, or"
-            f" {name}.tolist() if the numbers are labels."
+            f"{name}[{rows[i]}, {columns[i]}] is {short(values[i].item())}; an indicator matrix holds 1 where"
+            f" a row has the label of the column, else 0. Pass {name} != 0 if each number other than 0 means"
+            f" a label, or {name}.tolist() if the numbers are labels."
         )
     true = values != 0
-    return _Pairs(rows[true], columns[true], (int(shape[0]), int(shape[1])), names)
+    return _IndicatorPairs(rows[true], columns[true], (int(shape[0]), int(shape[1])), names)
 
 
-def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
+def _column_names(found: _IndicatorPairs, classes: Any, name: str) -> NDArray[Any]:
     n_columns = found.shape[1]
     given = found.names if classes is None else classes
     if given is None:
@@ -204,7 +177,8 @@ def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
     values = flat_labels(given, None, "classes")
     if len(values) != n_columns:
         raise ValueError(
-            f"classes has {len(values):,} names, but {name} has {n_columns:,} columns; give one name per column."
+            f"classes has {len(values):,} names, but {name} has {n_columns:,} columns; give one name per"
+            " column."
         )
     distinct, places = unique_labels(values, "classes")
     if len(distinct) < len(places):
@@ -214,12 +188,7 @@ def _column_names(found: _Pairs, classes: Any, name: str) -> NDArray[Any]:
     return distinct[places]
 
 
-def _list_pairs(
-    y: Any, n_samples: int | None, name: str
-) -> tuple[NDArray[np.int64], list[Any], int, Callable[[int], str]]:
-    """Row of each label, the labels one after the other, the number of rows, and words for where a label
-    stands.
-    """
+def _list_pairs(y: Any, n_samples: int | None, name: str) -> _ListPairs:
     lists = [
         (row.ravel().tolist() if isinstance(row, np.ndarray) else row) if isinstance(row, _MANY) else (row,)
         for row in y
@@ -234,18 +203,18 @@ def _list_pairs(
     def where(i: int) -> str:
         return f"a label of {name}[{rows[i]}]"
 
-    return rows, list(chain.from_iterable(lists)), len(lists), where
+    return _ListPairs(rows, list(chain.from_iterable(lists)), len(lists), where)
 
 
-def _targets(rows: NDArray[np.int64], ids: NDArray[Any], n_rows: int, name: str) -> Targets:
-    """Pairs by row and class, each once; sets come in no order and matrices in any."""
+def _make_examples(rows: Int64, ids: NDArray[Any], n_rows: int, name: str) -> Examples:
+    """Sort pairs by row and class, and keep each once: sets and matrices come in any order."""
     if len(ids) == 0:
         raise ValueError(f"{name} has no label in any of its {n_rows:,} rows; at least one row needs one.")
     order = np.lexsort((ids, rows))
     rows, classes = rows[order], ids[order].astype(np.int32, copy=False)
     first = np.ones(len(rows), bool)
-    # unknown ones may well differ
+    # two unknown labels of a row may differ
     first[1:] = (rows[1:] != rows[:-1]) | (classes[1:] != classes[:-1]) | (classes[1:] < 0)
     rows, classes = rows[first], classes[first]
     one_each = len(rows) == n_rows and bool((rows == np.arange(n_rows)).all())
-    return Targets(classes, n_rows, None if one_each else rows)
+    return Examples.labels_only(classes, n_rows, None if one_each else rows)

@@ -1,0 +1,305 @@
+"""The pipeline of a fit, from labelled rows to a model.
+
+`fit_model` reads top to bottom: set calibration rows aside, start, train, then calibrate and build the index.
+`resume_model` goes on with a fit that was cut short, `train_epoch` is one step of `partial_fit`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from extremax import search
+from extremax.defaults import DEFAULTS, FitConfig, ProblemSize
+from extremax.errors import ScoreOverflowError
+from extremax.examples import Examples
+from extremax.model import ClassInfo, Model
+from extremax.runtime.context import Context
+from extremax.runtime.memory import check_memory, describe_memory
+from extremax.search.pq import PQSearch
+from extremax.training.base import Trainer, TrainState, labelled_rows
+from extremax.training.batch_trainer import BatchTrainer
+from extremax.training.loop import Callback, Hooks, Record, Schedule, run_epochs
+from extremax.training.row_trainer import RowTrainer
+from extremax.types import Features, Float32, Int64
+
+TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {"rows": RowTrainer, "batch": BatchTrainer}
+
+
+@dataclass
+class Fitted:
+    """A model, the state from which its training can go on, and its history."""
+
+    model: Model
+    state: TrainState
+    history: list[Record] = field(default_factory=list)
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller wants of a fit beside the model.
+
+    Attributes
+    ----------
+    validation
+        Rows to validate on after each epoch.
+    callbacks
+        Told of every epoch.
+    publish
+        Told of the model at the start and after each epoch, before callbacks are.
+    patience
+        Epochs without a better validation log-likelihood after which to stop.
+    """
+
+    validation: Examples | None = None
+    callbacks: Sequence[Callback] = ()
+    publish: Callable[[Fitted], None] = lambda fitted: None
+    patience: int | None = None
+
+
+def make_trainer(config: FitConfig, context: Context) -> Trainer:
+    """Return the trainer of the config's objective."""
+    return TRAINERS[config.definition.trainer](config, context)
+
+
+def fit_model(data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request) -> Fitted:
+    """Train from the beginning."""
+    data, calibration_rows = split_calibration(data, n_classes, config, context.seed)
+    trainer = make_trainer(config, context)
+    require_memory(trainer, data, n_classes, config, context, request)
+    started = time.perf_counter()
+    data = trainer.accept(data)
+    fitted = start_model(trainer, data, n_classes, config, started)
+    schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
+    prepared_request = replace(request, validation=request.validation and request.validation.compact())
+    run_training(trainer, fitted, data, schedule, context, prepared_request)
+    finish_model(fitted, data, calibration_rows, context)
+    return fitted
+
+
+def resume_model(
+    fitted: Fitted, data: Examples, config: FitConfig, context: Context, request: Request
+) -> Fitted:
+    """Go on with a fit that was cut short, up to its number of epochs."""
+    data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
+    trainer = make_trainer(config, context)
+    data = trainer.accept(data)
+    left = max(0, config.n_epochs - fitted.state.n_epochs)
+    schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
+    run_training(trainer, fitted, data, schedule, context, request)
+    finish_model(fitted, data, calibration_rows, context)
+    return fitted
+
+
+def train_epoch(
+    fitted: Fitted | None, data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
+) -> Fitted:
+    """Train one more epoch, or the first one, on these rows; nothing is calibrated or indexed."""
+    trainer = make_trainer(config, context)
+    if fitted is None:
+        require_memory(trainer, data, n_classes, config, context, request)
+    started = time.perf_counter()
+    data = trainer.accept(data)
+    if fitted is None:
+        fitted = start_model(trainer, data, n_classes, config, started)
+    schedule = Schedule(1, config.learning_rate, request.patience)
+    run_training(trainer, fitted, data, schedule, context, request)
+    return fitted
+
+
+def _decay_epochs(config: FitConfig) -> int | None:
+    return config.n_epochs if config.decays else None
+
+
+def split_calibration(
+    data: Examples, n_classes: int, config: FitConfig, seed: int
+) -> tuple[Examples, Examples | None]:
+    """Hold back a few of many rows, to calibrate the probabilities and to choose the width of a beam."""
+    numbers = config.numbers.calibration
+    scored = max(numbers.min_rows, numbers.max_scores // n_classes)
+    wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
+    if not config.decays or data.n_pairs < numbers.min_pairs or wanted < numbers.min_rows:
+        return data, None
+    rest, held_out = data.set_aside(wanted, seed)
+    return (rest, held_out) if held_out.n_rows >= numbers.min_rows else (data, None)
+
+
+def start_model(
+    trainer: Trainer, data: Examples, n_classes: int, config: FitConfig, started: float
+) -> Fitted:
+    """Make the model before its first epoch; the first record of the history has the time since `started`."""
+    state = trainer.start(data, n_classes)
+    used = labelled_rows(data)
+    n_samples = data.n_rows if used is None else int(used.sum())
+    classes = ClassInfo(np.bincount(data.y, minlength=n_classes), n_samples)
+    blank = Model(trainer.export(state), config.objective, classes=classes, config=config)
+    model = Model.build(trainer.export(state), state, config, blank)
+    record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
+    return Fitted(model, state, [{**record, "learning_rate": config.learning_rate}])
+
+
+def run_training(
+    trainer: Trainer, fitted: Fitted, data: Examples, schedule: Schedule, context: Context, request: Request
+) -> None:
+    """Train a fitted model in place, and publish it after every epoch."""
+    started = time.perf_counter()
+    state = fitted.state
+    prepared = trainer.prepare(state, data)
+    fitted.history[-1]["seconds"] += time.perf_counter() - started
+    config = trainer.config
+
+    def make_model() -> Model:
+        return Model.build(trainer.export(state), state, config, fitted.model)
+
+    def publish(model: Model) -> None:
+        fitted.model = model
+        request.publish(fitted)
+
+    validation = request.validation
+    evaluate = None
+    if validation is not None:
+
+        def evaluate(model: Model) -> dict[str, float]:
+            return model.evaluate(validation, n_threads=context.n_threads)._asdict()
+
+        if len(fitted.history) == 1:
+            fitted.history[0] |= {f"valid_{name}": value for name, value in evaluate(make_model()).items()}
+    publish(make_model())
+    hooks = Hooks(make_model, publish, evaluate, request.callbacks)
+    fitted.interrupted = run_epochs(
+        trainer,
+        state,
+        prepared,
+        schedule,
+        n_pairs=data.n_pairs,
+        history=fitted.history,
+        hooks=hooks,
+        context=context,
+    )
+    fitted.model = make_model()
+
+
+def finish_model(fitted: Fitted, data: Examples, calibration_rows: Examples | None, context: Context) -> None:
+    """Calibrate and index the model; Ctrl-C skips what is left."""
+    started = time.perf_counter()
+    try:
+        if calibration_rows is not None:
+            rows = calibration_rows
+            if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
+                rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
+            fitted.model = calibrate_model(fitted.model, rows, context)
+        if not fitted.interrupted:
+            fitted.model = index_model(fitted.model, data, calibration_rows, context)
+    except KeyboardInterrupt:
+        fitted.interrupted = True
+    fitted.history[-1]["seconds"] += time.perf_counter() - started
+
+
+def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model:
+    """Return the model calibrated by held-out rows; uncalibrated if scores of one of them overflow."""
+    log, by = context.progress.log, f"by {held_out.n_rows:,} held-out rows"
+    try:
+        model = model.calibrated(held_out, n_threads=context.n_threads)
+    except ScoreOverflowError:  # one row far from all others is no reason to lose the model
+        log(f"no calibration {by}: scores of one overflow")
+        return model.with_calibration(type(model.calibration)())
+    temperature, uniform_mix = model.calibration
+    log(f"temperature {temperature:.3f}, uniform mixing {uniform_mix:g}, {by}")
+    return model
+
+
+def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
+    """Return the model with an index for beam search, where one makes sense."""
+    if not model.takes_index:
+        return model
+    context.progress.log("fitting the index of beam search")
+    labelled = None if data.row_index is None else np.unique(data.row_index)
+    unseen = None if held_out is None else held_out.X
+    index = fit_index(model, data.X, rows=labelled, held_out=unseen, seed=context.seed, n_threads=context.n_threads)
+    context.progress.log(f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes")
+    return model.with_search("beam", index)
+
+
+def fit_index(
+    model: Model,
+    X: Features,
+    *,
+    rows: Int64 | None = None,
+    held_out: Features | None = None,
+    seed: int = 0,
+    n_threads: int = 1,
+) -> PQSearch:
+    """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its `rows`.
+
+    `held_out`, rows that the model was not trained on, choose the default width; without them, more rows of X.
+    """
+    numbers = (DEFAULTS if model.config is None else model.config.numbers).pq
+    if not model.takes_index:
+        raise ValueError(
+            f"fit_index is for scores that are linear in at most {numbers.max_features:,} features, of at least"
+            f" {numbers.min_classes:,} classes; this model has others. Use search='exact', or 'beam' without an index."
+        )
+    among = np.arange(X.shape[0]) if rows is None else rows
+    some = among[_some(len(among), search.sample_size(model.n_features, numbers), seed)]
+    # In random order: without held-out rows, the last of them choose the width.
+    chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
+    unseen = None if held_out is None else _dense(held_out[_some(held_out.shape[0], numbers.max_width_rows, seed)])
+    return PQSearch.fit(
+        _dense(chosen),
+        model.weights,
+        held_out=unseen,
+        offsets=model.scorer.offsets,
+        temperature=model.calibration.temperature,
+        n_epochs=model.n_epochs,
+        n_threads=n_threads,
+        config=numbers,
+    )
+
+
+def _some(n_rows: int, size: int, seed: int) -> Int64:
+    """Return at most so many rows at random, in order: a file is read from front to back."""
+    return np.sort(np.random.default_rng((seed, 4)).choice(n_rows, min(n_rows, size), replace=False))
+
+
+def _dense(X: Features) -> Float32:
+    rows: Float32 = X.toarray() if sparse.issparse(X) else X  # type: ignore[union-attr]
+    return rows
+
+
+def fit_memory(trainer: Trainer, problem: ProblemSize, config: FitConfig, *, keeps_best: bool) -> dict[str, int]:
+    """Return the bytes that a fit allocates, by part; X itself is the caller's."""
+    need = trainer.memory(problem)
+    if keeps_best:
+        need["best epoch"] = need["weights"]
+    linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
+    if linear:
+        need["index"] = sum(search.index_bytes(problem.n_classes, problem.n_features, config.numbers.pq))
+    return need
+
+
+def require_memory(
+    trainer: Trainer, data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
+) -> None:
+    """Say what a fit needs beside X, and refuse it where there is less."""
+    X: Any = data.X
+    problem = ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes)
+    need = fit_memory(trainer, problem, config, keeps_best=request.patience is not None)
+    hints = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
+    if config.optimizer == "adagrad":
+        hints.insert(0, "optimizer='adagrad_row' halves the tables")
+    is_sparse = sparse.issparse(X)
+    row_bytes = (X.data.nbytes + X.indices.nbytes) // X.shape[0] if is_sparse else 4 * X.shape[1]
+    if is_sparse and config.definition.shares_classes:
+        need["unpacked rows"] = 4 * X.shape[0] * X.shape[1]
+        hints.insert(0, "objective='negative_sampling' leaves sparse rows as they are")
+    validation = request.validation
+    if validation is not None and validation.X is X:  # rows kept back are copied
+        need["validation rows"] = row_bytes * len(np.unique(validation.rows))
+    context.progress.log(f"fit needs {describe_memory(need)}")
+    check_memory(need, available=context.memory_limit, hints=hints)

@@ -1,0 +1,207 @@
+"""What a trainer is, and the state it leaves between two epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.defaults import FitConfig, ProblemSize, ScaleConfig
+from extremax.examples import Examples
+from extremax.features.pca import PCA
+from extremax.features.whitening import Whitening
+from extremax.noise import Noise
+from extremax.runtime.context import Context
+from extremax.storage.state import State, merge
+from extremax.training.optimizers import Tables
+from extremax.types import Bool, Features, Float32
+from extremax.weights import Weights
+
+
+@dataclass
+class TrainState:
+    """Everything that training changes, and what it needs to go on.
+
+    Between epochs, weights are those of the features as given (times `feature_scale`): what prediction reads and
+    what a model folder holds.  So a fit that is saved and resumed starts every epoch from the same bits.
+
+    Attributes
+    ----------
+    tables
+        Weights, biases and accumulators.
+    feature_scale
+        Factor of the features, one over the root mean square length of the rows.
+    noise
+        The distribution that negatives, or the cells of minibatches, come from; None where nothing uses one.
+    projection
+        Projection of the features for the tree; None without a tree.
+    whitening
+        The coordinates in which an epoch trains; None for those of the features.
+    n_epochs
+        Epochs trained; with the seed it determines all random draws of the next one.
+    pair_values, pair_key
+        The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it belongs to.
+    class_means
+        Mean of the projected rows of each class, where there is a tree: a typical row as the tree sees it.
+    chosen
+        What was chosen from the data, such as the scale of the start.
+    in_training_coordinates
+        Whether the tables are those of whitened rows right now, inside an epoch.
+    """
+
+    tables: Tables
+    feature_scale: float
+    noise: Noise | None = None
+    projection: PCA | None = None
+    whitening: Whitening | None = None
+    n_epochs: int = 0
+    pair_values: Float32 | None = None
+    pair_key: int = 0
+    class_means: NDArray[np.float16] | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)
+    in_training_coordinates: bool = False
+
+    def state(self) -> State:
+        """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
+        arrays: dict[str, NDArray[Any]] = {"squares": self.tables.squares, "bias_squares": self.tables.bias_squares}
+        if self.pair_values is not None:
+            arrays["pair_values"] = self.pair_values
+        header = {"n_epochs": self.n_epochs, "pair_key": self.pair_key}
+        parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
+        return merge(header, parts, arrays)
+
+
+class Progress(Protocol):
+    """What a trainer tells while an epoch runs."""
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt here, if Ctrl-C was pressed: between two minibatches."""
+
+    def report(self, pairs_done: int, loss: float) -> None:
+        """Tell the pairs done and the mean loss so far."""
+
+
+class Trainer(Protocol):
+    """One training algorithm; `config` and `context` are given when it is made."""
+
+    @property
+    def config(self) -> FitConfig: ...
+
+    def memory(self, problem: ProblemSize) -> dict[str, int]:
+        """Return the bytes that training takes beside X, by part."""
+        ...
+
+    def accept(self, data: Examples) -> Examples:
+        """Return the examples with features in the form that the trainer reads."""
+        ...
+
+    def start(self, data: Examples, n_classes: int) -> TrainState:
+        """Make the state before the first epoch."""
+        ...
+
+    def prepare(self, state: TrainState, data: Examples) -> Any:
+        """Compute what all epochs on these examples share; `epoch` receives it."""
+        ...
+
+    def epoch(self, state: TrainState, prepared: Any, rates: tuple[float, float], progress: Progress) -> float:
+        """Train one epoch in place; the step size goes from the first rate to the second.
+
+        Returns the mean loss per unit of weight.  Interrupted, it leaves a consistent state: that after the last
+        minibatch.
+        """
+        ...
+
+    def export(self, state: TrainState) -> Weights:
+        """Return weights for prediction; inside an epoch of whitened rows a converted copy, else the tables themselves."""
+        ...
+
+
+class ProjectedRows:
+    """Projections of X, computed once per matrix and projection."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._last: tuple[PCA, Features, Float32] | None = None
+
+    def get(self, projection: PCA | None, X: Features) -> Float32:
+        """Return the rows that a tree sees; without a projection, rows of no columns."""
+        if projection is None:
+            return np.empty((X.shape[0], 0), np.float32)
+        if self._last is None or self._last[0] is not projection or self._last[1] is not X:
+            self._last = projection, X, projection.transform(X, n_jobs=self.n_threads)
+        return self._last[2]
+
+
+def labelled_rows(data: Examples) -> Bool | None:
+    """Return which rows have a pair; None where all have one."""
+    return None if data.row_index is None else np.bincount(data.row_index, minlength=data.n_rows) > 0
+
+
+def row_weight(data: Examples) -> NDArray[Any] | None:
+    """Return the weight of each row: the sum over its pairs; None where all rows count alike."""
+    if data.row_index is None:
+        return data.weight
+    return np.bincount(data.row_index, weights=data.weight, minlength=data.n_rows)
+
+
+def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfig | None = None) -> float:
+    """Return one over the root mean square length of the rows, so that one learning rate serves any magnitude.
+
+    `used` marks the rows that count; None counts all.
+    """
+    config = config or ScaleConfig()
+    rows: Any = X
+    if sparse.issparse(rows):
+        data = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
+        total = float(np.square(data, dtype=np.float64).sum())
+    else:
+        total = 0.0
+        for i in range(0, len(rows), 4096):  # float64 sums in a fixed order, without a copy of X
+            block = rows[i : i + 4096] if used is None else rows[i : i + 4096][used[i : i + 4096]]
+            total += float(np.square(block, dtype=np.float64).sum())
+    mean = total / (rows.shape[0] if used is None else int(used.sum()))
+    length: float = mean**0.5
+    if length > config.max_length:
+        raise ValueError(
+            f"the rows of X are {length:g} long on average, near the end of float32; divide all features by one large"
+            " number."
+        )
+    return 1.0 / length if length >= config.min_length else 1.0
+
+
+def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float16]:
+    """Return the mean of each class's projected rows, in float16: to be looked at, not calculated with."""
+    counts = np.maximum(np.bincount(data.y, minlength=n_classes), 1)
+    means = np.empty((n_classes, Z.shape[1]), np.float16)
+    for j in range(Z.shape[1]):
+        means[:, j] = np.bincount(data.y, weights=data.expand(Z[:, j]), minlength=n_classes) / counts
+    return means
+
+
+def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:
+    """Return the bytes of a label tree and of fitting it: projected rows, a sorted copy, a sum per class."""
+    k = min(n_components, problem.n_features)
+    leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
+    rows = 4 * (problem.n_rows + problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
+    return {"tree": leaves * 4 * (k + 3), "tree features": rows}
+
+
+@dataclass(frozen=True)
+class TrainerBase:
+    """Config, context and the cache of projections that every trainer has."""
+
+    config: FitConfig
+    context: Context
+    projected: ProjectedRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+
+def chosen_header(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return choices as JSON can hold them."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in chosen.items()}

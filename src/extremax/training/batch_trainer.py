@@ -1,0 +1,370 @@
+"""Softmax over classes that a minibatch shares: one matrix product scores every row against every class of a set.
+
+Per-row negatives cost a read of a weight row each; a set of a thousand classes that 256 rows share costs the same
+reads once, and BLAS does the arithmetic.  `extremax.training.class_sets` says where the classes come from,
+`extremax.kernels.batch_softmax` has the estimate; with a set of all classes it is the softmax itself (Eq. 1).
+
+A row with several labels is a pair with each of them, and its other labels are no negatives of it: the decoupled
+softmax of DEXML (Jain et al., arXiv 2310.10636).  Scores are then log-odds, up to a constant of the row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from extremax.defaults import ProblemSize, has_many_classes
+from extremax.examples import Examples
+from extremax.features.pca import PCA
+from extremax.kernels.batch_softmax import (
+    apply_shared,
+    draw_shared,
+    find_slots,
+    leave_out_labels,
+    shared_softmax,
+)
+from extremax.kernels.compile import JIT_DISABLED
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.training.base import (
+    Progress,
+    TrainerBase,
+    TrainState,
+    class_means,
+    find_feature_scale,
+    labelled_rows,
+    row_weight,
+    tree_memory,
+)
+from extremax.training.class_sets import ClassSets, count_cells, route
+from extremax.training.noise_fit import fit_noise
+from extremax.training.optimizers import Tables
+from extremax.training.order import DenseRows, Window, epoch_seed, epoch_windows
+from extremax.training.warm_start import WarmStart, discriminant_projection, start_discriminant
+from extremax.tree.layout import depth_of
+from extremax.types import Float32, Float64, Int32, Int64
+from extremax.weights import DenseWeights, Weights
+
+_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; independent of the threads, so that they change no result
+
+
+@dataclass(frozen=True)
+class PreparedBatches:
+    """Examples with the class sets of their minibatches.
+
+    Attributes
+    ----------
+    cells
+        Cell of each pair, or None.
+    max_step
+        The longest step that a class may take in a minibatch (Adagrad with one sum per class).
+    """
+
+    data: Examples
+    sets: ClassSets
+    cells: Int32 | None
+    batch_size: int
+    max_step: float
+
+
+class _Buffers:
+    """Arrays of a minibatch, used again by the next one."""
+
+    def __init__(self, batch_size: int, set_size: int, n_features: int, n_classes: int) -> None:
+        self.all_classes = set_size == n_classes  # their rows are the weight table itself
+        self.x = np.empty((batch_size, n_features), np.float32)
+        self.scores = np.empty(batch_size * set_size, np.float32)
+        self.table = np.empty((0 if self.all_classes else set_size, n_features), np.float32)
+        self.gradients = np.empty((set_size + batch_size, n_features), np.float32)
+        self.classes = np.empty(set_size + batch_size, np.int32)
+        self.minus_log_pi = np.empty(set_size, np.float32)
+        self.scratch = np.empty(2 * set_size + 4, np.int64)
+        self.place = np.full(n_classes, -1, np.int32)
+        self.slots = np.empty(batch_size, np.int32)
+        self.extra = np.empty(batch_size, np.int32)
+        self.positive = np.empty(batch_size, np.float32)
+        self.losses = np.empty(batch_size, np.float64)
+
+
+@dataclass(frozen=True)
+class BatchTrainer(TrainerBase):
+    """Objectives whose minibatches share classes."""
+
+    def memory(self, problem: ProblemSize) -> dict[str, int]:
+        config = self.config
+        weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
+        size, batch = config.set_size(problem.n_classes), min(config.batch_size, problem.n_pairs)
+        tables = 4 * (batch * size + (2 * size + 2 * batch) * problem.n_features)
+        need = {
+            "weights": weights,
+            "accumulators": accumulators,
+            "rows": 4 * problem.n_pairs * 10,  # order, cells, and both once more while they are sorted
+            "minibatch": tables + 24 * problem.n_classes + 64 * problem.n_features**2,
+        }
+        return need | (tree_memory(problem, config.tree_components) if self._n_cells(problem) > 1 else {})
+
+    def accept(self, data: Examples) -> Examples:
+        return data.dense()  # matrix products with whitened rows
+
+    def _n_cells(self, problem: ProblemSize) -> int:
+        """Return the number of cells that minibatches come from; with 1 no tree is needed."""
+        config, n_classes = self.config, problem.n_classes
+        size = config.set_size(n_classes)
+        few = not has_many_classes(n_classes, config.n_shared, config.numbers.batch)
+        if not (config.uses_tree and size < n_classes and few):
+            return 1
+        return count_cells(problem.n_pairs, depth_of(n_classes), config.numbers.batch)
+
+    def start(self, data: Examples, n_classes: int) -> TrainState:
+        config, context = self.config, self.context
+        X, n_features = data.X, int(data.X.shape[1])
+        scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
+        problem = ProblemSize(data.n_rows, data.n_pairs, n_features, n_classes)
+        needs_tree = self._n_cells(problem) > 1
+        kept = min(config.tree_components, n_features)
+        if needs_tree or config.precondition:
+            context.progress.log("projecting the features")
+            n_components = n_features if config.precondition else kept
+            pca = PCA.fit(X, n_components, sample_weight=row_weight(data), n_jobs=context.n_threads)
+        tables = Tables.zeros(
+            n_classes, n_features, config.optimizer, initial_square=config.numbers.rows.initial_square
+        )
+        state = TrainState(tables, scale)
+        start = self._warm_start(state, pca, data) if config.precondition else None
+        if needs_tree:
+            projection = self._tree_projection(state, start, pca, data, kept)
+        if start is not None:
+            start.whitening.to_features(tables.weights, tables.biases, context.n_threads)
+        if needs_tree:
+            Z = self.projected.get(projection, X)
+            state.projection = projection
+            state.noise, chosen = fit_noise(data, Z, n_classes, config, context, rough=True)
+            state.chosen |= chosen
+        return state
+
+    def _warm_start(self, state: TrainState, pca: PCA, data: Examples) -> WarmStart:
+        """Set the tables to the linear discriminant, for whitened rows."""
+        numbers, tables = self.config.numbers, state.tables
+        weight = data.pair_weight
+        unit = float(weight.mean(dtype=np.float64))  # weights that sum to one train like weights of one
+        weight = weight / np.float32(unit)
+        first = max(numbers.batch.initial_gradients / tables.weights.shape[1], numbers.batch.min_initial_square)
+        tables.squares[...] = first * unit**2
+        tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
+        start = start_discriminant(
+            tables,
+            state.feature_scale,
+            pca,
+            data,
+            weight,
+            numbers.warm_start,
+            self.context.seed,
+            self.context.n_threads,
+        )
+        state.whitening = start.whitening
+        state.chosen["init_scale"] = start.scale
+        return start
+
+    def _tree_projection(
+        self, state: TrainState, start: WarmStart | None, pca: PCA, data: Examples, kept: int
+    ) -> PCA:
+        scale = state.feature_scale
+        if start is None:
+            components = pca.components[:kept] * np.float32(scale)
+            return PCA(components, pca.mean, pca.explained_variance[:kept] * scale**2)
+        counts = np.bincount(data.y, weights=data.weight, minlength=state.tables.n_classes)
+        config, threads = self.config.numbers.warm_start, self.context.n_threads
+        return discriminant_projection(state.tables, scale, start, counts, kept, config, threads)
+
+    def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
+        config, n_classes = self.config, state.tables.n_classes
+        size = config.set_size(n_classes)
+        cells = None
+        tree = None if state.noise is None else state.noise.tree
+        if tree is not None:
+            Z = self.projected.get(state.projection, data.X)
+            if state.class_means is None:
+                state.class_means = class_means(Z, data, n_classes)
+            problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
+            n_cells = self._n_cells(problem)
+            if n_cells > 1:
+                routed = route(tree, Z, n_cells, self.context.n_threads)
+                cells = routed if data.row_index is None else routed[data.row_index]
+        exponents = {"uniform": 0.0, "frequency": config.noise_exponent}
+        exponent = exponents.get(str(config.noise), config.numbers.batch.class_exponent)
+        counts = np.bincount(data.y, weights=data.weight, minlength=n_classes).astype(np.float64)
+        sets = ClassSets.build(counts, size, exponent=exponent, cells=cells, y=data.y)
+        max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
+        return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)
+
+    def export(self, state: TrainState) -> Weights:
+        weights, biases = state.tables.weights, state.tables.biases
+        if state.in_training_coordinates and state.whitening is not None:
+            weights, biases = weights.copy(), biases.copy()
+            state.whitening.to_features(weights, biases, self.context.n_threads)
+        return DenseWeights(weights, biases, state.feature_scale)
+
+    @contextmanager
+    def _training_coordinates(self, state: TrainState, threads: int) -> Iterator[None]:
+        """Convert the tables to whitened rows for the duration of an epoch."""
+        tables, white = state.tables, state.whitening
+        if white is None:
+            yield
+            return
+        white.to_training(tables.weights, tables.biases, threads)
+        state.in_training_coordinates = True
+        try:
+            yield
+        finally:
+            white.to_features(tables.weights, tables.biases, threads)
+            state.in_training_coordinates = False
+
+    def epoch(
+        self, state: TrainState, prepared: PreparedBatches, rates: tuple[float, float], progress: Progress
+    ) -> float:
+        data, seed, numbers = prepared.data, self.context.seed, self.config.numbers
+        threads = 1 if JIT_DISABLED else self.context.n_threads
+        X: Any = data.X
+        buffers = _Buffers(prepared.batch_size, prepared.sets.size, X.shape[1], state.tables.n_classes)
+        total, weight_done, done = 0.0, 0.0, 0
+        with self._training_coordinates(state, threads), one_blas_thread():
+            for number, window in epoch_windows(DenseRows(X), data, seed, state.n_epochs, numbers.order):
+                rng = np.random.default_rng(epoch_seed(seed, state.n_epochs, number))
+                batches = _cut(prepared, window.pairs, rng)
+                draws = rng.random((len(batches), 2))
+                for turn, (cell, part) in enumerate(batches):
+                    rate = rates[0] + (rates[1] - rates[0]) * done / data.n_pairs
+                    batch = _Batch(prepared, buffers, window, part, cell)
+                    total += batch.step(state, draws[turn], rate, threads)
+                    weight_done += float(data.pair_weight[batch.pairs].sum())
+                    done += len(part)
+                    progress.check()
+                    if turn % numbers.batch.progress_batches == numbers.batch.progress_batches - 1:
+                        progress.report(done, total / max(weight_done, 1e-300))
+        state.n_epochs += 1
+        return total / max(weight_done, 1e-300)
+
+
+def _cut(prepared: PreparedBatches, chosen: Int64, rng: np.random.Generator) -> list[tuple[int, Int64]]:
+    """Return places in `chosen`, cut into minibatches of one cell each, in random order."""
+    if prepared.cells is None:
+        return [(0, np.arange(a, b)) for a, b in split(len(chosen), prepared.batch_size)]
+    cells = prepared.cells[chosen]
+    by_cell = np.argsort(cells, kind="stable")  # inside a cell the order stays the shuffled one
+    edges = np.searchsorted(cells[by_cell], np.arange(int(cells.max()) + 2))
+    parts = [
+        (cell, by_cell[a + first : a + last])
+        for cell, (a, b) in enumerate(itertools.pairwise(edges))
+        for first, last in split(int(b - a), prepared.batch_size)
+    ]
+    return [parts[i] for i in rng.permutation(len(parts))]
+
+
+class _Batch:
+    """One minibatch: draw its classes, score, softmax, update."""
+
+    def __init__(
+        self, prepared: PreparedBatches, buffers: _Buffers, window: Window, part: Int64, cell: int
+    ) -> None:
+        self.data, self.sets, self.max_step = prepared.data, prepared.sets, prepared.max_step
+        self.buffers, self.X, self.cell = buffers, window.X, cell
+        self.pairs, self.local = window.pairs[part], window.local[part]
+        self.labels, self.weight = self.data.y[self.pairs], self.data.pair_weight[self.pairs]
+
+    def _draw(self, n_classes: int, draws: Float64) -> int:
+        """Put the shared classes and -log of their inclusion probabilities into the buffers; return how many."""
+        buffers = self.buffers
+        if buffers.all_classes:
+            buffers.classes[:n_classes] = np.arange(n_classes, dtype=np.int32)
+            buffers.minus_log_pi[:n_classes] = 0.0
+            return n_classes
+        width: int = draw_shared(
+            self.sets.everywhere,
+            *self.sets.of_cell(self.cell),
+            draws[0],
+            draws[1],
+            buffers.classes,
+            buffers.minus_log_pi,
+            buffers.scratch,
+        )
+        return width
+
+    def step(self, state: TrainState, draws: Float64, rate: float, threads: int) -> float:
+        """Train on the minibatch; return the sum of its losses."""
+        model, buffers, n = state.tables.arrays, self.buffers, len(self.pairs)
+        width = self._draw(len(model.weights), draws)
+        n_extra = find_slots(buffers.classes, width, self.labels, buffers.place, buffers.slots[:n], buffers.extra)
+        buffers.classes[width : width + n_extra] = buffers.extra[:n_extra]
+        shift = buffers.minus_log_pi[:width] + model.biases[buffers.classes[:width]]
+        x, scores = buffers.x[:n], buffers.scores[: n * width].reshape(n, width)
+        row_blocks, class_blocks = split(n, _ROW_BLOCK), split(width, _CLASS_BLOCK)
+        extra_blocks = [(width + a, width + b) for a, b in split(n_extra, _CLASS_BLOCK)]
+        table = model.weights if buffers.all_classes else buffers.table[:width]
+        edges, owners = self.data.label_edges, self.data.rows_of(self.pairs)
+
+        def gather(i: int) -> None:
+            if i < len(row_blocks):
+                a, b = row_blocks[i]
+                _whitened(state, self.X[self.local[a:b]], x[a:b])
+            else:
+                a, b = class_blocks[i - len(row_blocks)]
+                np.take(model.weights, buffers.classes[a:b], axis=0, out=table[a:b], mode="clip")
+
+        def score(i: int) -> None:
+            a, b = row_blocks[i]
+            np.matmul(x[a:b], table.T, out=scores[a:b])
+            if edges is not None:
+                leave_out_labels(scores, buffers.classes, owners, edges, self.data.y, a, b)
+            shared_softmax(
+                scores,
+                shift,
+                x,
+                self.labels,
+                buffers.slots,
+                model.weights,
+                model.biases,
+                self.weight,
+                buffers.positive,
+                buffers.losses,
+                a,
+                b,
+            )
+
+        def update(i: int) -> None:
+            a, b = (class_blocks + extra_blocks)[i]
+            if a < width:
+                np.matmul(scores[:, a:b].T, x, out=buffers.gradients[a:b])
+            else:
+                buffers.gradients[a:b] = 0.0
+            apply_shared(
+                buffers.gradients,
+                scores,
+                x,
+                buffers.positive,
+                buffers.slots[:n],
+                buffers.classes,
+                a,
+                b,
+                width,
+                model,
+                np.float32(rate),
+                np.float32(self.max_step),
+            )
+
+        run(gather, len(row_blocks) + (0 if buffers.all_classes else len(class_blocks)), threads)
+        run(score, len(row_blocks), threads)
+        run(update, len(class_blocks) + len(extra_blocks), threads)
+        return float(buffers.losses[:n].sum())
+
+
+def _whitened(state: TrainState, X: Float32, out: Float32) -> None:
+    """Fill `out` with the rows as the weights see them."""
+    if state.whitening is None:
+        np.multiply(X, np.float32(state.feature_scale), out=out)
+    else:
+        state.whitening.rows(X, state.feature_scale, out=out)

@@ -1,0 +1,106 @@
+"""Which classes a minibatch shares, each with its exact inclusion probability.
+
+Classes come from a mixture of the class frequencies and, with a label tree, of the *cell* of the rows: the subtree
+that x is routed to at some depth.  A minibatch holds rows of one cell, so its classes are hard for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from extremax.defaults import BatchConfig
+from extremax.noise import class_weights
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.tree import LabelTree
+from extremax.types import Float32, Float64, Int32, Int64
+
+_ROUTE_ROWS = 8192  # rows that a thread routes at a time
+
+
+def inclusion_probabilities(weights: Float64, size: int) -> Float64:
+    """Return probabilities min(1, t * weight) that sum to `size`, or all ones if there are no more classes.
+
+    Examples
+    --------
+    >>> inclusion_probabilities(np.array([10.0, 2.0, 1.0, 1.0]), 2).tolist()
+    [1.0, 0.5, 0.25, 0.25]
+    """
+    if size >= len(weights):
+        return np.ones(len(weights))
+    falling = np.sort(weights)[::-1]
+    tail = np.cumsum(falling[::-1])[::-1]
+    certain = np.arange(len(weights))
+    fits = (size - certain) * falling <= tail
+    first = int(np.argmax(fits))
+    out: Float64 = np.minimum(1.0, weights * ((size - first) / tail[first]))
+    return out
+
+
+@dataclass(frozen=True)
+class ClassSets:
+    """Cumulated inclusion probabilities of all classes, and of the classes of each cell."""
+
+    everywhere: Float64
+    cell_offsets: Int64
+    cell_classes: Int32
+    cell_cumulative: Float64
+    size: int
+
+    @classmethod
+    def build(
+        cls, counts: Float64, size: int, *, exponent: float, cells: Int32 | None = None, y: Int32 | None = None
+    ) -> ClassSets:
+        """Make sets of about `size` classes by ``counts ** exponent``; half of them from the cell, where there are cells."""
+        n_classes = len(counts)
+        known = class_weights(counts, exponent)
+        size = min(size, n_classes)
+        if cells is None or y is None or size == n_classes:
+            no_cells = np.zeros(2, np.int64)
+            everywhere = np.cumsum(inclusion_probabilities(known, size))
+            return cls(everywhere, no_cells, np.empty(0, np.int32), np.empty(0), size)
+        from_cell = size // 2
+        pairs, number = np.unique(cells.astype(np.int64) * n_classes + y, return_counts=True)
+        cell, classes = pairs // n_classes, (pairs % n_classes).astype(np.int32)
+        offsets = np.searchsorted(cell, np.arange(int(cells.max()) + 2)).astype(np.int64)
+        cumulative = np.empty(len(pairs))
+        for a, b in itertools.pairwise(offsets):
+            if a == b:
+                continue  # no row was routed to this cell, and no minibatch will want its classes
+            cumulative[a:b] = np.cumsum(inclusion_probabilities(class_weights(number[a:b], exponent), from_cell))
+        everywhere = np.cumsum(inclusion_probabilities(known, size - from_cell))
+        return cls(everywhere, offsets, classes, cumulative, size)
+
+    def of_cell(self, cell: int) -> tuple[Int32, Float64]:
+        """Return the classes of a cell and their cumulated inclusion probabilities."""
+        a, b = self.cell_offsets[cell], self.cell_offsets[cell + 1]
+        return self.cell_classes[a:b], self.cell_cumulative[a:b]
+
+
+def count_cells(n_pairs: int, depth: int, config: BatchConfig) -> int:
+    """Return a number of cells, a power of two, with a few thousand rows each on average; 1 means none."""
+    most = min(n_pairs // config.rows_per_cell, config.max_cells, 1 << max(depth - config.cell_levels, 0))
+    return 1 << max(most.bit_length() - 1, 0)
+
+
+def route(tree: LabelTree, Z: Float32, n_cells: int, n_threads: int) -> Int32:
+    """Return the cell of each row: the subtree at depth log2(n_cells) that every decision on the way prefers."""
+    out = np.zeros(len(Z), np.int32)
+    depth = n_cells.bit_length() - 1
+    blocks = split(len(Z), _ROUTE_ROWS)
+    weights = np.ascontiguousarray(tree.weights[: n_cells - 1])
+
+    def work(i: int) -> None:
+        cut = slice(*blocks[i])
+        logits = Z[cut] @ weights.T + tree.biases[: n_cells - 1]
+        node, lines = np.zeros(len(logits), np.int64), np.arange(len(logits))
+        for _ in range(depth):
+            node = 2 * node + 1 + (logits[lines, node] > 0.0)
+        out[cut] = node - (n_cells - 1)
+
+    with one_blas_thread():
+        run(work, len(blocks), n_threads)
+    return out

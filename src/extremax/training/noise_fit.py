@@ -1,0 +1,85 @@
+"""Fit the noise distribution that a config names to the training rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from extremax.defaults import FitConfig
+from extremax.examples import Examples
+from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.runtime.context import Context
+from extremax.tree import LabelTree
+from extremax.tree.tuning import fit_tuned
+from extremax.types import Float32
+
+
+def fit_noise(
+    data: Examples, Z: Float32, n_classes: int, config: FitConfig, context: Context, *, rough: bool = False
+) -> tuple[Noise, dict[str, Any]]:
+    """Return the noise distribution and what was chosen for it.
+
+    Parameters
+    ----------
+    Z
+        Projected rows of the tree; no columns where there is none.
+    rough
+        Whether a tree is fitted in a third of the time: enough where it only proposes classes.
+    """
+    noise = config.noise
+    if not isinstance(noise, str):
+        if noise.n_classes != n_classes:
+            raise ValueError(
+                f"noise is a distribution over {noise.n_classes:,} classes, but y has {n_classes:,}."
+                " Make it for the same classes."
+            )
+        return noise, {}
+    if noise == "uniform":
+        return UniformNoise(n_classes), {}
+    counts = np.bincount(data.y, weights=data.weight, minlength=n_classes)
+    if noise == "frequency":
+        return FrequencyNoise(counts, config.noise_exponent), {}
+    tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough)
+    if noise == "mixture":
+        frequencies = FrequencyNoise(counts, config.noise_exponent)
+        return MixtureNoise(TreeNoise(tree), frequencies, weight=config.tree_share), chosen
+    return TreeNoise(tree), chosen
+
+
+def fit_tree(
+    data: Examples, Z: Float32, n_classes: int, config: FitConfig, context: Context, *, rough: bool
+) -> tuple[LabelTree, dict[str, Any]]:
+    """Fit the label tree, its regularization by level where that is left open."""
+    log = context.progress.log
+    log(f"fitting the label tree over {n_classes:,} classes")
+    Z = data.expand(Z)
+    if config.tree_regularization != "auto":
+        tree = LabelTree.fit(
+            Z,
+            data.y,
+            n_classes=n_classes,
+            regularization=float(config.tree_regularization),
+            sample_weight=data.weight,
+            n_jobs=context.n_threads,
+            random_state=context.seed,
+        )
+        return tree, {}
+    tuned = fit_tuned(
+        Z,
+        data.y,
+        n_classes=n_classes,
+        sample_weight=data.weight,
+        row_index=data.row_index,
+        rough=rough,
+        n_jobs=context.n_threads,
+        seed=context.seed,
+        config=config.numbers.tree_tuning,
+    )
+    levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
+    held_out = tuned.held_out_log_likelihood
+    log(f"tree: regularization by level {levels}; held-out log-likelihood {held_out:.4f}")
+    return tuned.tree, {
+        "tree_regularization": tuned.strengths.tolist(),
+        "tree_held_out_log_likelihood": held_out,
+    }

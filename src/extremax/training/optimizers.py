@@ -1,0 +1,107 @@
+"""Parameter tables with the accumulators of their optimizer, and the Gaussian prior.
+
+The prior of variance sigma0^2 adds |parameters|^2 / (2 sigma0^2) to the loss of all rows.  Its gradient touches every
+parameter, while a minibatch touches few.  It is therefore applied to all parameters at once, now and then, each time
+with the fraction of the data that was trained on since: over an epoch the fractions add up to one for every class.
+
+A step is the implicit one, w <- w / (1 + rate * fraction / sigma0^2), with the rate that the optimizer has for w
+(learning_rate over the root of Adagrad's sum, where there is one).  Its fixed point with gradient steps on the loss is
+the mode of the posterior, and it cannot overshoot, however small the variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from extremax.kernels.row_updates import ModelArrays
+from extremax.runtime.threads import run, split
+from extremax.types import Float32
+
+OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
+_BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Weights, biases, and Adagrad's sums of squared gradients.
+
+    Attributes
+    ----------
+    weights, biases : (n_classes, n_features), (n_classes,)
+    squares, bias_squares
+        A table as large as `weights` ("adagrad"), one column ("adagrad_row"), or none ("sgd"); (n_classes,).
+    """
+
+    weights: Float32
+    biases: Float32
+    squares: Float32
+    bias_squares: Float32
+
+    @classmethod
+    def zeros(cls, n_classes: int, n_features: int, optimizer: str, *, initial_square: float = 1e-8) -> Tables:
+        """Start at zero: debiased scores then equal the noise distribution."""
+        return cls(
+            weights=_aligned((n_classes, n_features), 0.0),
+            biases=np.zeros(n_classes, np.float32),
+            squares=_aligned((n_classes, _columns(n_features, optimizer)), initial_square),
+            bias_squares=np.full(n_classes, initial_square, np.float32),
+        )
+
+    @staticmethod
+    def bytes_needed(n_classes: int, n_features: int, optimizer: str) -> tuple[int, int]:
+        """Return the bytes of weights and biases, and of the accumulators."""
+        return 4 * n_classes * (n_features + 1), 4 * n_classes * (_columns(n_features, optimizer) + 1)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.weights)
+
+    @property
+    def per_weight(self) -> bool:
+        """Whether there is an accumulator for every weight."""
+        return self.squares.shape == self.weights.shape
+
+    @property
+    def arrays(self) -> ModelArrays:
+        """The tables as kernels take them."""
+        return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
+
+
+def _columns(n_features: int, optimizer: str) -> int:
+    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
+
+
+def _aligned(shape: tuple[int, ...], fill: float) -> Float32:
+    """Return a filled array that starts on a cache line: a row of 512 weights then touches 32 lines, not 33."""
+    size = int(np.prod(shape, dtype=np.int64)) * 4
+    raw = np.empty(size + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    out = raw[offset : offset + size].view(np.float32).reshape(shape)
+    out[...] = fill
+    return out
+
+
+def shrink(tables: Tables, strength: float, learning_rate: float, n_threads: int) -> None:
+    """Take one step of the prior on all parameters; `strength` is fraction / sigma0^2."""
+    rate = np.float32(strength * learning_rate)
+    blocks = split(tables.n_classes, max(1, _BLOCK_BYTES // (4 * tables.weights.shape[1])))
+
+    def shrink_block(i: int) -> None:
+        part = slice(*blocks[i])
+        _shrink(tables.weights[part], tables.squares[part], rate)
+        no_sums = tables.squares.shape[1] == 0
+        _shrink(tables.biases[part, None], tables.bias_squares[part, None][:, : 0 if no_sums else 1], rate)
+
+    run(shrink_block, len(blocks), n_threads)
+
+
+def _shrink(values: Float32, squares: Float32, rate: np.float32) -> None:
+    if squares.shape[1] == 0:
+        values /= np.float32(1.0) + rate
+        return
+    divisor = np.sqrt(squares)
+    np.divide(rate, divisor, out=divisor)
+    divisor += np.float32(1.0)
+    values /= divisor

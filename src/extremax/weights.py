@@ -1,0 +1,208 @@
+"""Weights of a linear model, and the two ways in which search and evaluation read them.
+
+A score is ``feature_scale * x.w_y + b_y``.  `Weights.open_block` prepares some rows of X for products with
+many classes, `Weights.score_pairs` scores given classes of given rows.  Weights never change after training:
+`extremax.search` and `extremax.model` read them through `Weights` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.kernels import row_updates, topk
+from extremax.runtime.threads import run, split
+from extremax.storage.state import State, register
+from extremax.types import Features, Float32, Int32, Int64
+
+_COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
+_TASK_PAIRS = 4096  # pairs that a thread scores at a time ...
+_TASK_ROWS = 512  # ... and rows, at most
+
+
+class Buffers:
+    """Scratch memory of one thread, reused from tile to tile: fresh pages cost more than the arithmetic.
+
+    Parameters
+    ----------
+    copy_numbers
+        Weights that `BlockScores.products` copies at a time, where it must copy.
+    """
+
+    def __init__(self, copy_numbers: int = _COPY_NUMBERS) -> None:
+        self.copy_numbers = copy_numbers
+        self._flat: dict[str, Float32] = {}
+
+    def get(self, name: str, rows: int, columns: int) -> Float32:
+        """Return the array of that name with undefined contents, (rows, columns)."""
+        flat = self._flat.get(name)
+        if flat is None or flat.size < rows * columns:
+            flat = self._flat[name] = np.empty(rows * columns, np.float32)
+        return flat[: rows * columns].reshape(rows, columns)
+
+
+class BlockScores(Protocol):
+    """A block of rows of X, ready for products with the weights of many classes."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
+        """Fill `out` (n_rows, stop - start) with ``x.w_y`` of the classes from `start` to before `stop`."""
+        ...
+
+
+class Weights(Protocol):
+    """What search and evaluation need of the weights of a linear model."""
+
+    @property
+    def biases(self) -> Float32: ...
+    @property
+    def feature_scale(self) -> float: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+
+    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> BlockScores:
+        """Prepare rows `first` to before `last` of X; `order` lists the classes, None means 0, 1, 2, ..."""
+        ...
+
+    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
+        """Return ``feature_scale * x.w_y + b_y`` of given pairs.
+
+        ``classes`` is (n, m): line i holds m classes for row ``row_index[i]`` of X.
+        """
+        ...
+
+    def to_dense(self) -> Float32:
+        """Return all weights as one array (n_classes, n_features), without a copy where they are one."""
+        ...
+
+    def state(self) -> State: ...
+
+
+class DenseBlock:
+    """A block of rows of X and weights in one array."""
+
+    def __init__(self, X: Features, first: int, last: int, weights: Float32, order: Int32 | None) -> None:
+        self.weights, self.order = weights, order
+        self.used: NDArray[np.intp] | None = None
+        if sparse.issparse(X):
+            block: Any = X[first:last]
+            used = np.unique(block.indices)
+            # Few of the many features of a text occur in a block: a product over those alone is far smaller.
+            if 2 * len(used) < X.shape[1]:
+                self.used = used
+                block = block[:, used]
+            self.x: Float32 = block.toarray()
+        else:
+            self.x = np.ascontiguousarray(X[first:last])
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.x)
+
+    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
+        """Fill `out` with ``x.w_y``; weights that must be copied are copied by parts."""
+        in_place = self.order is None and self.used is None
+        width = stop - start if in_place else max(topk.STRIP, buffers.copy_numbers // max(self.x.shape[1], 1))
+        with np.errstate(over="ignore", invalid="ignore"):  # callers check the scores and name the row
+            for a, b in split(stop - start, max(width, 1)):
+                np.matmul(self.x, self._part(start + a, start + b, buffers).T, out=out[:, a:b])
+        return out
+
+    def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
+        if self.order is None:
+            part = self.weights[start:stop]
+            return part if self.used is None else np.take(part, self.used, axis=1)
+        classes = self.order[start:stop]
+        if self.used is not None:
+            scattered: Float32 = self.weights[np.ix_(classes, self.used)]
+            return scattered
+        copy = buffers.get("weights", len(classes), self.weights.shape[1])
+        # the default mode would copy once more
+        return np.take(self.weights, classes, axis=0, out=copy, mode="clip")
+
+
+@register("weights", "dense")
+@dataclass(frozen=True, eq=False)
+class DenseWeights:
+    """Weights in one array.
+
+    Attributes
+    ----------
+    weights : float32 (n_classes, n_features)
+    biases : float32 (n_classes,)
+    feature_scale : float
+        Factor of the features.
+
+    Examples
+    --------
+    >>> weights = DenseWeights.zeros(3, 2)
+    >>> weights.biases[:] = [1.0, 2.0, 3.0]
+    >>> X, pairs = np.zeros((1, 2), np.float32), np.array([[2, 0]], np.int32)
+    >>> weights.score_pairs(X, np.array([0]), pairs, 1).tolist()
+    [[3.0, 1.0]]
+    """
+
+    weights: Float32
+    biases: Float32
+    feature_scale: float = 1.0
+
+    @classmethod
+    def zeros(cls, n_classes: int, n_features: int, feature_scale: float = 1.0) -> DenseWeights:
+        """Return weights and biases of zero, which may be written to."""
+        weights = np.zeros((n_classes, n_features), np.float32)
+        return cls(weights, np.zeros(n_classes, np.float32), feature_scale)
+
+    @property
+    def n_classes(self) -> int:
+        return int(self.weights.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        return int(self.weights.shape[1])
+
+    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> DenseBlock:
+        """Prepare rows `first` to before `last` of X for products with the classes in `order`."""
+        return DenseBlock(X, first, last, self.weights, order)
+
+    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
+        """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""
+        scores = np.empty(classes.shape, np.float32)
+        # Writable: a read-only array is another type to numba, which would compile the kernel again.
+        score: Any = row_updates.score_dense
+        rows: Any = X
+        if sparse.issparse(X):
+            parts = ((rows.data, np.float32), (rows.indices, np.int32), (rows.indptr, np.int64))
+            score = row_updates.score_csr
+            rows = row_updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
+        else:
+            rows = np.require(X, np.float32, ["C", "W"])
+        scale = np.float32(self.feature_scale)
+        tasks = split(len(classes), max(1, min(_TASK_ROWS, _TASK_PAIRS // max(classes.shape[1], 1))))
+
+        def work(i: int) -> None:
+            score(rows, row_index, classes, self.weights, self.biases, scale, scores, *tasks[i])
+
+        run(work, len(tasks), n_threads)
+        return scores
+
+    def to_dense(self) -> Float32:
+        """Return the weights themselves."""
+        return self.weights
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        header = {"kind": "dense", "feature_scale": self.feature_scale}
+        return State(header, {"weights": self.weights, "biases": self.biases})
+
+    @classmethod
+    def from_state(cls, state: State) -> DenseWeights:
+        """Build the weights that `state` described."""
+        return cls(state.arrays["weights"], state.arrays["biases"], state.header["feature_scale"])

@@ -1,0 +1,171 @@
+"""The command line application: help, version, error messages, exit codes, pipes, files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from extremax.cli import terminal
+from extremax.cli.app import app, build
+
+RUN = [sys.executable, "-m", "extremax"]
+
+
+def _application_that(command: object) -> typer.Typer:
+    made = build()
+    made.command("misbehave")(command)  # type: ignore[arg-type]
+    return made
+
+
+def test_help_needs_no_heavy_module() -> None:
+    code = "import sys; sys.argv = ['extremax', '--help']\n"
+    code += "from extremax.cli import main\ntry:\n    main()\nexcept SystemExit:\n    print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "extremax.cli.app" in loaded
+    assert not {
+        "numpy",
+        "scipy",
+        "sklearn",
+        "numba",
+        "torch",
+        "matplotlib",
+        "pandas",
+        "pyarrow",
+        "rich.table",
+    } & set(loaded)
+
+
+def test_version_is_that_of_the_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("extremax ")
+
+
+def test_shell_completion_knows_options_and_commands() -> None:
+    environment = {
+        **os.environ,
+        "_EXTREMAX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "extremax --ver",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(RUN, capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["--version"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ValueError("x is 3; use 2."), 1, "extremax: x is 3; use 2.\n"),
+        (TypeError("y is a set."), 1, "extremax: y is a set.\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "data.csv"),
+            1,
+            "extremax: data.csv: No such file or directory.\n",
+        ),
+        (ImportError("needs pyarrow: pip install extremax[parquet]."), 1, "extremax: needs pyarrow"),
+        (KeyboardInterrupt(), 130, "extremax: interrupted.\n"),
+        (typer.BadParameter("--a and --b exclude each other."), 2, "--a and --b exclude each other."),
+    ],
+)
+def test_user_error_is_one_sentence_rejects(error: BaseException, code: int, sentence: str) -> None:
+    def misbehave() -> None:
+        raise error
+
+    done = CliRunner().invoke(_application_that(misbehave), ["misbehave"])
+    assert done.exit_code == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_error_of_the_program_is_not_hidden() -> None:
+    def misbehave() -> None:
+        raise RuntimeError("a fault of ours")
+
+    done = CliRunner().invoke(_application_that(misbehave), ["misbehave"])
+    assert isinstance(done.exception, RuntimeError)
+
+
+def test_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misbehave() -> None:
+        raise ValueError("x is 3.")
+
+    monkeypatch.setenv("EXTREMAX_TRACEBACK", "1")
+    assert isinstance(CliRunner().invoke(_application_that(misbehave), ["misbehave"]).exception, ValueError)
+
+
+def test_warning_is_one_sentence() -> None:
+    def misbehave() -> None:
+        warnings.warn("3 rows are left out.", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = CliRunner().invoke(_application_that(misbehave), ["misbehave"])
+    assert done.exit_code == 0
+    assert done.stderr == "warning: 3 rows are left out.\n"
+
+
+def test_unknown_command_is_wrong_usage_rejects() -> None:
+    done = subprocess.run([*RUN, "trian"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "trian" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_typer_names_the_extra_rejects() -> None:
+    code = "import sys; sys.modules['typer'] = None\nfrom extremax.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "extremax: the command line needs typer: pip install extremax[cli]\n"
+
+
+def test_pipe_closed_early_ends_quietly() -> None:
+    code = "from extremax.cli.app import build\nfrom extremax.cli import terminal\nmade = build()\n"
+    code += "@made.command()\ndef count():\n    for i in range(10**6): terminal.write(str(i))\n"
+    code += "made(['count'])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "0\n"
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait() == 141
+
+
+def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_bytes(b"old")
+
+    def fail_half_way() -> None:
+        with terminal.atomic_file(path) as file:
+            file.write(b"half of the ne")
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        fail_half_way()
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.csv"]
+    with terminal.atomic_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.show_json({"loss": float("nan"), "labels": ("a", 2)})
+    assert capsys.readouterr().out == '{\n  "loss": null,\n  "labels": [\n    "a",\n    2\n  ]\n}\n'
+
+
+def test_table_in_a_pipe_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_table(["code", "p"], [["a\tb", "0.5"]], title="Answers")
+    assert capsys.readouterr().out == "code\tp\na b\t0.5\n"

@@ -1,0 +1,549 @@
+"""train, predict, evaluate, inspect, ask and demo: the same answers as in Python, from files and pipes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.cli.app import app
+from extremax.data import TextFeatures
+from extremax.parameters import PARAMETERS
+
+RUN = [sys.executable, "-m", "extremax"]
+THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
+ROWS = [
+    (f"{verb} {place} a {thing}", thing)
+    for thing in THINGS
+    for verb in ("fell", "jumped")
+    for place in ("off", "from", "near")
+]
+PARAMETERS_USED = {"n_epochs": 6, "tree_components": 4}
+
+
+def cli(*arguments: Any, text: str | bytes | None = None, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+    assert done.exit_code == code, done.output + repr(done.exception)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of texts, and a model trained on it from the command line."""
+    path = tmp_path_factory.mktemp("cli")
+    with (path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *ROWS])
+    cli(
+        "train",
+        path / "data.csv",
+        "--out",
+        path / "model",
+        "--text-features",
+        16,
+        "--n-epochs",
+        6,
+        "--tree-components",
+        4,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for features: a folder of npy files with integer labels."""
+    path = tmp_path_factory.mktemp("features")
+    rng = np.random.default_rng(0)
+    y = rng.integers(20, size=300)
+    np.save(
+        path / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32)
+    )
+    np.save(path / "y.npy", y)
+    cli("train", path / "X.npy", "--out", path / "model", "--noise", "frequency", "--n-epochs", 5, "-q")
+    return path
+
+
+def test_command_line_same_everywhere(folder: Path) -> None:
+    texts, labels = [text for text, _ in ROWS], [label for _, label in ROWS]
+    clf = TextClassifier(
+        ExtremeClassifier(random_state=0, **PARAMETERS_USED),
+        features=TextFeatures(n_components=8, n_random=8),
+    ).fit(texts, labels)
+    reloaded = load_model(folder / "model")
+    best, log_prob = clf.predict_topk(texts, k=3)
+    np.testing.assert_array_equal(reloaded.predict_topk(texts, k=3)[1], log_prob)
+    answers = [
+        json.loads(line)
+        for line in cli(
+            "predict", folder / "model", folder / "data.csv", "-k", 3, "--to", "jsonl"
+        ).stdout.splitlines()
+    ]
+    assert [answer["labels"] for answer in answers] == best.tolist()
+    # Files hold seven digits.
+    np.testing.assert_allclose([answer["probabilities"] for answer in answers], np.exp(log_prob), rtol=1e-6)
+    figures = json.loads(cli("evaluate", folder / "model", folder / "data.csv", "--json").stdout)
+    assert figures["log_likelihood"] == pytest.approx(clf.log_likelihood(texts, labels), abs=1e-6)
+    assert figures["accuracy@1"] == clf.score(texts, labels)
+    one = json.loads(cli("ask", folder / "model", texts[0], "-k", 3, "--json").stdout)
+    assert [answer["label"] for answer in one["answers"]] == best[0].tolist()
+
+
+def test_every_parameter_is_an_option() -> None:
+    shown = " ".join(cli("train", "--help").stdout.split())
+    for name, parameter in PARAMETERS.items():
+        if name in ("random_state", "n_jobs", "verbose"):  # --seed, --threads, and a bar in a terminal
+            continue
+        option = f"--{name.replace('_', '-')}"
+        assert f"{option} " in shown
+        assert parameter.help.split(".")[0].split("`")[0] in shown
+        if parameter.choices:
+            assert "|".join(parameter.choices) in shown
+    assert "if no --valid is given" in shown
+    assert "--n-components" not in shown
+
+
+def test_shell_completes_choices() -> None:
+    environment = {
+        **os.environ,
+        "_EXTREMAX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "extremax train --noise ",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(RUN, capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == list(PARAMETERS["noise"].choices)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--n-epochs", "-1"], "extremax: --n-epochs must be an integer >= 0"),
+        (
+            ["--tree-regularization", "autp"],
+            "extremax: --tree-regularization must be a number > 0.0 or one of 'auto'. Got 'autp' instead.",
+        ),
+        (["--learning-rate", "0"], "extremax: --learning-rate must be a number > 0.0"),
+    ],
+)
+def test_parameter_is_checked_before_the_file_is_read_rejects(
+    tmp_path: Path, option: list[str], sentence: str
+) -> None:
+    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "model", *option, code=1)
+    assert done.stderr.startswith(sentence)
+
+
+def test_nothing_is_written_of_bad_rows_rejects(folder: Path, features: Path, tmp_path: Path) -> None:
+    done = cli("predict", folder / "model", features / "X.npy", code=1)
+    assert done.stdout == ""
+    assert "holds features, but the model takes texts" in done.stderr
+    assert cli("predict", folder / "model", text="").stdout == "label,probability\n"
+    done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "answers.json", code=2)
+    assert "answers.json" in "".join(done.stderr.split())
+    done = cli(
+        "predict", folder / "model", folder / "data.csv", "--out", tmp_path / "absent" / "answers.csv", code=1
+    )
+    assert f"there is no folder {tmp_path / 'absent'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"", "a.csv has no rows."),
+        ("a.csv", b"text,label\n", "a.csv has no rows."),
+        (
+            "a.csv",
+            b"text\nx\ny\n",
+            "a.csv has 2 rows, but no labels; name their column: --label-column NAME.",
+        ),
+    ],
+)
+def test_file_without_labels_rejects(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert sentence in cli("train", tmp_path / name, "--out", tmp_path / "model", code=1).stderr
+
+
+def test_features_without_labels_rejects(features: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.load(features / "X.npy"))
+    assert "300 rows, but no labels; give their file: --labels FILE." in cli(
+        "train", tmp_path / "a.npy", "--out", tmp_path / "model", code=1
+    ).stderr  # fmt: skip
+
+
+def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
+    options = [
+        "--learning-rate",
+        0.1,
+        "--tree-regularization",
+        0.5,
+        "--optimizer",
+        "adagrad_row",
+        "--n-negatives",
+        2,
+        "--seed",
+        7,
+    ]
+    done = cli(
+        "train",
+        features / "X.npy",
+        "--out",
+        tmp_path / "m",
+        "--n-epochs",
+        1,
+        "--validation-fraction",
+        0.2,
+        "--json",
+        *options,
+    )
+    clf = load_model(tmp_path / "m")
+    assert isinstance(clf, ExtremeClassifier)
+    assert (clf.learning_rate, clf.tree_regularization, clf.optimizer, clf.n_negatives, clf.random_state) == (
+        0.1,
+        0.5,
+        "adagrad_row",
+        2,
+        7,
+    )
+    summary = json.loads(done.stdout)
+    assert summary["n_classes"] == 20
+    assert summary["valid_accuracy"] == clf.history_[-1]["valid_accuracy"]
+
+
+def test_old_names_of_options_warn(features: Path, tmp_path: Path) -> None:
+    command = ["train", features / "X.npy", "--out", tmp_path / "m", "--n-epochs", 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = cli(*command, "--regularization", 0.5, "--n-components", 3)
+    for old, new in (("--regularization", "--tree-regularization"), ("--n-components", "--tree-components")):
+        assert (
+            f"warning: {old} is now called {new}; the old name will go with the next release." in done.stderr
+        )
+    clf = load_model(tmp_path / "m")
+    assert isinstance(clf, ExtremeClassifier)
+    assert (clf.tree_regularization, clf.tree_components) == (0.5, 3)
+    done = cli(*command, "--n-components", 3, "--tree-components", 3, code=2)
+    assert "give one of them, not both" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
+def test_predictions_as_files(features: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / f"answers.{to}"
+    cli("predict", features / "model", features / "X.npy", "-k", 2, "--out", out)
+    X = np.load(features / "X.npy")
+    labels, log_prob = load_model(features / "model").predict_topk(X, k=2)
+    if to == "csv":
+        rows = list(csv.DictReader(io.StringIO(out.read_text())))
+        found = [[int(row["label_1"]), int(row["label_2"])] for row in rows]
+        p = [[float(row["probability_1"]), float(row["probability_2"])] for row in rows]
+    elif to == "jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        found, p = [row["labels"] for row in rows], [row["probabilities"] for row in rows]
+    else:
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(out).to_pydict()
+        found, p = table["labels"], table["probabilities"]
+    assert found == labels.tolist()  # integers come back as integers
+    np.testing.assert_allclose(p, np.exp(log_prob), rtol=1e-6)  # seven digits
+    assert [entry.name for entry in tmp_path.iterdir()] == [out.name]
+
+
+def test_lines_from_standard_input_are_answered_as_they_come(folder: Path) -> None:
+    command = [*RUN, "predict", str(folder / "model"), "--to", "jsonl"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        for thing in ("ladder", "horse"):
+            running.stdin.write(f"near a {thing}, perhaps\n")
+            running.stdin.flush()
+            # before the next line is written
+            assert json.loads(running.stdout.readline())["labels"] == [thing]
+        running.stdin.close()
+        assert running.stdout.read() == ""
+        assert running.wait() == 0
+
+
+def test_table_from_standard_input(folder: Path) -> None:
+    done = cli(
+        "predict",
+        folder / "model",
+        "-",
+        "--format",
+        "csv",
+        "--text-column",
+        "text",
+        text="id,text\n1,a ladder\n2,\n",
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "label,probability"
+    assert lines[1].startswith("ladder,")
+    assert len(lines) == 3
+
+
+def test_pipe_closed_early_ends_quietly(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "many.lines").write_text("fell off a ladder\n" * 20_000)
+    command = [*RUN, "predict", str(folder / "model"), str(tmp_path / "many.lines"), "-k", "8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline().startswith("label_1,")
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait() == 141
+
+
+_TRAINING_THAT_PRINTS_EPOCHS = """
+import sys
+from extremax.cli.app import app
+from extremax.estimator import ExtremeClassifier
+fit = ExtremeClassifier.fit
+show = lambda record: print(record["epoch"], flush=True)
+ExtremeClassifier.fit = lambda *a, callbacks=(), **k: fit(*a, callbacks=[show], **k)
+app(sys.argv[1:])
+"""
+
+
+def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path) -> None:
+    arguments = [
+        "train",
+        str(folder / "data.csv"),
+        "--out",
+        str(tmp_path / "model"),
+        "--n-epochs",
+        "100000000",
+    ]
+    command = [sys.executable, "-c", _TRAINING_THAT_PRINTS_EPOCHS, *arguments, "--tree-components", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "1\n"
+        running.send_signal(signal.SIGINT)
+        running.stdout.read()
+        said = running.stderr.read()
+        assert running.wait() == 130, said
+    assert "training was interrupted" in said
+    assert "Traceback" not in said
+    clf = load_model(tmp_path / "model")
+    assert 0 < clf.history_[-1]["epoch"] < 100_000_000
+    assert len(clf.predict(["fell off a ladder"])) == 1
+
+
+def test_evaluation_counts_unknown_labels(folder: Path, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "test.csv.gz", "wt") as file:
+        file.write("text,label\nfell off a ladder,ladder\nfell off a cliff,cliff\n")
+    figures = json.loads(
+        cli("evaluate", folder / "model", tmp_path / "test.csv.gz", "--json", "-k", "1,2").stdout
+    )
+    assert (figures["n_samples"], figures["n_left_out"], figures["n_unknown"]) == (1, 1, 1)
+    assert figures["accuracy@1"] == figures["ndcg@2"] == figures["propensity_scored_precision@1"] == 1.0
+    assert figures["precision@2"] == 0.5
+    clf = load_model(folder / "model")
+    assert figures["log_likelihood"] == pytest.approx(
+        clf.log_likelihood(["fell off a ladder"], ["ladder"]), abs=1e-6
+    )
+    assert 0.0 <= figures["calibration_error"] <= 1.0
+
+
+def test_evaluation_of_several_labels(features: Path, tmp_path: Path) -> None:
+    X = np.load(features / "X.npy")
+    best, _ = load_model(features / "model").predict_topk(X, k=2)
+    lines = [
+        "2 6 20",
+        *(f"{best[i, 1]},{best[i, 0]} " + " ".join(f"{j}:{x}" for j, x in enumerate(X[i])) for i in range(2)),
+    ]
+    (tmp_path / "test.txt").write_text("\n".join(lines) + "\n")
+    figures = json.loads(
+        cli("evaluate", features / "model", tmp_path / "test.txt", "--json", "-k", "1,2,4").stdout
+    )
+    assert figures["precision@1"] == figures["precision@2"] == figures["ndcg@4"] == 1.0
+    assert figures["precision@4"] == 0.5
+
+
+def test_inspection_tells_sizes_and_tree(folder: Path) -> None:
+    facts = json.loads(cli("inspect", folder / "model", "--json").stdout)
+    assert (facts["input"], facts["n_classes"], facts["n_samples"], facts["tree_depth"]) == (
+        "texts",
+        8,
+        48,
+        3,
+    )
+    assert facts["frequencies_log_likelihood"] == pytest.approx(-np.log(8))
+    assert sum(facts["memory"].values()) == sum(file.stat().st_size for file in (folder / "model").iterdir())
+    assert {"weights", "text features", "noise (TreeNoise)", "label names"} <= set(facts["memory"])
+    assert "tree held out log likelihood" in cli("inspect", folder / "model").stdout
+
+
+def test_inspection_of_a_label_matches_reference(folder: Path) -> None:
+    hardest = json.loads(cli("inspect", folder / "model", "--label", "ladder", "-k", 3, "--json").stdout)[
+        "hardest"
+    ]
+    clf = load_model(folder / "model")
+    model = clf.model_
+    assert model.projection is not None
+    assert model.tree is not None
+    Z = model.projection.transform(clf.transform([text for text, label in ROWS if label == "ladder"]))
+    p = np.exp(model.tree.log_prob_all(Z.mean(axis=0, keepdims=True))[0])
+    p[clf.classes_ == "ladder"] = 0.0
+    assert [entry["label"] for entry in hardest] == clf.classes_[np.argsort(-p)[:3]].tolist()
+    np.testing.assert_allclose(
+        [entry["tree_probability"] for entry in hardest], np.sort(p)[::-1][:3], rtol=0.02
+    )  # float16 means
+
+
+def test_inspection_of_a_label_without_tree(features: Path) -> None:
+    hardest = json.loads(cli("inspect", features / "model", "--label", "7", "--json").stdout)["hardest"]
+    weights = np.asarray(load_model(features / "model").model_.weights.to_dense(), np.float64)
+    unit = weights / np.linalg.norm(weights, axis=1, keepdims=True)
+    cosine = unit @ unit[7]
+    assert [entry["label"] for entry in hardest] == [i for i in np.argsort(-cosine) if i != 7][:10]
+
+
+def test_bad_lines_stop_or_are_counted_rejects(tmp_path: Path) -> None:
+    text = "text,label\n" + "".join(f"{a},{b}\n" for a, b in ROWS) + "one,two,three\n"
+    (tmp_path / "data.csv").write_text(text)
+    options = [
+        "train",
+        tmp_path / "data.csv",
+        "--out",
+        tmp_path / "m",
+        "--n-epochs",
+        1,
+        "--text-features",
+        4,
+        "--tree-components",
+        2,
+    ]
+    said = cli(*options, code=1).stderr
+    assert "data.csv, line 50: expected 2 columns, got 3; correct it, or pass --skip-bad-lines" in said
+    assert not (tmp_path / "m").exists()
+    said = cli(*options, "--skip-bad-lines").stderr
+    assert "warning: 1 bad lines were skipped" in said
+    assert (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["train", "nothing.csv", "--out", "m"], 1, "nothing.csv: there is no such file."),
+        (["train", "data.csv"], 2, "--out"),
+        (["train", "data.csv", "--out", "."], 1, "is not an extremax model, so it is left alone"),
+        (["train", "data.csv", "--out", "m", "--n-epochs", "-1"], 1, "--n-epochs must be an integer >= 0"),
+        (["train", "data.csv", "--out", "m", "--noise", "loud"], 2, "loud"),
+        (["train", "data.csv", "--out", "m", "--label-column", "nope"], 1, "there is no column 'nope'"),
+        (["train", "texts.csv", "--out", "m"], 1, "but no labels; name their column"),
+        (["predict", "nothing", "data.csv"], 2, "nothing"),
+        (["predict", "model", "X.npy"], 1, "holds features, but the model takes texts"),
+        (["predict", "model", "data.csv", "--search", "wide"], 2, "wide"),
+        (["predict", "model", "data.csv", "--out", "model"], 1, "is a folder"),
+        (["evaluate", "model", "texts.csv"], 1, "but no labels; name their column"),
+        (["evaluate", "model", "data.csv", "--k", "1,x"], 2, "such as 1,3,5"),
+        (["inspect", "model", "--label", "laddr"], 1, "Did you mean ladder"),
+    ],
+)
+def test_mistake_gets_a_sentence_rejects(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, sentence: str
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("texts.csv").write_text("text\nfell\noff\n")
+    Path("pairs.csv").write_text("text,label\nfell,a;b\noff,a\n")
+    np.save("X.npy", np.zeros((3, 2), np.float32))
+    done = cli(*arguments, code=code)
+    assert sentence in " ".join(done.stderr.split())
+    assert not Path("m").exists()
+
+
+def test_several_labels_are_reduced_or_kept(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("text,label\n" + "fell down,a;b\njumped up,c;b\nup,b\n" * 8)
+    cli(
+        "train",
+        tmp_path / "pairs.csv",
+        "--out",
+        tmp_path / "m",
+        "--label-separator",
+        ";",
+        "--reduce",
+        "rarest",
+        "--n-epochs",
+        1,
+    )
+    clf = load_model(tmp_path / "m")
+    assert clf.model_.classes.counts.tolist() == [8, 8, 8]
+    cli("train", tmp_path / "pairs.csv", "--out", tmp_path / "m", "--label-separator", ";", "--n-epochs", 1)
+    clf = load_model(tmp_path / "m")
+    assert clf.classes_.tolist() == ["a", "b", "c"]
+    assert clf.model_.classes.counts.tolist() == [8, 24, 8]
+    figures = json.loads(
+        cli("evaluate", tmp_path / "m", tmp_path / "pairs.csv", "--label-separator", ";", "--json").stdout
+    )
+    assert (figures["n_samples"], figures["n_pairs"]) == (24, 40)
+
+
+def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*RUN, "train", str(folder / "data.csv"), "--out", str(tmp_path / "m"), "--n-epochs", "1", "--text-features", "4"],
+        capture_output=True, text=True, check=True, env=os.environ,
+    )  # fmt: skip
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 3
+    assert "\r" not in done.stderr
+
+
+def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.csv").write_text("ladder,a thing with rungs\nroof,\u00e9lev\u00e9\n")
+    options = [
+        "--descriptions",
+        tmp_path / "names.csv",
+        "--n-epochs",
+        3,
+        "--text-features",
+        16,
+        "--tree-components",
+        4,
+    ]
+    said = cli("train", folder / "data.csv", "--out", tmp_path / "m", *options).stderr
+    assert "6 of 8 labels have no description" in said
+    answers = json.loads(cli("ask", tmp_path / "m", "a ladder", "-k", 8, "--json").stdout)["answers"]
+    described = {answer["label"]: answer["description"] for answer in answers}
+    assert described == dict.fromkeys(THINGS, "") | {
+        "ladder": "a thing with rungs",
+        "roof": "\u00e9lev\u00e9",
+    }
+    assert "a thing with rungs" in cli("inspect", tmp_path / "m", "--label", "roof").stdout
+
+
+def test_demo_answers(tmp_path: Path) -> None:
+    done = cli("demo", "--out", tmp_path / "demo", "--rows", 1500, "--n-epochs", 2)
+    lines = done.stdout.splitlines()
+    figures = {
+        line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]
+    }
+    assert list(figures) == ["class frequencies", "uniform negatives", "extremax"]
+    # far fewer rows and epochs than the demonstration has
+    assert figures["extremax"][0] > figures["class frequencies"][0]
+    assert lines.count("label\tdescription\tprobability") == 5
+    assert "fell off a ladder" in lines
+    assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "extremax ask" in done.stderr
+    best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)[
+        "answers"
+    ]
+    assert best[0]["description"]
+
+
+def test_frequencies_match_reference() -> None:
+    from extremax.cli.demo import frequency_figures
+
+    accuracy, top_5, log_likelihood = frequency_figures(["a", "a", "b"], ["a", "b", "unknown"])
+    assert (accuracy, top_5) == (0.5, 1.0)
+    assert log_likelihood == pytest.approx((np.log(2 / 3) + np.log(1 / 3)) / 2)

@@ -1,0 +1,154 @@
+"""Parameter searches: they choose by validation alone, and can be resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiment_files import make_recipe, write_recipe
+from extremax.cli.app import app
+from extremax.experiments import load_recipe, tune, tuning
+from extremax.experiments.curve import Evaluator
+from extremax.experiments.recipes import find_recipe
+from extremax.experiments.rows import load_rows
+from extremax.experiments.tuning import default_space
+
+pytest.importorskip("optuna")
+SPACE = """
+[search]
+n_trials = 4
+pruner = 'none'
+[search.space]
+learning_rate = [1e-4, 0.3]
+score_penalty = {low = 1e-5, high = 1e-3}
+"""
+
+
+def test_search_finds_the_better_parameters(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=3, more=SPACE)
+    rows = load_rows(recipe)
+    del rows.X["test"], rows.y["test"]  # a search that looked at test rows would fail
+    result = tune(recipe, tmp_path / "search", rows=rows)
+    assert len(result.trials) == 4
+    assert {trial.parameters["learning_rate"] for trial in result.trials} == {1e-4, 0.3}
+    assert result.best.model["learning_rate"] == 0.3
+    assert result.best_trial.score == max(trial.score or -99 for trial in result.trials)
+    written = load_recipe(result.path)
+    assert written.model == result.best.model
+    assert written.data.path == recipe.data.path
+    assert result.path.read_text().startswith("# Best of 4 trials by validation log_likelihood: ")
+    assert [t["score"] for t in json.loads((tmp_path / "search" / "trials.json").read_text())] == [
+        t.score for t in result.trials
+    ]
+
+
+def test_interrupted_search_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE)
+    rows = load_rows(recipe)
+    evaluate, calls = tuning.Evaluator.__call__, [0]
+
+    def cut(self: Any, model: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, model)
+
+    monkeypatch.setattr(tuning.Evaluator, "__call__", cut)
+    with pytest.raises(KeyboardInterrupt):
+        tune(recipe, tmp_path / "search", rows=rows)
+    seen: list[Any] = []
+    result = tune(recipe, tmp_path / "search", rows=rows, on_trial=seen.append)
+    assert (len(result.trials), len(seen)) == (4, 2)  # two were finished before
+    assert (
+        tune(recipe, tmp_path / "search", rows=rows, on_trial=lambda trial: pytest.fail("tried again")).trials
+        == result.trials
+    )
+    assert len(tune(recipe, tmp_path / "search", rows=rows, n_trials=5).trials) == 5
+
+
+def test_no_combination_is_tried_twice(tmp_path: Path) -> None:
+    """Four trials try all four combinations of a space, however many are asked for."""
+    space = SPACE.replace("{low = 1e-5, high = 1e-3}", "[1e-5, 1e-4]").replace("n_trials = 4", "n_trials = 9")
+    said: list[str] = []
+    result = tune(make_recipe(tmp_path, n_epochs=1, more=space), tmp_path / "search", log=said.append)
+    tried = [tuple(trial.parameters.values()) for trial in result.trials]
+    assert sorted(tried) == [(1e-4, 1e-5), (1e-4, 1e-4), (0.3, 1e-5), (0.3, 1e-4)]
+    assert said[-1] == "every combination of the space has been tried"
+
+
+def test_bad_trials_are_pruned(tmp_path: Path) -> None:
+    space = (
+        SPACE.replace("'none'", "'median'")
+        .replace("n_trials = 4", "n_trials = 10")
+        .replace("1e-4, 0.3", "0.3, 1e-6")
+    )
+    result = tune(make_recipe(tmp_path, n_epochs=8, more=space), tmp_path / "search")
+    pruned = [trial for trial in result.trials if trial.state == "pruned"]
+    assert any(trial.parameters["learning_rate"] == 1e-6 for trial in pruned)
+    assert result.best_trial not in pruned
+    assert result.best.model["learning_rate"] == 0.3
+
+
+def test_folder_of_another_search_rejects(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE.replace("n_trials = 4", "n_trials = 1"))
+    tune(recipe, tmp_path / "search")
+    with pytest.raises(ValueError, match="another recipe or space"):
+        tune(recipe.with_model(n_epochs=2), tmp_path / "search")
+    with pytest.raises(FileExistsError, match="is not a search"):
+        tune(recipe, tmp_path)
+
+
+def test_default_space_is_the_grid_of_the_paper() -> None:
+    space = default_space({"objective": "negative_sampling", "noise": "uniform"})
+    assert {0.0003, 0.001, 0.003, 0.01, 0.03} <= set(space["learning_rate"])
+    assert space["score_penalty"] == [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03]
+    assert set(default_space({"objective": "one_vs_each"})) == {"learning_rate", "prior_variance"}
+    # The appendix went up to 10 for softmax; nothing is searched that the objective does not use.
+    assert max(default_space({"objective": "softmax"})["learning_rate"]) == 10.0
+    assert [set(default_space({"objective": name})) for name in ("auto", "shared_softmax", "softmax")] == [
+        {"learning_rate"}
+    ] * 3
+
+
+def test_long_trials_are_scored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After epochs 1 to 8, then every second one and so on, and always after the last."""
+    looks = []
+    evaluate = Evaluator.__call__
+
+    def count(self: Evaluator, model: Any) -> dict[str, float]:
+        looks.append(model.n_epochs)
+        return evaluate(self, model)
+
+    monkeypatch.setattr(Evaluator, "__call__", count)
+    recipe = make_recipe(tmp_path, n_epochs=19)
+    tune(replace(recipe, search=replace(recipe.search, pruner="none")), tmp_path / "search", n_trials=1)
+    assert looks == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19]
+
+
+# -- recipes of the package, and the terminal
+
+
+def test_unknown_recipe_rejects() -> None:
+    with pytest.raises(FileNotFoundError, match="Did you mean 'icd10cm/adversarial'"):
+        find_recipe("icd10cm/adverserial")
+
+
+def test_terminal_runs_searches_and_draws(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, n_epochs=1, more=SPACE.replace("n_trials = 4", "n_trials = 2"))
+    done = CliRunner().invoke(app, ["run", str(recipe), "--out", str(tmp_path / "a"), "--seed", "3"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0].split("\t")[:3] == ["model", "epoch", "seconds"]
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["model"]["random_state"] == 3
+    done = CliRunner().invoke(app, ["tune", str(recipe), "--out", str(tmp_path / "s"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["trials"]) == 2
+    done = CliRunner().invoke(app, ["plot", str(tmp_path / "a"), "-o", str(tmp_path / "x.svg")])
+    assert done.stdout == f"{tmp_path / 'x.svg'}\n"
+    done = CliRunner().invoke(app, ["run", "icd10cm/adverserial", "--out", str(tmp_path / "b")])
+    assert done.exit_code == 1
+    assert "Did you mean 'icd10cm/adversarial'?" in done.stderr

@@ -1,0 +1,308 @@
+"""Runs: their folder, their clock, and that a killed run ends with the model of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiment_files import make_recipe, write_recipe
+from extremax import ExtremeClassifier, load_model
+from extremax.defaults import DEFAULTS, replace_numbers
+from extremax.experiments import load_recipe, run, runner
+from extremax.experiments.curve import CurveFile, Evaluator, Schedule, read_curve
+from extremax.experiments.recipe import MODEL_DEFAULTS
+from extremax.experiments.rows import load_rows
+from extremax.experiments.runner import RunWatcher, WatchPlan
+from extremax.parameters import BATCH_OBJECTIVES, ROW_OBJECTIVES
+from extremax.storage.folder import load_folder
+
+ROWS_PER_EPOCH = 960  # of 1,200; two tenths are held out
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    return load_folder(folder, kind="classifier").arrays
+
+
+def assert_same_model(ours: Path, theirs: Path) -> None:
+    a, b = arrays_of(ours), arrays_of(theirs)
+    assert set(a) == set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+# -- the folder
+
+
+def test_folder_of_a_run(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    summary = run(recipe, tmp_path / "out")
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "machine.json",
+        "curve.jsonl",
+        "model",
+        "summary.json",
+    }
+    config = json.loads((out / "config.json").read_text())
+    assert config["model"] == {**MODEL_DEFAULTS, **recipe.model}  # defaults filled in
+    assert config["model"]["random_state"] == 0
+    assert config["method"] == "adversarial"
+    machine = json.loads((out / "machine.json").read_text())
+    assert len(machine) == 1
+    assert machine[0]["versions"]["numpy"] == np.__version__
+    points = read_curve(out / "curve.jsonl")
+    assert points[0]["epoch"] == 0
+    assert points[-1]["epoch"] == 4
+    assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
+    assert summary["last"] == points[-1] == json.loads((out / "summary.json").read_text())["last"]
+    assert (summary["n_train"], summary["n_classes"]) == (ROWS_PER_EPOCH, 24)
+    rows = load_rows(recipe)
+    model = load_model(out / "model")
+    assert model.score(rows.X["test"], rows.classes[rows.y["test"]]) == points[-1]["test_accuracy"] > 0.5
+
+
+def test_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    first = run(recipe, tmp_path / "out")
+    (tmp_path / "rows.npz").unlink()  # the data are not read again
+    messages: list[str] = []
+    assert run(recipe, tmp_path / "out", log=messages.append) == json.loads(json.dumps(first))
+    assert messages == [f"{tmp_path / 'out'} is finished already"]
+
+
+def test_run_of_an_older_version_has_the_same_recipe(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    first = run(recipe, tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    for old, new in (("n_components", "tree_components"), ("regularization", "tree_regularization")):
+        config["model"][old] = config["model"].pop(new)
+    path.write_text(json.dumps(config))
+    assert run(recipe, tmp_path / "out") == json.loads(json.dumps(first))
+
+
+def test_folder_of_another_recipe_rejects(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    run(recipe, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"another recipe: model.n_epochs is 1 there and 3 here"):
+        run(recipe.with_model(n_epochs=3), tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="is not a run, so it is left alone"):
+        run(recipe, tmp_path / "mine")
+
+
+def test_run_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    with pytest.raises(ValueError, match="learning_rate"):
+        run(recipe.with_model(learning_rate=-1.0), tmp_path / "out")
+    assert run(recipe, tmp_path / "out")["n_epochs"] == 1
+
+
+def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
+    lines = [f"{animal} {i},{animal}" for i in range(40) for animal in ("dog", "cat", "horse")]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(lines))
+    recipe_path = tmp_path / "recipe.toml"
+    recipe_path.write_text(
+        '[data]\npath = "rows.csv"\n[features]\nn_components = 4\nn_random = 0\n[model]\nn_epochs = 3'
+    )
+    run(
+        load_recipe(recipe_path),
+        tmp_path / "out",
+        rows=load_rows(load_recipe(recipe_path), cache=tmp_path / "cache"),
+    )
+    assert load_model(tmp_path / "out" / "model").predict(["a horse 7"]).tolist() == ["horse"]
+    # from the cache, with its text features
+    again = load_rows(load_recipe(recipe_path), cache=tmp_path / "cache")
+    assert again.text_features is not None
+    assert again.X["train"].shape == (96, 4)
+
+
+# -- the clock
+
+
+def test_points_are_evenly_spaced_in_log_time() -> None:
+    schedule = Schedule(0.1, 4)
+    times = [schedule.next_after(0.0)]
+    while times[-1] < 100:
+        times.append(schedule.next_after(times[-1]))
+    np.testing.assert_allclose(np.diff(np.log10(times)), 0.25, rtol=1e-9)  # rounding of powers
+    assert schedule.next_after(3.0) == pytest.approx(0.1 * 10**1.5)
+
+
+def test_evaluation_and_checkpoints_are_not_on_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each point takes a second more, and each checkpoint half of one: the time of training is the same."""
+    recipe = make_recipe(
+        tmp_path, n_epochs=2, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 50\n"
+    )
+    save = runner.save_checkpoint
+    monkeypatch.setattr(runner, "save_checkpoint", lambda *a: (time.sleep(0.5), save(*a))[1])
+    started = time.perf_counter()
+    summary = run(recipe, tmp_path / "out", checkpoint_seconds=0.0, on_point=lambda point: time.sleep(1.0))
+    waited = 1.0 * len(read_curve(tmp_path / "out" / "curve.jsonl")) + 0.5 * 2
+    assert waited >= 4.0
+    assert summary["training_seconds"] <= time.perf_counter() - started - waited
+
+
+class OftenWatched(ExtremeClassifier):
+    """Calls watchers after every minibatch."""
+
+    _numbers = replace_numbers(DEFAULTS, rows={"progress_pairs": 1})
+
+
+def test_points_within_an_epoch(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    rows = load_rows(recipe)
+    clf = OftenWatched(**recipe.model, random_state=0)
+    plan = WatchPlan(Schedule(1e-6, 1000), "seconds", None, None, 1e9, lambda point: None)
+    evaluate = Evaluator({split: rows.sample(split, 100, 0) for split in ("valid", "test")}, 1)
+    curve = CurveFile(tmp_path / "curve.jsonl")
+    watcher = RunWatcher(clf, tmp_path, curve, evaluate, ROWS_PER_EPOCH, plan)
+    clf.fit(rows.X["train"], rows.y["train"], callbacks=[watcher])
+    epochs = [point["epoch"] for point in read_curve(curve.path)]
+    assert epochs == sorted(epochs)
+    assert sum(0 < epoch < 1 for epoch in epochs) >= 5
+
+
+def test_test_rows_are_a_random_sample(tmp_path: Path) -> None:
+    rows = load_rows(make_recipe(tmp_path, n_epochs=1))
+    sample = rows.sample("test", 50, seed=1)
+    assert sample.X.shape == (50, 8)
+    assert not np.array_equal(sample.X, rows.X["test"][:50])
+    np.testing.assert_array_equal(sample.y, rows.sample("test", 50, seed=1).y)
+    assert rows.sample("test", 10**6, seed=1).X is rows.X["test"]
+
+
+def test_patience_keeps_the_best_epoch_by_validation(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=60, patience=2, learning_rate=3.0)
+    summary = run(recipe, tmp_path / "out", checkpoint_seconds=0.0)
+    points = read_curve(tmp_path / "out" / "curve.jsonl")[1:]
+    best = max(points, key=lambda p: p["valid_log_likelihood"])
+    assert len(points) < 60
+    assert points[-1]["epoch"] == best["epoch"] + 2
+    assert summary["n_epochs"] == best["epoch"]
+    rows = load_rows(recipe)
+    model = load_model(tmp_path / "out" / "model")
+    found = model.log_likelihood(rows.X["valid"], rows.classes[rows.y["valid"]])
+    # the same model, scored in other blocks
+    assert found == pytest.approx(best["valid_log_likelihood"], abs=1e-6)
+
+
+@pytest.mark.parametrize("clock", ["seconds", "cpu_seconds"])
+def test_time_limit_ends_the_run(tmp_path: Path, clock: str) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=10**6, more="[evaluation]\nmax_seconds = 0.5\n")
+    summary = run(recipe, tmp_path / "out", clock=clock)
+    assert summary["last"][clock] >= 0.5
+    assert summary["n_epochs"] < 10**6
+
+
+# -- resuming
+
+
+class Power(BaseException):
+    """A failure that no handler of the program expects."""
+
+
+@pytest.mark.parametrize("objective", [*ROW_OBJECTIVES, *BATCH_OBJECTIVES])
+@pytest.mark.parametrize("patience", [None, 3])
+def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, patience: int | None) -> None:
+    more = "[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+    parameters: dict[str, Any] = {"objective": objective} | (
+        {} if patience is None else {"patience": patience}
+    )
+    recipe = make_recipe(tmp_path, n_epochs=5, more=more, n_rows=400, n_classes=12, **parameters)
+    whole = run(recipe, tmp_path / "whole")
+    # before the first checkpoint; in epoch 3; in epoch 4, when it is resumed from the second
+    for cut_at in (1, 4, 2):
+        calls = [0]
+
+        def cut(point: Any, calls: list[int] = calls, cut_at: int = cut_at) -> None:
+            calls[0] += 1
+            if calls[0] == cut_at:
+                raise Power
+
+        with pytest.raises(Power):
+            run(recipe, tmp_path / "cut", checkpoint_seconds=0.0, on_point=cut)
+        assert not (tmp_path / "cut" / "summary.json").exists()
+    resumed = run(recipe, tmp_path / "cut", checkpoint_seconds=0.0)
+    assert_same_model(tmp_path / "cut" / "model", tmp_path / "whole" / "model")
+    figures = [
+        [
+            {name: p[name] for name in p if "seconds" not in name}
+            for p in read_curve(tmp_path / folder / "curve.jsonl")
+        ]
+        for folder in ("cut", "whole")
+    ]
+    assert figures[0] == figures[1]
+    assert resumed["n_epochs"] == whole["n_epochs"]
+
+
+def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
+    """SIGKILL, again and again, whenever a new checkpoint has just appeared or is being written."""
+    recipe = write_recipe(tmp_path, n_rows=4000, n_epochs=12)
+    command = [sys.executable, "-m", "extremax", "run", str(recipe), "--checkpoint-seconds", "0", "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    out = tmp_path / "killed"
+    for epoch in (2, 6):
+        with subprocess.Popen(
+            [*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            waiting = time.perf_counter() + 300  # a busy machine
+            while not any(int(path.name[-6:]) >= epoch for path in out.glob("checkpoint-*")):
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.perf_counter() < waiting
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    done = subprocess.run([*command, str(out)], check=True, capture_output=True, text=True)
+    assert "is resumed from epoch" in done.stderr
+    assert_same_model(out / "model", tmp_path / "whole" / "model")
+    assert not list(out.glob("*checkpoint*"))
+    assert not list(out.glob(".checkpoint*"))
+
+
+def test_killed_between_last_checkpoint_and_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=2)
+
+    def cut(*_: Any) -> None:
+        raise Power
+
+    monkeypatch.setattr(runner, "_save_model", cut)
+    with pytest.raises(Power):
+        run(recipe, tmp_path / "out")
+    monkeypatch.undo()
+    run(recipe, tmp_path / "out")
+    run(recipe, tmp_path / "whole")
+    assert_same_model(tmp_path / "out" / "model", tmp_path / "whole" / "model")
+
+
+def test_ctrl_c_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=6)
+
+    def press(point: dict[str, Any]) -> None:
+        if point["epoch"] >= 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    more = make_recipe(
+        tmp_path, n_epochs=6, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+    )
+    assert more.model == recipe.model
+    with pytest.raises(KeyboardInterrupt):
+        run(more, tmp_path / "out", checkpoint_seconds=0.0, on_point=press)
+    run(more, tmp_path / "out")
+    run(more, tmp_path / "whole")
+    assert_same_model(tmp_path / "out" / "model", tmp_path / "whole" / "model")
+    shutil.rmtree(tmp_path / "out")

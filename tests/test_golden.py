@@ -1,0 +1,169 @@
+"""Golden models: what version 1 wrote still loads, predicts, trains and goes on as it did.
+
+Tolerances.  Prediction is a float32 product of given weights: 1e-5 is what another order of sums may change.
+Training carries such differences along.  With the matrix kernels that OpenBLAS has for other processors, and
+with kernels compiled for a Nehalem, log-probabilities moved by at most 8e-5, weights by 4e-6 of their length
+and losses by 6e-7; no label or choice changed.  The limits are about ten times that.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from golden.cases import CASES, Case, Data, observe
+from golden.folders import Arrays, read_choices
+
+FOLDER = Path(__file__).parent / "golden" / "v1"
+SMALL = [case for case in CASES.values() if not case.large]
+SAVED = [case for case in SMALL if case.saved]
+GOING_ON = [case for case in SAVED if case.go_on is not None]
+RESUMED = [case for case in SMALL if case.whole is not None]
+
+SAME_WEIGHTS = 1e-5  # in log-probabilities, of the same weights
+TRAINED = 1e-3  # in log-probabilities, after training
+TRAINED_WEIGHTS = 5e-5  # of the length of all weights
+TRAINED_LOSS = 5e-6
+SEARCHES = ("exact", "beam", "beam_6")
+
+
+@cache
+def data_of(name: str) -> Data:
+    return CASES[name].make_data()
+
+
+@cache
+def fitted(name: str) -> Any:
+    return CASES[name].run(data_of(name))
+
+
+def expected_of(case: Case, *, later: bool = False) -> Arrays:
+    with np.load(FOLDER / case.name / "expected.npz") as content:
+        values = dict(content)
+    if later:
+        return {
+            name.removeprefix("later_"): value for name, value in values.items() if name.startswith("later_")
+        }
+    return {name: value for name, value in values.items() if not name.startswith("later_")}
+
+
+def clear_places(log_prob: NDArray[np.float32], tolerance: float) -> NDArray[np.bool_]:
+    """Mark the places of a ranking whose neighbours are too far away to change places with them."""
+    apart = -np.diff(log_prob, axis=1) > 2 * tolerance
+    ends = (
+        np.ones((len(log_prob), 1), bool),
+        np.zeros((len(log_prob), 1), bool),
+    )  # who follows the last is unknown
+    return np.hstack([ends[0], apart]) & np.hstack([apart, ends[1]])
+
+
+def check_predictions(found: Arrays, expected: Arrays, tolerance: float) -> None:
+    assert found["classes"].tolist() == expected["classes"].tolist()
+    for search in SEARCHES:
+        assert (f"{search}_labels" in found) == (f"{search}_labels" in expected)
+        if f"{search}_labels" not in expected:
+            continue
+        log_prob = expected[f"{search}_log_prob"]
+        np.testing.assert_allclose(found[f"{search}_log_prob"], log_prob, rtol=0, atol=tolerance)
+        clear = clear_places(log_prob, tolerance)
+        assert clear.mean() > 0.5  # so that labels are compared at all
+        assert np.array_equal(found[f"{search}_labels"][clear], expected[f"{search}_labels"][clear])
+    if "log_prob" in expected:
+        np.testing.assert_allclose(found["log_prob"], expected["log_prob"], rtol=0, atol=tolerance)
+    assert found["report_names"].tolist() == expected["report_names"].tolist()
+    np.testing.assert_allclose(found["report"], expected["report"], rtol=0, atol=tolerance)
+    if "answers" in expected:
+        assert found["answers"].tolist() == expected["answers"].tolist()
+
+
+def check_training(found: Arrays, expected: Arrays) -> None:
+    check_predictions(found, expected, TRAINED)
+    for name in ("weights", "biases"):
+        if name in expected:
+            apart = np.linalg.norm(found[name] - expected[name])
+            assert apart <= TRAINED_WEIGHTS * np.linalg.norm(expected[name]), name
+    for name in ("history_loss", "history_valid_log_likelihood"):
+        if name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=TRAINED_LOSS)
+    check_choices(found, expected, rtol=1e-4)
+
+
+def check_choices(found: Arrays, expected: Arrays, *, rtol: float) -> None:
+    """Compare the choices that version 1 told of; later versions may tell of more."""
+    now = read_choices(found["choices"])
+    for key, value in read_choices(expected["choices"]).items():
+        if isinstance(value, float):
+            assert now[key] == pytest.approx(value, rel=rtol, abs=0.0), key
+        else:
+            assert now[key] == value, key
+
+
+def check_same_bits(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
+
+
+def by_name(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", SAVED, ids=by_name)
+def test_folder_of_version_1_predicts_as_it_did(case: Case, tmp_path: Path) -> None:
+    model = case.load(FOLDER / case.name / "model")
+    expected = expected_of(case)
+    found = observe(model, data_of(case.name), tmp_path / "again", case.questions)
+    check_predictions(found, expected, SAME_WEIGHTS)
+    check_choices(found, expected, rtol=0.0)
+    np.testing.assert_array_equal(found["history_loss"], expected["history_loss"])
+    for name in ("weights", "biases"):
+        if name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("case", SAVED, ids=by_name)
+def test_folder_saved_again_gives_the_same_bits(case: Case, tmp_path: Path) -> None:
+    data = data_of(case.name)
+    first = observe(case.load(FOLDER / case.name / "model"), data, tmp_path / "first", case.questions)
+    second = observe(case.load(tmp_path / "first"), data, tmp_path / "second", case.questions)
+    check_same_bits(second, first)
+
+
+@pytest.mark.parametrize("case", GOING_ON, ids=by_name)
+def test_folder_of_version_1_goes_on_as_it_did(case: Case, tmp_path: Path) -> None:
+    data = data_of(case.name)
+    model = case.run_on(case.load(FOLDER / case.name / "model"), data)
+    check_training(observe(model, data, tmp_path / "later"), expected_of(case, later=True))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=by_name)
+def test_training_agrees_with_version_1(case: Case, tmp_path: Path) -> None:
+    found = observe(fitted(case.name), data_of(case.name), tmp_path / "model", case.questions)
+    check_training(found, expected_of(case))
+
+
+@pytest.mark.parametrize("case", RESUMED, ids=by_name)
+def test_resumed_fit_is_the_whole_fit(case: Case, tmp_path: Path) -> None:
+    data = data_of(case.name)
+    cut_short = fitted(case.name)
+    cut_short.save(tmp_path / "cut short")
+    whole = observe(case.run_whole(data), data, tmp_path / "whole")
+    loaded = case.run_on(case.load(tmp_path / "cut short"), data)
+    check_same_bits(observe(loaded, data, tmp_path / "loaded"), whole)
+    again = case.run_on(case.run(data), data)
+    check_same_bits(observe(again, data, tmp_path / "again"), whole)
+
+
+def test_folders_are_complete_small_and_of_version_1() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {case.name for case in SMALL}
+    assert {path.parent.name for path in FOLDER.glob("*/model")} == {case.name for case in SAVED}
+    for case in SAVED:
+        header = json.loads((FOLDER / case.name / "model" / "header.json").read_text(encoding="utf-8"))
+        assert header["format_version"] == 1  # made by the code that wrote it, not by a later one
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 1_000_000
