@@ -1,4 +1,6 @@
 # make test    create .venv, install, then lint, type check and the whole suite
+# make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
+# make bench   every benchmark, and one table of their figures in build/benchmarks.md
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
 # make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make clean   remove the environment and every cache
@@ -10,12 +12,21 @@ EXTRAS := dev
 PYTEST_ARGS ?= -n auto --dist loadfile
 # Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
 CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
-# numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes, all go.
-JIT_SOURCES := $(shell grep -rl --include='*.py' -e 'extremax._jit' src) src/extremax/_jit.py
+# numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes,
+# all go.
+JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
+QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_extensions.py \
+  tests/training tests/search tests/storage tests/validation
 
-.PHONY: test demo docs install lint types tests tests-boundscheck tests-interpreted format clean
+.PHONY: test quick bench demo docs install lint types tests tests-boundscheck tests-interpreted format clean
 
 test: lint types tests tests-boundscheck tests-interpreted
+
+quick: lint .cache/kernels-fresh
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+
+bench: install
+	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md
 
 install: $(VENV)/.installed
 

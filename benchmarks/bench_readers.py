@@ -27,7 +27,7 @@ _BLOCK_ROWS, _TINY_BLOCK_ROWS = 2000, 50
 
 
 def sparse_block(rng: np.random.Generator, n_rows: int) -> bytes:
-    """Return rows of 80 sorted random indices with six-digit values, as the files of the repository have them."""
+    """Return rows of 80 sorted random indices with six-digit values, like the files of the repository."""
     lines = []
     for _ in range(n_rows):
         indices = np.sort(rng.choice(500_000, 80, replace=False)).tolist()

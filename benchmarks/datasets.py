@@ -3,21 +3,22 @@
     python benchmarks/datasets.py                  # what there is, and what is cached
     python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
 
-Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project. 
+Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project.
 Features are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench.
 
-eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the rarest label of the row by
-                 training count, ties by smaller id.  The complete label sets are in `labels_train` and so on.
+eurlex57k        TF-IDF (sublinear, fitted on train), truncated SVD to 512; class = the rarest label of the
+                 row by training count, ties by smaller id.  The complete label sets are in `labels_train`
+                 and so on.
 bibtex           the same with 256; a tenth of the training rows is the validation set, as there is none.
-npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted on
-npm-owner-282k   train), truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length;
+npm-owner-124k   hashed character 2-5-grams within word boundaries (2**18 columns), TF-IDF (sublinear, fitted
+npm-owner-282k   on train), truncated SVD to 256 fitted on 150,000 training rows, rows scaled to unit length;
                  class = owner.
 icd10cm          from the package simple-icd-10-cm: each description, inclusion term and "includes" note of a
-                 code (without the seventh-character extensions) is a text; its class is the parent code, or for
-                 a three-character category the category itself.  Repeated (text, class) pairs count once.
-                 80/10/10 random split, seed 0.  Word 1-2-grams and character 2-5-grams within word boundaries,
-                 TF-IDF (sublinear, fitted on train, features of at least two rows), truncated SVD to 512, rows
-                 scaled to unit length.
+                 code (without the seventh-character extensions) is a text; its class is the parent code, or
+                 for a three-character category the category itself.  Repeated (text, class) pairs count
+                 once.  80/10/10 random split, seed 0.  Word 1-2-grams and character 2-5-grams within word
+                 boundaries, TF-IDF (sublinear, fitted on train, features of at least two rows), truncated
+                 SVD to 512, rows scaled to unit length.
 planted          made up, for ``--tiny``: 60 classes, 16 features, two labels in some rows; never cached.
 planted-many     the same with 2,100 classes: enough for the index of beam search.
 
@@ -69,7 +70,7 @@ class BenchmarkData:
 
 
 def load_available(names: Iterable[str]) -> Iterator[BenchmarkData]:
-    """Load one set after the other; print what is missing of one that cannot be had here, and leave it out."""
+    """Load one set after the other; of one that cannot be loaded here, print what is missing."""
     for name in names:
         missing = available(name)
         if missing:
@@ -102,7 +103,7 @@ def load(name: str, *, mmap: bool = False) -> BenchmarkData:
 
 
 def available(name: str) -> str:
-    """Return "" if the set can be loaded here, else a sentence that says what is missing and how to get it."""
+    """Return "" if the set can be loaded here, else a sentence on what is missing and how to get it."""
     if name in PLANTED:
         return ""
     if (cache_folder() / f"{name}-v{VERSION}" / "about.json").exists():

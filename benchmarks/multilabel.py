@@ -1,7 +1,7 @@
 """Several labels per row: EU laws (eurlex57k) beside PECOS and omikuji, on the same rows and features.
 
     python benchmarks/multilabel.py                                  # extremax alone
-    python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others, in another interpreter
+    python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others
     python benchmarks/multilabel.py --peers ... --tfidf              # ... also on the sparse TF-IDF features
 
 The peers need an environment of their own, because PECOS needs numpy 1: ``python -m venv peers &&

@@ -1,13 +1,10 @@
-"""Slow, plain versions of what the package computes fast: whole sums, full sorts, loops over rows. Tests
-compare with them.
-"""
+"""Slow, plain versions of what the package computes: whole sums, full sorts, loops over rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
 # -- prediction and metrics
-# ----------------------------------------------------------------------------------------------------
 
 
 def log_softmax(scores, temperature=1.0):
@@ -65,7 +62,6 @@ def calibration_error(correct, confidence, n_bins):
 
 
 # -- objectives
-# ----------------------------------------------------------------------------------------------------------------
 # One loss per row in float64, written from the formulas; arguments (n, 1 + m) with the positive in column 0.
 
 
@@ -99,15 +95,6 @@ def sampled_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
     losses = []
     for i, row in enumerate(scores + log_base):
         losses.append(-log_softmax([row - log_noise[i]])[0, 0] + penalty * (row**2).sum())
-    return weight * np.array(losses)
-
-
-def masked_softmax_loss(scores, log_base, log_noise, weight, penalty, labels):
-    """The same without the negatives that hit the positive."""
-    losses = []
-    for i, row in enumerate(scores + log_base):
-        kept = np.r_[True, labels[i, 1:] != labels[i, 0]]
-        losses.append(-log_softmax([(row - log_noise[i])[kept]])[0, 0] + penalty * (row[kept] ** 2).sum())
     return weight * np.array(losses)
 
 
@@ -149,7 +136,6 @@ LOSSES = {
     "negative_sampling": negative_sampling_loss,
     "nce": nce_loss,
     "sampled_softmax": sampled_softmax_loss,
-    "sampled_softmax_masked": masked_softmax_loss,
     "one_vs_each": one_vs_each_loss,
 }
 
@@ -167,7 +153,6 @@ def central_differences(loss, scores, step=1e-5):
 
 
 # -- training
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def score_pairs(X, rows, labels, weights, biases, scale):
@@ -212,7 +197,6 @@ def minibatch_step(
 
 
 # -- the label tree
-# ------------------------------------------------------------------------------------------------------------
 
 
 def tree_path(tree, label):
@@ -279,21 +263,3 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
         "precision": float(np.mean(precision)),
         "ndcg": float(np.mean(ndcg)),
     }
-
-
-def best_score_guesses(
-    X: np.ndarray, scores: np.ndarray, prior: np.ndarray, nodes: list[np.ndarray], ridge: float
-) -> list[np.ndarray]:
-    """For each node, a set of classes: slopes and value at the mean of the rows that fit the best of its
-    scores, in float64.
-
-    ``sum over rows of (best - value - (x - mean) . v)^2 + ridge |v - prior mean|^2``, solved as one least-squares problem.
-    """
-    centred = X - X.mean(axis=0)
-    design = np.vstack([centred, np.sqrt(ridge) * np.eye(X.shape[1])])
-    found = []
-    for classes in nodes:
-        best, middle = scores[:, classes].max(axis=1), prior[classes].mean(axis=0)
-        target = np.concatenate([best - best.mean(), np.sqrt(ridge) * middle])
-        found.append(np.append(np.linalg.lstsq(design, target, rcond=None)[0], best.mean()))
-    return found

@@ -16,7 +16,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 
-# What each part of the package may import.  The longest matching name decides: "storage.models" is a part of its own.
+# What each part of the package may import.  The longest matching name decides: "storage.models" is a part of
+# its own.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
@@ -154,7 +155,9 @@ def import_faults(source: Source) -> list[str]:
     """Return every import of a file that the rules forbid, each as ``path:line: sentence``."""
     part, faults = part_of(source.module), []
     if part not in ALLOWED:
-        return [f"{source.path}:1: {part!r} is not a part of the package; list it in tests/test_architecture.py"]
+        return [
+            f"{source.path}:1: {part!r} is not a part of the package; list it in tests/test_architecture.py"
+        ]
     for used in imports_of(source):
         where = f"{source.path}:{used.line}"
         if not used.module:
@@ -195,7 +198,9 @@ def isinstance_faults(source: Source, own_classes: set[str]) -> list[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
-            for name in sorted(name for name in asked & own_classes if (source.path, name) not in INPUT_CHECKS):
+            for name in sorted(
+                name for name in asked & own_classes if (source.path, name) not in INPUT_CHECKS
+            ):
                 faults.append(f"{source.path}:{node.lineno}: isinstance(..., {name})")
     return faults
 
@@ -278,7 +283,11 @@ def test_modules_import_without_cycles() -> None:
         ("metrics.py", "from extremax.tree import LabelTree", "metrics may not import tree"),
         ("metrics.py", "from extremax import tree", "metrics may not import tree"),
         ("tree/layout.py", "def f():\n    import extremax.estimator", "tree may not import estimator"),
-        ("validation/labels.py", "from extremax.kernels.math import exp32", "validation may not import kernels"),
+        (
+            "validation/labels.py",
+            "from extremax.kernels.math import exp32",
+            "validation may not import kernels",
+        ),
         ("storage/folder.py", "from extremax.model import Model", "storage may not import model"),
         ("extra.py", "", "not a part of the package"),
         ("data/xmc.py", "from . import splits", "relative"),
@@ -304,7 +313,12 @@ def test_other_faults_are_found() -> None:
 
 
 def test_allowed_imports_pass() -> None:
-    assert import_faults(Source("noise.py", "from extremax.tree import LabelTree\nfrom extremax.kernels import rng")) == []
+    assert (
+        import_faults(
+            Source("noise.py", "from extremax.tree import LabelTree\nfrom extremax.kernels import rng")
+        )
+        == []
+    )
     assert import_faults(Source("storage/models.py", "from extremax.model import Model")) == []
     assert import_faults(Source("nn/head.py", "import torch\nfrom extremax.tree import LabelTree")) == []
     assert import_faults(Source("metrics.py", "def plot():\n    import matplotlib")) == []
@@ -335,7 +349,9 @@ print(*asked)
 
 def _heavy_imports(module: str) -> list[str]:
     code = _WATCHED_IMPORT.replace("MODULE", module)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def test_import_is_light() -> None:

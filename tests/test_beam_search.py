@@ -9,8 +9,7 @@ import pytest
 
 from extremax import ExtremeClassifier, load_model
 from extremax.data.synthetic import planted_hierarchy
-from extremax.defaults import DEFAULTS
-from extremax.defaults_search import CalibrationConfig, PQConfig
+from extremax.defaults import DEFAULTS, CalibrationConfig, PQConfig
 from extremax.examples import Examples
 from extremax.fit import fit_index
 from extremax.search import ExactSearch

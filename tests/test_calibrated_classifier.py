@@ -9,8 +9,7 @@ import pytest
 
 from extremax import ExtremeClassifier, calibrate, evaluate, load_model
 from extremax.calibration import Calibration
-from extremax.defaults import DEFAULTS
-from extremax.defaults_search import CalibrationConfig
+from extremax.defaults import DEFAULTS, CalibrationConfig
 from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples
 

@@ -9,7 +9,7 @@ import pytest
 
 import reference
 from extremax.calibration import Calibration, fit_calibration, mix_uniform
-from extremax.defaults_search import CalibrationConfig
+from extremax.defaults import CalibrationConfig
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 

@@ -8,10 +8,10 @@ import re
 
 import numpy as np
 import pytest
+from extremax.labelled_rows import LabelledRows
 from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.labelled_rows import LabelledRows
 from extremax.splits import split_rows
 from extremax.validation import NotEnoughMemoryError, Targets, format_bytes
 

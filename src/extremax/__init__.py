@@ -73,7 +73,9 @@ def __dir__() -> list[str]:
 def _moved(name: str) -> Any:
     import warnings
 
-    message = f"extremax.{name} is now called extremax.{_MOVED[name]}; the old name will go with the next release."
+    message = (
+        f"extremax.{name} is now called extremax.{_MOVED[name]}; the old name will go with the next release."
+    )
     warnings.warn(message, FutureWarning, stacklevel=3)
     return import_module(f"extremax.{_MOVED[name]}")
 

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
-from extremax.defaults_search import CalibrationConfig
+from extremax.defaults import CalibrationConfig
 from extremax.examples import Examples
 from extremax.runtime.threads import run, split
 from extremax.storage.state import State

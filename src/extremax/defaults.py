@@ -1,22 +1,22 @@
-"""Every number that steers a result: its value, its unit and its reason; and how open parameters are resolved.
+"""Every number that steers a result: its value, its unit and its reason; and how open parameters are
+resolved.
 
-A config dataclass belongs to one component, which receives it as an argument.  `FitConfig` holds all of them with
-the resolved public parameters of a fit and is stored in the model folder: a fit resumed with a later version goes
-on with the numbers it began with.  Measurements behind the values: docs/tuning.md.
-"""
+A config dataclass belongs to one component, which receives it as an argument. `FitConfig` holds all of them
+with the resolved public parameters of a fit and is stored in the model folder: a fit resumed with a later
+version goes on with the numbers it began with. Measurements behind the values: docs/tuning.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_type_hints
 
 import numpy as np
 
-from extremax.defaults_search import CalibrationConfig, PQConfig
-from extremax.defaults_tree import TreeFitConfig, TreeTuningConfig
-from extremax.noise import Noise
 from extremax.training.objectives import OBJECTIVES, Objective
+
+if TYPE_CHECKING:
+    from extremax.noise import Noise
 
 T = TypeVar("T")
 
@@ -50,7 +50,8 @@ class RowConfig:
     max_batch: int = 512  # rows; they stay in the cache
     classes_per_row: int = 16  # classes for each row of a minibatch: hardly two rows share a class
     batches_per_epoch: int = 32  # at least
-    initial_square: float = 1e-8  # start of Adagrad's sums: a vanishing first gradient makes no full-length step
+    # start of Adagrad's sums: a vanishing first gradient makes no full-length step
+    initial_square: float = 1e-8
     prior_pairs: int = 4  # pairs per class between two steps of the Gaussian prior
     start_log_probs: int = 1 << 24  # log-probabilities of the noise averaged for the start of NCE
     min_start_rows: int = 16
@@ -79,9 +80,11 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
-    max_step: float = 1.5  # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
+    # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
+    max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
-    min_initial_square: float = 0.08  # with many features no first step changes a score by more than 3.5 rates
+    # with many features no first step changes a score by more than 3.5 rates
+    min_initial_square: float = 0.08
     initial_bias_square: float = 0.02
     progress_batches: int = 64  # minibatches between two looks at the clock
 
@@ -94,11 +97,13 @@ class WarmStartConfig:
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
-    sample_rows: int = 512  # training rows, each left out of its class's mean, that choose the scale of the start
+    # training rows, each left out of its class's mean, that choose the scale of the start
+    sample_rows: int = 512
     sample_classes: int = 2048  # classes they are compared with
     scales: tuple[float, ...] = tuple(float(2**i) for i in range(-2, 9))
     tolerance: float = 0.01  # nats; the smallest scale so close to the best one is taken
-    init_scale_factor: float = 0.6  # fraction of the best scale to start from: training sharpens, and rarely takes back
+    # fraction of the best scale to start from: training sharpens, and rarely takes back
+    init_scale_factor: float = 0.6
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,129 @@ class ScaleConfig:
 
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # below which rows count as zero
+
+
+@dataclass(frozen=True)
+class TreeFitConfig:
+    """Work that the fit of a label tree puts into each node (docs/tuning.md#treefitconfig)."""
+
+    max_points: int | None = 100_000  # points for the Newton steps of a node; a sample of more is as good
+    n_starts: int = 4  # leading eigenvectors that large nodes try as first direction
+    several_starts_points: int = 512  # points up to which a node tries the first direction alone
+    start_iterations: int = 8  # of each start, before the best one goes on alone
+    max_alternations: int = 100  # re-splits of a node; few are usual
+    max_newton_steps: int = 50  # for a given split; a handful is usual
+    tolerance: float = 1e-5  # nats per point; a node is done when an iteration gains less
+    sampling_slack: float = 0.01  # nats per unit of weight by which a sample may misjudge a split
+    min_step: float = 1e-3  # part of a Newton step; one that does not help at this length is lost in rounding
+    rounding: float = 1e-6  # relative changes of a sum of float32 terms below this are noise
+    min_gain: float = 1e-9  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    power_steps: int = 30  # iterations for the first direction
+    covariance_blocks: int = 128  # blocks of 128 classes that the first direction is computed from
+    subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
+
+
+@dataclass(frozen=True)
+class TreeTuningConfig:
+    """Choice of the tree's regularization by level (docs/tuning.md#treetuningconfig)."""
+
+    grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
+    held_out: float = 0.1  # fraction of the rows that choose
+    sample_rows: int = 120_000  # rows; enough to rank penalties, more only cost time
+    structure_regularization: float = 0.3  # while the structure is fitted
+    bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
+    top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
+    rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
+    rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
+    rough_rows: int = 30_000  # `sample_rows` of a rough choice
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Blocks and tiles of exact search, and the beam down the label tree (docs/tuning.md#searchconfig).
+
+    None of these depends on the number of threads, so that no result does.
+    """
+
+    scratch_bytes: int = 256 << 20  # working memory of one call on up to `tiles_at_once` threads
+    max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
+    tiles_at_once: int = 8  # tiles in memory at the same time: assumed, not counted
+    class_groups: int = 16  # groups of classes, the tasks that threads share
+    block_rows: int = 1024  # rows per matrix product: more do not make it faster
+    tile_depth: int = 10  # levels of a subtree that is one tile: 1,024 leaves
+    min_tile_depth: int = 8  # levels; a small tree is cut into shallower tiles, so that all threads have some
+    tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
+    noise_rows: int = 256  # rows whose log p_n is computed and used together
+    few_rows: int = 64  # rows; fewer do not repay a copy of the weights in the order of the leaves ...
+    small_weights: int = 1 << 22  # ... unless there are no more weights than this
+    small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
+    table_block_scores: int = 4 << 20  # scores whose softmax is computed together
+    tree_beam_width: int = 64  # nodes per level of the label tree
+    beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
+    pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
+
+
+@dataclass(frozen=True)
+class PQConfig:
+    """The product-quantization index (docs/tuning.md#pqconfig)."""
+
+    min_classes: int = 2048  # classes; fewer are scored as fast as searched
+    max_features: int = 2048  # features: the covariance takes their square in memory, their cube in time
+    subvectors: int = 56  # subvectors of a weight vector, at most; four bits each: 28 bytes per class
+    rotation_seed: int = 20_200_430  # seed of the random rotation, which depends on no data
+
+    rows_per_feature: int = 8  # rows of the covariance per feature ...
+    min_rows: int = 2048  # ... at least
+    max_rows: int = 8192  # ... at most
+    ridge: float = 1e-3  # of the mean variance of a feature
+    min_ridge: float = 1e-12  # variance; rows have a mean square length of about one
+
+    target_recall: float = 0.997  # of held-out rows: 99%, and what a thousand rows may be wrong by
+    max_width_rows: int = 2048  # rows that choose the width, at most
+    enough_width_rows: int = 500  # held-out rows; fewer would leave the width to the hardest two or three
+    min_width_rows: int = 100  # rows; fewer cannot measure one in a hundred, and the default is exact search
+    min_width: int = 16  # classes, the first width that is tried
+    fallback_width: int = 64  # classes, the width of the tail-mass correction where no width was chosen
+
+    tail_rows: int = 512  # rows by which the tail-mass correction is fitted
+    tail_scales: tuple[float, ...] = (0.7, 1.0, 1.4)  # inverse temperatures, relative to the model's
+    tail_quantile: float = 0.99  # of |z|^2 of these rows, up to which the correction grows
+    min_tail_mass: float = 1e-3  # of the mass of the scored classes; less is rounding error in float32
+
+    threshold_classes: int = 2048  # classes whose approximate scores set the threshold of a row, at least
+    max_stride: int = 16  # ... and at least one in so many
+    max_candidates: int = 4  # times the width; a row with more goes to exact search
+
+    # Time over that of one feature of one class in exact search (AMD EPYC).
+    entry_cost: float = 0.3  # of one table entry, with byte shuffles ...
+    entry_cost_scalar: float = 6.0  # ... and without
+    class_cost: float = 6.0  # of one class that is scored exactly, over one in exact search
+    row_cost: float = 1.5  # of rotating a row, per coordinate and class
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Temperature and uniform mixing, and the rows that choose them (docs/tuning.md#calibrationconfig)."""
+
+    min_pairs: int = 20_000  # training pairs; with fewer, no rows are held out
+    row_fraction: float = 1 / 40  # of the rows are held out ...
+    max_rows: int = 1024  # ... rows, at most
+    max_scores: int = 1 << 27  # scores of all held-out rows: fewer rows where classes are many ...
+    min_rows: int = 128  # ... but so many rows, or none
+
+    rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
+    log_temperature_grid: tuple[float, ...] = tuple(-1.6 + 0.2 * i for i in range(17))  # log temperatures
+    prior_spread: float = 0.5  # of log temperature; a few rows that are all right must not ask for certainty
+    # Probability; beyond a tenth, the top-1 loses more calibration than a temperature gives back.
+    uniform_mix_grid: tuple[float, ...] = (
+        0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1,
+    )  # fmt: skip
+    min_gain: float = 2.0  # nats over all rows that the top-1 must gain by any uniform mixing
+    top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
+    max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
+    max_probability: float = 1.0 - 1e-9  # the largest probability that counts
+    block_scores: int = 1 << 22  # scores per task
+    tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
 
 
 @dataclass(frozen=True)
@@ -209,12 +337,16 @@ def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
 
 
 def resolve(
-    parameters: Mapping[str, Any], problem: ProblemSize, *, streaming: bool = False, numbers: Defaults = DEFAULTS
+    parameters: Mapping[str, Any],
+    problem: ProblemSize,
+    *,
+    streaming: bool = False,
+    numbers: Defaults = DEFAULTS,
 ) -> FitConfig:
     """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
 
-    `streaming` is for rows that arrive in parts: a start and a scale taken from the first part would be arbitrary.
-    """
+    `streaming` is for rows that arrive in parts: a start and a scale taken from the first part would be
+    arbitrary."""
     names = {entry.name for entry in fields(FitConfig)} - {"numbers"}
     given = {name: value for name, value in parameters.items() if name in names}
     batch, rows = numbers.batch, numbers.rows
@@ -225,8 +357,10 @@ def resolve(
     objective = OBJECTIVES[given["objective"]]
     if objective.shares_classes and not isinstance(given["noise"], str):
         raise ValueError(
-            f"objective={given['objective']!r} draws the classes of a minibatch by itself and cannot use noise of type"
-            f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or another objective."
+            f"objective={given['objective']!r} draws the classes of a minibatch by itself and cannot use"
+            " noise of type"
+            f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or"
+            " another objective."
         )
     defaults: dict[str, Any]
     if objective.shares_classes:
@@ -262,7 +396,8 @@ def resume_config(
     return resolve(given, problem, numbers=begun.numbers)
 
 
-RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")  # parameters that may be left open
+# parameters that may be left open
+RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
 
 
 def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
@@ -273,5 +408,7 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
     >>> replace_numbers(DEFAULTS, batch={"max_cells": 4}).batch.max_cells
     4
     """
-    changed: dict[str, Any] = {name: replace(getattr(numbers, name), **values) for name, values in parts.items()}
+    changed: dict[str, Any] = {
+        name: replace(getattr(numbers, name), **values) for name, values in parts.items()
+    }
     return replace(numbers, **changed)

@@ -71,9 +71,9 @@ class Choices(dict[str, Any]):
 class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     """Linear softmax classifier over very many classes.
 
-    By default, the rows of a minibatch share about a thousand classes, drawn with known probabilities, so that the
-    loss estimates that of the softmax over all classes.  Training starts from a linear discriminant on whitened
-    features.  The paper's method, negatives drawn for each row from a label tree, is
+    By default, the rows of a minibatch share about a thousand classes, drawn with known probabilities, so
+    that the loss estimates that of the softmax over all classes. Training starts from a linear discriminant
+    on whitened features. The paper's method, negatives drawn for each row from a label tree, is
     ``objective="negative_sampling"``.
 
     Parameters
@@ -143,12 +143,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     model_ : Model
         Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature`` and ``uniform_mix``,
-        the tree's ``tree_regularization`` by level, ``beam_width`` and ``beam_recall``.
+        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature`` and
+        ``uniform_mix``, the tree's ``tree_regularization`` by level, ``beam_width`` and ``beam_recall``.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
-        ``valid_top_k_accuracy``.  Epoch 0 is the start.  With several labels per row, the likelihood is a mean over
+        ``valid_top_k_accuracy``. Epoch 0 is the start. With several labels per row, the likelihood is a mean
+        over
         pairs, and one right label counts.
     interrupted_ : bool
         Whether Ctrl-C ended the last fit early.
@@ -167,7 +168,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     Rows may have any number of labels:
 
-    >>> clf = ExtremeClassifier(random_state=0).fit(X[:4], [["red", "round"], ["red"], ["blue", "round"], ["blue"]])
+    >>> labels = [["red", "round"], ["red"], ["blue", "round"], ["blue"]]
+    >>> clf = ExtremeClassifier(random_state=0).fit(X[:4], labels)
     >>> clf.classes_.tolist()
     ['blue', 'red', 'round']
     """
@@ -175,7 +177,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @accept_old_names
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
         objective: str = "auto",
         noise: str | Noise = "adversarial",
@@ -227,7 +229,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         super().set_params(**rename_parameters(params))
         return self
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- training
+    # ----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -244,20 +247,22 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
-            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger than
-            memory: it is read in blocks.  Other types are converted in memory, and sparse rows unpacked where
-            minibatches share classes.
+            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
+            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
+            where minibatches share classes.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-            Labels of any hashable type.  A row with several (a list, set or array; a tuple is one label) makes one
-            positive pair with each, repeated ones counted once.  An indicator matrix, sparse or dense, is 1 where a row
-            has the label of a column.  Rows without a label are left out, with a warning that counts them.
+            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
+            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
+            1 where a row has the label of a column. Rows without a label are left out, with a warning that
+            counts them.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
         eval_set : (X_valid, y_valid), optional
-            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that counts them.
+            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
+            counts them.
         classes : sequence, optional
-            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2, ...; for
-            labels, all that there are, also those without a row.
+            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
+            ...; for labels, all that there are, also those without a row.
         callbacks : sequence of callables
             Each gets the record of every epoch; one that returns True ends training.
 
@@ -291,10 +296,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Train one more epoch, on these rows.
 
-        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and the noise;
-        give it `classes` when its rows do not contain all of them.  Later calls go on with the same or other rows, also
-        after `fit` and after `load_model`.
-        """
+        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
+        the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
+        or other rows, also after `fit` and after `load_model`."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         begun: Fitted | None = vars(self).get("_fitted")
         with self._nothing_left_on_failure():
@@ -306,7 +310,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                         f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
                         " Declare them: partial_fit(X, y, classes=...)."
                     )
-                config = resolve(self._parameters(), self._problem(data), streaming=True, numbers=self._numbers)
+                config = resolve(
+                    self._parameters(), self._problem(data), streaming=True, numbers=self._numbers
+                )
                 context = self._context(check_random_state(self.random_state))
             else:
                 features = self._same_features(X)
@@ -320,9 +326,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
         """Fit the index for beam search again, on rows like those to be predicted.
 
-        `held_out`, rows that the model was not trained on, choose the default width; without them, some rows of X.
-        `fit` does this by itself; `partial_fit` does not.
-        """
+        `held_out`, rows that the model was not trained on, choose the default width; without them, some rows
+        of X. `fit` does this by itself; `partial_fit` does not."""
         features = self._check_fitted(X)
         unseen = None if held_out is None else self._same_features(held_out, name="held_out")
         index = fit_index(self.model_, features, held_out=unseen, seed=self.seed_, n_threads=self._threads)
@@ -333,10 +338,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._require_fitted()
         return self._replace_model(self.model_.with_descriptions(texts))
 
-    # -- the fitted state --------------------------------------------------------------------------------------------
+    # -- the fitted state
+    # --------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave nothing."""
+        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
+        nothing.
+        """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
         for name in ("_fitted", "_label_index"):
@@ -399,10 +407,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _resume_config(self, data: Examples) -> FitConfig:
         model = self.model_
         if model.config is None:
-            raise ValueError("this model has no record of how it was trained, so training cannot go on; fit it again.")
+            raise ValueError(
+                "this model has no record of how it was trained, so training cannot go on; fit it again."
+            )
         return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
 
-    # -- input -------------------------------------------------------------------------------------------------------
+    # -- input
+    # -------------------------------------------------------------------------------------------------------
 
     def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
         """Check the rows of a first call and fix the classes and the columns."""
@@ -452,11 +463,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = self._lookup(eval_set[1], X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
         if unseen == data.n_pairs:
-            raise ValueError("eval_set has no row of a class that occurs in y; validate on rows of the same classes.")
+            raise ValueError(
+                "eval_set has no row of a class that occurs in y; validate on rows of the same classes."
+            )
         _warn_unlabelled(data, "eval_set[1]")
         if unseen:
             what = "rows of eval_set are of" if data.row_index is None else "labels of eval_set are"
-            warnings.warn(f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=3)
+            warnings.warn(
+                f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=3
+            )
         return data.usable().compact()
 
     def _lookup(self, y: Any, features: Features, **options: Any) -> Examples:
@@ -468,7 +483,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         weight = check_sample_weight(sample_weight, data.n_rows)
         if weight is not None and not weight[data.rows].any():
             raise ValueError(
-                "sample_weight is zero for every row with a label; at least one of their weights must be above zero."
+                "sample_weight is zero for every row with a label; at least one of their weights must be"
+                " above zero."
             )
         _warn_unlabelled(data, "y", stacklevel=5)
         return data.with_row_weight(weight)
@@ -487,7 +503,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
 
-    # -- prediction --------------------------------------------------------------------------------------------------
+    # -- prediction
+    # --------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of each row."""
@@ -505,12 +522,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         k : int
             At most the number of classes.
         search : {"exact", "beam"} or the name of another search of the model
-            "exact" scores every class.  "beam" scores those with the highest approximate scores and estimates the
-            normaliser from the others; where the tree's probabilities are part of the scores, it scores the classes that
-            a beam reaches in the tree and **normalises over them**.
+            "exact" scores every class. "beam" scores those with the highest approximate scores and estimates
+            the normaliser from the others; where the tree's probabilities are part of the scores, it scores
+            the classes that a beam reaches in the tree and **normalises over them**.
         beam_width : int, optional
             Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
-            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own tree is used.
+            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
+            tree is used.
         """
         features = self._check_fitted(X)
         options: ConstraintTable = {
@@ -519,7 +537,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             "beam_width": [Interval(int, 1), None],
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
-        ids, log_prob = self.model_.topk(features, k, search=search, width=beam_width, n_threads=self._threads)
+        ids, log_prob = self.model_.topk(
+            features, k, search=search, width=beam_width, n_threads=self._threads
+        )
         return self._named(ids, log_prob), log_prob
 
     def _named(self, ids: Int32, log_prob: Float32) -> NDArray[Any]:
@@ -546,7 +566,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.prob_all(features, n_threads=self._threads)
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the pairs."""
+        """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the
+        pairs.
+        """
         features = self._check_fitted(X)
         hint = "Leave out rows of classes that were not in the training data."
         data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
@@ -555,8 +577,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy; a label that was not in the training data counts as missed.
 
-        With several labels per row it is precision@1: the fraction of rows with the predicted label among theirs.
-        """
+        With several labels per row it is precision@1: the fraction of rows with the predicted label among
+        theirs."""
         features = self._check_fitted(X)
         data = self._lookup(y, features, allow_unseen=True)
         weight = check_sample_weight(sample_weight, data.n_rows)
@@ -577,7 +599,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files
+    # -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""
@@ -595,7 +618,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             for name, value in self.get_params(deep=False).items()
             if isinstance(value, str | int | float | np.generic | None)
         }
-        history = [{name: None if value != value else value for name, value in record.items()} for record in self.history_]
+        history = [
+            {name: None if value != value else value for name, value in record.items()}
+            for record in self.history_
+        ]
         header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         if hasattr(self, "feature_names_in_"):
             header["feature_names"] = list(self.feature_names_in_)
@@ -605,7 +631,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _restore(cls, path: str | os.PathLike[str], saved: SavedModel) -> Self:
         """Return the estimator that a folder holds."""
         if saved.labels is None:
-            raise ValueError(f"{path} holds a model without label names; it was not written by ExtremeClassifier.save.")
+            raise ValueError(
+                f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
+            )
         # A noise object is no plain parameter, but the model has it.
         parameters: dict[str, Any] = {"noise": saved.model.noise, **saved.header["parameters"]}
         estimator = cls(**parameters)
@@ -615,7 +643,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
         estimator.seed_ = int(saved.header["seed"])
         history = [
-            {n: float("nan") if v is None else v for n, v in record.items()} for record in saved.header["history"]
+            {n: float("nan") if v is None else v for n, v in record.items()}
+            for record in saved.header["history"]
         ]
         estimator._publish(Fitted(saved.model, saved.state, history))
         return estimator

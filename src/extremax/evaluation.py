@@ -1,8 +1,8 @@
-"""`evaluate`: every figure about a fitted model on labelled rows; `calibrate`: probabilities that match frequencies.
+"""`evaluate`: every figure about a fitted model on labelled rows; `calibrate`: probabilities that match
+frequencies.
 
-With one label per row, accuracy@1 and log-likelihood are what to look at.  With several, the ranking figures of the
-Extreme Classification Repository: precision, nDCG and propensity-scored precision at k.
-"""
+With one label per row, accuracy@1 and log-likelihood are what to look at. With several, the ranking figures
+of the Extreme Classification Repository: precision, nDCG and propensity-scored precision at k."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def evaluate(
     >>> y = [sorted({int(a), int(b)}) for a, b in rng.integers(20, size=(900, 2))]
     >>> means = rng.normal(size=(20, 32))
     >>> X = np.array([means[labels].sum(axis=0) for labels in y]) + 0.1 * rng.normal(size=(900, 32))
-    >>> report = evaluate(ExtremeClassifier(random_state=0).fit(X[:600], y[:600]), X[600:], y[600:], ks=(1, 2))
+    >>> clf = ExtremeClassifier(random_state=0).fit(X[:600], y[:600])
+    >>> report = evaluate(clf, X[600:], y[600:], ks=(1, 2))
     >>> report.precision[1] > 0.9, sorted(report.as_dict())[:3]
     (True, ['accuracy@1', 'accuracy@2', 'calibration_error'])
     """
@@ -134,7 +135,9 @@ def evaluate(
     core, targets, threads = _prepare(model, X, y)
     data = targets.usable().compact()
     n_classes, n_samples, rows = core.n_classes, data.n_rows, data.rows
-    ranked = core.rank_pairs(data, k=max(ks), n_threads=threads if n_jobs is None else resolve_threads(n_jobs))
+    ranked = core.rank_pairs(
+        data, k=max(ks), n_threads=threads if n_jobs is None else resolve_threads(n_jobs)
+    )
     finite = np.isfinite(ranked.log_prob[:, 0])
     if not finite.all():
         row = int(np.argmin(finite))
@@ -173,10 +176,10 @@ def calibrate(
 ) -> Calibration:
     """Calibrate the probabilities of a classifier by rows that it was not trained on.
 
-    Of predictions with probability 30%, about 30% are then right.  Sets the temperature, which divides scores, and the
-    uniform mixing, a part of the probability that all classes share equally; returns both.  Predicted labels stay the
-    same.  Of more than `max_rows` pairs a random sample is used.  For a `Model`, which never changes, use
-    `Model.calibrated`.
+    Of predictions with probability 30%, about 30% are then right. Sets the temperature, which divides scores,
+    and the uniform mixing, a part of the probability that all classes share equally; returns both. Predicted
+    labels stay the same. Of more than `max_rows` pairs a random sample is used. For a `Model`, which never
+    changes, use `Model.calibrated`.
 
     Examples
     --------
@@ -192,7 +195,9 @@ def calibrate(
     True
     """
     if not hasattr(model, "_replace_model"):
-        raise TypeError(f"model must be an ExtremeClassifier or a TextClassifier; got {type(model).__name__}.")
+        raise TypeError(
+            f"model must be an ExtremeClassifier or a TextClassifier; got {type(model).__name__}."
+        )
     core, targets, threads = _prepare(model, X, y)
     data = targets.usable().compact()
     y_pairs, rows = data.y, data.rows
@@ -218,7 +223,8 @@ def _prepare(model: Classifier | Model, X: Any, y: Any) -> tuple[Model, Examples
     core, targets, threads = model._evaluation_rows(X, y)
     if (targets.y < 0).all():
         raise ValueError(
-            "y has no label of a class of the model, so there is nothing to evaluate; pass labels as in training."
+            "y has no label of a class of the model, so there is nothing to evaluate; pass labels as in"
+            " training."
         )
     return core, targets, threads
 

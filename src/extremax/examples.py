@@ -1,7 +1,7 @@
 """Labelled rows: pairs of a row of X and one of its classes, each with a weight.
 
-With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by their
-pairs; X is never copied per pair.
+With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by
+their pairs; X is never copied per pair.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Examples:
             kept = ~np.isin(self.row_index, held_out)
         if len(held_out) == 0:
             raise ValueError(
-                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one to train on. Give an"
+                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one"
+                " to train on. Give an"
                 " eval_set or more rows."
             )
         return self.take(kept), replace(self.take(~kept), weight=None)

@@ -68,7 +68,9 @@ def make_trainer(config: FitConfig, context: Context) -> Trainer:
     return TRAINERS[config.definition.trainer](config, context)
 
 
-def fit_model(data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request) -> Fitted:
+def fit_model(
+    data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
+) -> Fitted:
     """Train from the beginning."""
     data, calibration_rows = split_calibration(data, n_classes, config, context.seed)
     trainer = make_trainer(config, context)
@@ -98,7 +100,12 @@ def resume_model(
 
 
 def train_epoch(
-    fitted: Fitted | None, data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
+    fitted: Fitted | None,
+    data: Examples,
+    n_classes: int,
+    config: FitConfig,
+    context: Context,
+    request: Request,
 ) -> Fitted:
     """Train one more epoch, or the first one, on these rows; nothing is calibrated or indexed."""
     trainer = make_trainer(config, context)
@@ -172,16 +179,7 @@ def run_training(
             fitted.history[0] |= {f"valid_{name}": value for name, value in evaluate(make_model()).items()}
     publish(make_model())
     hooks = Hooks(make_model, publish, evaluate, request.callbacks)
-    fitted.interrupted = run_epochs(
-        trainer,
-        state,
-        prepared,
-        schedule,
-        n_pairs=data.n_pairs,
-        history=fitted.history,
-        hooks=hooks,
-        context=context,
-    )
+    fitted.interrupted = run_epochs(trainer, state, prepared, schedule, fitted.history, hooks, context)
     fitted.model = make_model()
 
 
@@ -221,8 +219,12 @@ def index_model(model: Model, data: Examples, held_out: Examples | None, context
     context.progress.log("fitting the index of beam search")
     labelled = None if data.row_index is None else np.unique(data.row_index)
     unseen = None if held_out is None else held_out.X
-    index = fit_index(model, data.X, rows=labelled, held_out=unseen, seed=context.seed, n_threads=context.n_threads)
-    context.progress.log(f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes")
+    index = fit_index(
+        model, data.X, rows=labelled, held_out=unseen, seed=context.seed, n_threads=context.n_threads
+    )
+    context.progress.log(
+        f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
+    )
     return model.with_search("beam", index)
 
 
@@ -235,21 +237,26 @@ def fit_index(
     seed: int = 0,
     n_threads: int = 1,
 ) -> PQSearch:
-    """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its `rows`.
+    """Fit the index for beam search on rows like those to be predicted: some thousands of X, or of its
+    `rows`.
 
-    `held_out`, rows that the model was not trained on, choose the default width; without them, more rows of X.
-    """
+    `held_out`, rows that the model was not trained on, choose the default width; without them, more rows of
+    X."""
     numbers = (DEFAULTS if model.config is None else model.config.numbers).pq
     if not model.takes_index:
         raise ValueError(
-            f"fit_index is for scores that are linear in at most {numbers.max_features:,} features, of at least"
-            f" {numbers.min_classes:,} classes; this model has others. Use search='exact', or 'beam' without an index."
+            f"fit_index is for scores that are linear in at most {numbers.max_features:,} features, of"
+            " at least"
+            f" {numbers.min_classes:,} classes; this model has others. Use search='exact', or 'beam'"
+            " without an index."
         )
     among = np.arange(X.shape[0]) if rows is None else rows
     some = among[_some(len(among), search.sample_size(model.n_features, numbers), seed)]
     # In random order: without held-out rows, the last of them choose the width.
     chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
-    unseen = None if held_out is None else _dense(held_out[_some(held_out.shape[0], numbers.max_width_rows, seed)])
+    unseen = (
+        None if held_out is None else _dense(held_out[_some(held_out.shape[0], numbers.max_width_rows, seed)])
+    )
     return PQSearch.fit(
         _dense(chosen),
         model.weights,
@@ -272,7 +279,9 @@ def _dense(X: Features) -> Float32:
     return rows
 
 
-def fit_memory(trainer: Trainer, problem: ProblemSize, config: FitConfig, *, keeps_best: bool) -> dict[str, int]:
+def fit_memory(
+    trainer: Trainer, problem: ProblemSize, config: FitConfig, *, keeps_best: bool
+) -> dict[str, int]:
     """Return the bytes that a fit allocates, by part; X itself is the caller's."""
     need = trainer.memory(problem)
     if keeps_best:

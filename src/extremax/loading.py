@@ -15,8 +15,8 @@ def load_model(
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `ExtremeClassifier.save` or `TextClassifier.save` wrote.
 
-    Arrays are memory-mapped: opening takes no longer for a larger model.  Each load checks the header, the sizes and a
-    sample of the data.  A `random_state` that was no integer comes back as None.
+    Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
+    sizes and a sample of the data. A `random_state` that was no integer comes back as None.
 
     Parameters
     ----------
@@ -25,7 +25,8 @@ def load_model(
     verify : bool
         Read and check all of the data.
     encoder : object with a method ``encode``, optional
-        For a `TextClassifier` that was trained with an encoder object: the model holds only what came after it.
+        For a `TextClassifier` that was trained with an encoder object: the model holds only what came after
+        it.
 
     Returns
     -------

@@ -1,8 +1,7 @@
 """A trained classifier without its label names, complete when it is built and then only read.
 
-`Model` turns features into class ids and log-probabilities.  Steps that change it (calibration, an index) return a
-new one.
-"""
+`Model` turns features into class ids and log-probabilities. Steps that change it (calibration, an index)
+return a new one."""
 
 from __future__ import annotations
 
@@ -48,7 +47,9 @@ class Descriptions(NamedTuple):
     def of(cls, texts: Sequence[str]) -> Descriptions:
         """Make descriptions from one text per class, in the order of the classes."""
         coded = [text.encode(errors="replace") for text in texts]
-        return cls(np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64))
+        return cls(
+            np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64)
+        )
 
     def text(self, label: int) -> str:
         """Return the text on a class."""
@@ -124,14 +125,15 @@ class Model:
     objective: str
     noise: Noise | None = None
     projection: PCA | None = None
-    calibration: Calibration = Calibration()
+    calibration: Calibration = field(default_factory=Calibration)
     classes: ClassInfo = field(default_factory=ClassInfo)
     searches: Mapping[str, Search] = field(default_factory=dict)
     config: FitConfig | None = None
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
-    # -- parts -------------------------------------------------------------------------------------------------------
+    # -- parts
+    # -------------------------------------------------------------------------------------------------------
 
     @property
     def n_classes(self) -> int:
@@ -169,16 +171,22 @@ class Model:
         return self.scorer.linear_scores and any(search.index_bytes(self.n_classes, self.n_features, numbers))
 
     def describe(self) -> dict[str, Any]:
-        """Return what was left open and chosen: resolved parameters, figures from the data, calibration, beam."""
+        """Return what was left open and chosen: resolved parameters, figures from the data, calibration,
+        beam.
+        """
         names = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
         found: dict[str, Any] = {} if self.config is None else {n: getattr(self.config, n) for n in names}
         found |= {"objective": self.objective, **self.chosen, **self.calibration._asdict()}
         beam = self.searches.get("beam")
         if beam is not None:
-            found |= {"beam_width": getattr(beam, "width", None), "beam_recall": getattr(beam, "recall", None)}
+            found |= {
+                "beam_width": getattr(beam, "width", None),
+                "beam_recall": getattr(beam, "recall", None),
+            }
         return found
 
-    # -- prediction --------------------------------------------------------------------------------------------------
+    # -- prediction
+    # --------------------------------------------------------------------------------------------------
 
     def topk(
         self, X: Features, k: int, *, search: str = "exact", width: int | None = None, n_threads: int = 1
@@ -202,12 +210,19 @@ class Model:
             trained = getattr(found, "n_epochs", self.n_epochs)
             if trained != self.n_epochs:
                 warnings.warn(
-                    f"The index of beam search was fitted after {trained} epochs, and the model has been trained for"
-                    f" {self.n_epochs}: it may miss more of the best classes. Fit it again with fit_index(X).",
+                    f"The index of beam search was fitted after {trained} epochs, and the model has been"
+                    " trained for"
+                    f" {self.n_epochs}: it may miss more of the best classes. Fit it again with"
+                    " fit_index(X).",
                     stacklevel=4,
                 )
             unchosen = width is None and name == "beam" and getattr(found, "width", 0) is None
             return ExactSearch() if unchosen else found
+        if self.tree is None and self.takes_index:
+            raise ValueError(
+                f"search={name!r} needs a label tree or an index, and this model has none. Use search='exact',"
+                " or make an index with fit_index(X)."
+            )
         linear = self.scorer.linear_scores
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
         if self.tree is None or (width is None and linear and self.n_classes < numbers.min_classes):
@@ -248,21 +263,23 @@ class Model:
     def confusable(self, label: int, k: int) -> tuple[Int32, Float32]:
         """Return the k classes that are hardest to tell from a class, hardest first, and how hard.
 
-        By the tree, if there is one: p_n(y'|z) at the mean features z of the class.  Else by the cosine between the
-        weights.
-        """
+        By the tree, if there is one: p_n(y'|z) at the mean features z of the class. Else by the cosine
+        between the weights."""
         means = self.classes.means
         if self.tree is not None and means is not None:
             hardness = np.exp(self.tree.log_prob_all(means[label : label + 1].astype(np.float32))[0])
         else:
             weights = self.weights.to_dense()
             norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
-            hardness = (weights @ weights[label]) / np.maximum(norms * norms[label], np.finfo(np.float32).tiny)
+            hardness = (weights @ weights[label]) / np.maximum(
+                norms * norms[label], np.finfo(np.float32).tiny
+            )
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
 
-    # -- changed copies ----------------------------------------------------------------------------------------------
+    # -- changed copies
+    # ----------------------------------------------------------------------------------------------
 
     def with_calibration(self, calibration: Calibration) -> Model:
         """Return the model with another temperature and uniform mixing."""
@@ -282,10 +299,13 @@ class Model:
     def with_descriptions(self, texts: Sequence[str]) -> Model:
         """Return the model with a text on each class, in the order of the classes."""
         if len(texts) != self.n_classes:
-            raise ValueError(f"there are {len(texts):,} descriptions and {self.n_classes:,} classes; give one for each.")
+            raise ValueError(
+                f"there are {len(texts):,} descriptions and {self.n_classes:,} classes; give one for each."
+            )
         return replace(self, classes=replace(self.classes, descriptions=Descriptions.of(texts)))
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files
+    # -------------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, State]:
         """Return the states of all parts, by name."""
@@ -331,7 +351,9 @@ class Model:
 
     @classmethod
     def build(cls, weights: Weights, state: TrainState, config: FitConfig, previous: Model) -> Model:
-        """Return the model of a training state; calibration, indexes and classes are those of the model before."""
+        """Return the model of a training state; calibration, indexes and classes are those of the model
+        before.
+        """
         means = state.class_means if previous.classes.means is None else previous.classes.means
         return replace(
             previous,

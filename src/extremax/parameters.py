@@ -247,7 +247,7 @@ def rename_parameters(
 
 
 def accept_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor take parameters under their old names, with a warning; its signature stays the same."""
+    """Let a constructor take parameters under their old names; its signature stays the same."""
 
     @wraps(init)
     def renaming(self: Any, *args: Any, **given: Any) -> None:

@@ -53,7 +53,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     --------
     >>> from extremax import ExtremeClassifier, TextClassifier
     >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
-    >>> clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, ["fall", "fall", "bite", "bite"] * 5)
+    >>> clf = TextClassifier(ExtremeClassifier(random_state=0))
+    >>> clf = clf.fit(texts, ["fall", "fall", "bite", "bite"] * 5)
     >>> clf.predict(["a ladder fell", "bite of a cat"]).tolist()
     ['fall', 'bite']
     """
@@ -70,7 +71,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.encoder = encoder
 
     # -- training
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -150,7 +151,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self.transform(texts)
 
     # -- prediction
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The features of the texts that the classifier sees, (n_texts, n_features)."""
@@ -260,7 +261,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
     # -- files
-    # ---------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write text features and classifier to one folder, all at once or not at all; `load_model` opens
@@ -307,6 +308,7 @@ def _encode(encoder: Any, texts: list[str]) -> NDArray[np.float32]:
     X = np.ascontiguousarray(encoder.encode(texts), dtype=np.float32)
     if X.ndim != 2 or len(X) != len(texts):
         raise ValueError(
-            f"encoder.encode gave an array of shape {X.shape} for {len(texts)} texts; it must give one row of features a text."
+            f"encoder.encode gave an array of shape {X.shape} for {len(texts)} texts; it must give one"
+            " row of features a text."
         )
     return X

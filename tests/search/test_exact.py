@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.kernels.tree_tiles import cut_tree
 from extremax.noise import TreeNoise
 from extremax.search import ExactSearch, Scorer, TreeBeamSearch, debiased_scores, evaluate, log_likelihood

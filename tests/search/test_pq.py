@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 
 from extremax.calibration import Calibration, mix_uniform
-from extremax.defaults_search import PQConfig
+from extremax.defaults import PQConfig
 from extremax.noise import FrequencyNoise, TreeNoise
 from extremax.search import ExactSearch, PQSearch, Scorer, index_bytes
 from extremax.search.pq import _order_classes, _subvectors

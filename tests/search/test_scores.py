@@ -8,7 +8,7 @@ from scipy import sparse
 
 import reference
 from extremax import metrics
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.search import (

@@ -8,7 +8,7 @@ from scipy import sparse
 
 import reference
 from extremax.calibration import mix_uniform
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.noise import TreeNoise
 from extremax.search import TreeBeamSearch
 from extremax.storage.state import restore

@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 import pytest
+from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 
 from extremax import linear, progress, training
-from extremax.linear import EpochOptions, LinearModel, TrainingSet, train_epoch
 from extremax.noise import UniformNoise
 from extremax.runtime.progress import ProgressLine, format_seconds
 from extremax.runtime.threads import run_together

@@ -88,7 +88,8 @@ def _file(*parts: str) -> Path:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         raise FileNotFoundError(
-            f"{parts[0]} is read from the folder that the environment variable {FOLDER_VARIABLE} names, which is not set."
+            f"{parts[0]} is read from the folder that the environment variable {FOLDER_VARIABLE} names,"
+            " which is not set."
         )
     path = Path(folder, *parts)
     if not path.exists():

@@ -77,7 +77,8 @@ def load_icd10cm() -> ICD10CM:
             import simple_icd_10_cm as icd
     except ImportError as error:
         raise ImportError(
-            "ICD-10-CM comes from the package simple-icd-10-cm, which is not installed: pip install 'extremax[demo]'."
+            "ICD-10-CM comes from the package simple-icd-10-cm, which is not installed: pip install"
+            " 'extremax[demo]'."
         ) from error
     # a text may stand under several codes of one parent: it counts once
     pairs: dict[tuple[str, str], None] = {}

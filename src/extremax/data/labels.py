@@ -128,7 +128,8 @@ def _flatten(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if len(kinds) <= 1 or all(issubclass(kind, int | np.integer) for kind in kinds):
         return np.array(flat) if flat else np.zeros(0, dtype=np.int64), offsets
     raise ValueError(
-        f"labels have the types {', '.join(sorted(kind.__name__ for kind in kinds))}; use one type for all labels."
+        f"labels have the types {', '.join(sorted(kind.__name__ for kind in kinds))}; use one type for"
+        " all labels."
     )
 
 

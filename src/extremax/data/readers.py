@@ -236,7 +236,8 @@ def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None
         kind = detect_format(stream) if format == "auto" else format
         if options.labels_path is not None and kind not in ("npy", "npz"):
             raise ValueError(
-                f"labels_path is for features in .npy or .npz; {stream.name} is {kind}, which holds its labels itself."
+                f"labels_path is for features in .npy or .npz; {stream.name} is {kind}, which holds its"
+                " labels itself."
             )
         if kind in _BINARY:
             yield from _read_binary(path, kind, stream, options, batch_rows)

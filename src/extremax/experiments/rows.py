@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
+from extremax.defaults_features import SVDConfig
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
@@ -30,6 +31,7 @@ from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
 from extremax.features.text import TextFeatures, TextOptions
 from extremax.runtime.memory import format_bytes
 from extremax.runtime.products import sparse_times_dense
+from extremax.runtime.threads import resolve_threads
 from extremax.splits import split_rows
 from extremax.storage.folder import load_folder, save_folder
 from extremax.types import Bool, Int32, Int64
@@ -206,8 +208,10 @@ def _features(
     log(f"TF-IDF and SVD of {X['train'].shape[0]:,} rows to {features.n_components} columns")
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
     weighted = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
-    basis, _ = truncated_svd(weighted["train"], features.n_components, n_iter=5, n_jobs=n_jobs)
-    return {split: sparse_times_dense(part, basis, n_jobs=n_jobs) for split, part in weighted.items()}, None
+    svd, n_threads = SVDConfig(n_iter=5), resolve_threads(n_jobs)
+    basis, _ = truncated_svd(weighted["train"], features.n_components, n_threads=n_threads, config=svd)
+    dense = {name: sparse_times_dense(part, basis, n_threads=n_threads) for name, part in weighted.items()}
+    return dense, None
 
 
 def _take(X: Any, keep: Bool) -> Any:

@@ -33,7 +33,9 @@ class Whitening:
     mean: Float32
 
     @classmethod
-    def fit(cls, covariance: Float64, mean: Float32, *, ridge: float = 0.1, no_variance: float = 1e-14) -> Whitening:
+    def fit(
+        cls, covariance: Float64, mean: Float32, *, ridge: float = 0.1, no_variance: float = 1e-14
+    ) -> Whitening:
         """Find the map from the covariance of the rows, or of the rows around the means of their classes.
 
         Parameters
@@ -90,7 +92,10 @@ class Whitening:
 
 
 def change_blocks(
-    weights: Float32, biases: Float32, n_threads: int, change: Callable[[Float32, Float32], tuple[Float32, Float32]]
+    weights: Float32,
+    biases: Float32,
+    n_threads: int,
+    change: Callable[[Float32, Float32], tuple[Float32, Float32]],
 ) -> None:
     """Replace weights and biases by a function of them, in place, a block of classes at a time."""
     cuts = split(len(weights), _BLOCK)

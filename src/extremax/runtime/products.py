@@ -42,7 +42,7 @@ def _libraries() -> threadpoolctl.ThreadpoolController:
 
 
 def _remove(limit: Any) -> None:
-    # Since 3.8, threadpoolctl accepts this only from the thread that set the limit; the last user may be another.
+    # Since 3.8, threadpoolctl accepts this only from the thread that set the limit, not from the last user.
     release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
     if release is not None:
         release(force=True)

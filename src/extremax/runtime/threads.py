@@ -43,7 +43,8 @@ def resolve_threads(n_jobs: int | None) -> int:
         return available_threads()
     if n_jobs == 0:
         raise ValueError(
-            "n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all processors."
+            "n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all"
+            " processors."
         )
     if n_jobs < 0:
         return max(1, available_threads() + 1 + n_jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from extremax.calibration import mix_uniform
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.search.base import Scorer
 from extremax.search.scan import scan
 from extremax.storage.state import State, register

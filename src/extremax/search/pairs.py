@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from extremax.calibration import mix_uniform
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.examples import Examples
 from extremax.metrics import accuracy_at_k
 from extremax.runtime.threads import split

@@ -37,7 +37,7 @@ from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
 from extremax.calibration import Calibration, mix_uniform
-from extremax.defaults_search import PQConfig
+from extremax.defaults import PQConfig
 from extremax.kernels import pq as kernels
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.runtime.products import one_blas_thread

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.kernels import topk, tree_tiles
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.calibration import Calibration, fit_calibration, mix_uniform
-from extremax.defaults_search import CalibrationConfig, SearchConfig
+from extremax.defaults import CalibrationConfig, SearchConfig
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.runtime.products import one_blas_thread

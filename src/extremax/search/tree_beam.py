@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from extremax.calibration import mix_uniform
-from extremax.defaults_search import SearchConfig
+from extremax.defaults import SearchConfig
 from extremax.kernels import topk
 from extremax.runtime.threads import run, split
 from extremax.search.base import Scorer

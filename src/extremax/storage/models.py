@@ -1,7 +1,7 @@
 """Models in folders: every component under its own name, and what resuming needs beside the model.
 
-``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the file
-``c.a.safetensors``.  Version 2; folders of version 1 are translated by `extremax.storage.version1`.
+``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
+file ``c.a.safetensors``. Version 2; folders of version 1 are translated by `extremax.storage.version1`.
 """
 
 from __future__ import annotations
@@ -82,11 +82,14 @@ def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedMo
         header = content.header["estimator"]
     except (KeyError, TypeError) as error:
         raise ModelFileError(
-            f"{path} is not a complete model: {type(error).__name__} {error} while its header was read. Copy or save the"
+            f"{path} is not a complete model: {type(error).__name__} {error} while its header was read."
+            " Copy or save the"
             " model again."
         ) from error
     own = {*model.components(), "training"}
-    return SavedModel(model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own})
+    return SavedModel(
+        model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
+    )
 
 
 def _restore_training(model: Model, state: State) -> TrainState:

@@ -82,7 +82,8 @@ def restore(component: str, state: State) -> Any:
     if (component, kind) not in _KINDS:
         known = ", ".join(sorted(name for part, name in _KINDS if part == component))
         raise ModelFileError(
-            f"the model's {component} is of the unknown kind {kind!r} (known: {known}); a newer extremax, or the module that"
+            f"the model's {component} is of the unknown kind {kind!r} (known: {known}); a newer"
+            " extremax, or the module that"
             " defines it, may be able to read it."
         )
     return _KINDS[component, str(kind)](state)

@@ -19,7 +19,8 @@ _INDEX_ARRAYS = {"turn": "rotation", "centres": "centroids"}
 _INDEX_HEADER = {
     "beam_width": "width", "agreement": "recall", "excess": "tail_correction", "largest": "max_square",
 }  # fmt: skip
-_OBJECTIVES = {"sampled_softmax_masked": "sampled_softmax"}  # the same scores; trained without accidental hits
+# the same scores; trained without accidental hits
+_OBJECTIVES = {"sampled_softmax_masked": "sampled_softmax"}
 # Parameters of a fit that version 1 stored only where they were resolved, with the defaults of that version.
 _CONFIG = {
     "noise": "adversarial", "optimizer": "adagrad", "n_epochs": 20, "learning_rate": 0.3, "n_negatives": 4,
@@ -33,7 +34,8 @@ def translate(content: State) -> State:
     old, arrays = content.header, content.arrays
     parts: dict[str, State] = {
         "weights": State(
-            {"kind": "dense", "feature_scale": old["linear"]["feature_scale"]}, _pick(arrays, "weights", "biases")
+            {"kind": "dense", "feature_scale": old["linear"]["feature_scale"]},
+            _pick(arrays, "weights", "biases"),
         ),
         "calibration": State({"temperature": old["temperature"], "uniform_mix": old.get("floor", 0.0)}),
         "classes": _classes(old, arrays),

@@ -26,8 +26,8 @@ from extremax.weights import Weights
 class TrainState:
     """Everything that training changes, and what it needs to go on.
 
-    Between epochs, weights are those of the features as given (times `feature_scale`): what prediction reads and
-    what a model folder holds.  So a fit that is saved and resumed starts every epoch from the same bits.
+    Between epochs, weights are those of the features as given (times `feature_scale`): what prediction reads
+    and what a model folder holds. So a fit that is saved and resumed starts every epoch from the same bits.
 
     Attributes
     ----------
@@ -44,7 +44,8 @@ class TrainState:
     n_epochs
         Epochs trained; with the seed it determines all random draws of the next one.
     pair_values, pair_key
-        The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it belongs to.
+        The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it
+        belongs to.
     class_means
         Mean of the projected rows of each class, where there is a tree: a typical row as the tree sees it.
     chosen
@@ -67,7 +68,10 @@ class TrainState:
 
     def state(self) -> State:
         """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
-        arrays: dict[str, NDArray[Any]] = {"squares": self.tables.squares, "bias_squares": self.tables.bias_squares}
+        arrays: dict[str, NDArray[Any]] = {
+            "squares": self.tables.squares,
+            "bias_squares": self.tables.bias_squares,
+        }
         if self.pair_values is not None:
             arrays["pair_values"] = self.pair_values
         header = {"n_epochs": self.n_epochs, "pair_key": self.pair_key}
@@ -104,19 +108,24 @@ class Trainer(Protocol):
         ...
 
     def prepare(self, state: TrainState, data: Examples) -> Any:
-        """Compute what all epochs on these examples share; `epoch` receives it."""
-        ...
-
-    def epoch(self, state: TrainState, prepared: Any, rates: tuple[float, float], progress: Progress) -> float:
-        """Train one epoch in place; the step size goes from the first rate to the second.
-
-        Returns the mean loss per unit of weight.  Interrupted, it leaves a consistent state: that after the last
-        minibatch.
+        """Compute what all epochs on these examples share; `epoch` receives it, its `data` are the
+        examples.
         """
         ...
 
+    def epoch(
+        self, state: TrainState, prepared: Any, rates: tuple[float, float], progress: Progress
+    ) -> float:
+        """Train one epoch in place; the step size goes from the first rate to the second.
+
+        Returns the mean loss per unit of weight. Interrupted, it leaves a consistent state: that after the
+        last minibatch."""
+        ...
+
     def export(self, state: TrainState) -> Weights:
-        """Return weights for prediction; inside an epoch of whitened rows a converted copy, else the tables themselves."""
+        """Return weights for prediction; inside an epoch of whitened rows a converted copy, else the
+        tables themselves.
+        """
         ...
 
 
@@ -149,7 +158,8 @@ def row_weight(data: Examples) -> NDArray[Any] | None:
 
 
 def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfig | None = None) -> float:
-    """Return one over the root mean square length of the rows, so that one learning rate serves any magnitude.
+    """Return one over the root mean square length of the rows, so that one learning rate serves any
+    magnitude.
 
     `used` marks the rows that count; None counts all.
     """
@@ -167,7 +177,8 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
     length: float = mean**0.5
     if length > config.max_length:
         raise ValueError(
-            f"the rows of X are {length:g} long on average, near the end of float32; divide all features by one large"
+            f"the rows of X are {length:g} long on average, near the end of float32; divide all features"
+            " by one large"
             " number."
         )
     return 1.0 / length if length >= config.min_length else 1.0
@@ -204,4 +215,6 @@ class TrainerBase:
 
 def chosen_header(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return choices as JSON can hold them."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in chosen.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in chosen.items()
+    }

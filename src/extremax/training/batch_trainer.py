@@ -1,19 +1,21 @@
-"""Softmax over classes that a minibatch shares: one matrix product scores every row against every class of a set.
+"""Softmax over classes that a minibatch shares: one matrix product scores every row against every class of a
+set.
 
-Per-row negatives cost a read of a weight row each; a set of a thousand classes that 256 rows share costs the same
-reads once, and BLAS does the arithmetic.  `extremax.training.class_sets` says where the classes come from,
-`extremax.kernels.batch_softmax` has the estimate; with a set of all classes it is the softmax itself (Eq. 1).
+Per-row negatives cost a read of a weight row each; a set of a thousand classes that 256 rows share costs the
+same reads once, and BLAS does the arithmetic. `extremax.training.class_sets` says where the classes come
+from, `extremax.kernels.batch_softmax` has the estimate; with a set of all classes it is the softmax itself
+(Eq. 1).
 
-A row with several labels is a pair with each of them, and its other labels are no negatives of it: the decoupled
-softmax of DEXML (Jain et al., arXiv 2310.10636).  Scores are then log-odds, up to a constant of the row.
-"""
+A row with several labels is a pair with each of them, and its other labels are no negatives of it: the
+decoupled softmax of DEXML (Jain et al., arXiv 2310.10636). Scores are then log-odds, up to a constant of the
+row."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -150,22 +152,15 @@ class BatchTrainer(TrainerBase):
     def _warm_start(self, state: TrainState, pca: PCA, data: Examples) -> WarmStart:
         """Set the tables to the linear discriminant, for whitened rows."""
         numbers, tables = self.config.numbers, state.tables
-        weight = data.pair_weight
-        unit = float(weight.mean(dtype=np.float64))  # weights that sum to one train like weights of one
-        weight = weight / np.float32(unit)
-        first = max(numbers.batch.initial_gradients / tables.weights.shape[1], numbers.batch.min_initial_square)
+        # weights that sum to one train like weights of one
+        unit = float(data.pair_weight.mean(dtype=np.float64))
+        data = replace(data, weight=data.pair_weight / np.float32(unit))
+        first = max(
+            numbers.batch.initial_gradients / tables.weights.shape[1], numbers.batch.min_initial_square
+        )
         tables.squares[...] = first * unit**2
         tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
-        start = start_discriminant(
-            tables,
-            state.feature_scale,
-            pca,
-            data,
-            weight,
-            numbers.warm_start,
-            self.context.seed,
-            self.context.n_threads,
-        )
+        start = start_discriminant(tables, state.feature_scale, pca, data, numbers.warm_start, self.context)
         state.whitening = start.whitening
         state.chosen["init_scale"] = start.scale
         return start
@@ -178,8 +173,10 @@ class BatchTrainer(TrainerBase):
             components = pca.components[:kept] * np.float32(scale)
             return PCA(components, pca.mean, pca.explained_variance[:kept] * scale**2)
         counts = np.bincount(data.y, weights=data.weight, minlength=state.tables.n_classes)
-        config, threads = self.config.numbers.warm_start, self.context.n_threads
-        return discriminant_projection(state.tables, scale, start, counts, kept, config, threads)
+        config = self.config.numbers.warm_start
+        return discriminant_projection(
+            state.tables, scale, start, counts, kept, config, self.context.n_threads
+        )
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
         config, n_classes = self.config, state.tables.n_classes
@@ -277,7 +274,9 @@ class _Batch:
         self.labels, self.weight = self.data.y[self.pairs], self.data.pair_weight[self.pairs]
 
     def _draw(self, n_classes: int, draws: Float64) -> int:
-        """Put the shared classes and -log of their inclusion probabilities into the buffers; return how many."""
+        """Put the shared classes and -log of their inclusion probabilities into the buffers; return how
+        many.
+        """
         buffers = self.buffers
         if buffers.all_classes:
             buffers.classes[:n_classes] = np.arange(n_classes, dtype=np.int32)
@@ -298,7 +297,9 @@ class _Batch:
         """Train on the minibatch; return the sum of its losses."""
         model, buffers, n = state.tables.arrays, self.buffers, len(self.pairs)
         width = self._draw(len(model.weights), draws)
-        n_extra = find_slots(buffers.classes, width, self.labels, buffers.place, buffers.slots[:n], buffers.extra)
+        n_extra = find_slots(
+            buffers.classes, width, self.labels, buffers.place, buffers.slots[:n], buffers.extra
+        )
         buffers.classes[width : width + n_extra] = buffers.extra[:n_extra]
         shift = buffers.minus_log_pi[:width] + model.biases[buffers.classes[:width]]
         x, scores = buffers.x[:n], buffers.scores[: n * width].reshape(n, width)

@@ -1,8 +1,8 @@
 """Which classes a minibatch shares, each with its exact inclusion probability.
 
-Classes come from a mixture of the class frequencies and, with a label tree, of the *cell* of the rows: the subtree
-that x is routed to at some depth.  A minibatch holds rows of one cell, so its classes are hard for all of them.
-"""
+Classes come from a mixture of the class frequencies and, with a label tree, of the *cell* of the rows: the
+subtree that x is routed to at some depth. A minibatch holds rows of one cell, so its classes are hard for all
+of them."""
 
 from __future__ import annotations
 
@@ -52,9 +52,17 @@ class ClassSets:
 
     @classmethod
     def build(
-        cls, counts: Float64, size: int, *, exponent: float, cells: Int32 | None = None, y: Int32 | None = None
+        cls,
+        counts: Float64,
+        size: int,
+        *,
+        exponent: float,
+        cells: Int32 | None = None,
+        y: Int32 | None = None,
     ) -> ClassSets:
-        """Make sets of about `size` classes by ``counts ** exponent``; half of them from the cell, where there are cells."""
+        """Make sets of about `size` classes by ``counts ** exponent``; half of them from the cell, where
+        there are cells.
+        """
         n_classes = len(counts)
         known = class_weights(counts, exponent)
         size = min(size, n_classes)
@@ -70,7 +78,9 @@ class ClassSets:
         for a, b in itertools.pairwise(offsets):
             if a == b:
                 continue  # no row was routed to this cell, and no minibatch will want its classes
-            cumulative[a:b] = np.cumsum(inclusion_probabilities(class_weights(number[a:b], exponent), from_cell))
+            cumulative[a:b] = np.cumsum(
+                inclusion_probabilities(class_weights(number[a:b], exponent), from_cell)
+            )
         everywhere = np.cumsum(inclusion_probabilities(known, size - from_cell))
         return cls(everywhere, offsets, classes, cumulative, size)
 
@@ -87,7 +97,9 @@ def count_cells(n_pairs: int, depth: int, config: BatchConfig) -> int:
 
 
 def route(tree: LabelTree, Z: Float32, n_cells: int, n_threads: int) -> Int32:
-    """Return the cell of each row: the subtree at depth log2(n_cells) that every decision on the way prefers."""
+    """Return the cell of each row: the subtree at depth log2(n_cells) that every decision on the way
+    prefers.
+    """
     out = np.zeros(len(Z), np.int32)
     depth = n_cells.bit_length() - 1
     blocks = split(len(Z), _ROUTE_ROWS)

@@ -1,7 +1,7 @@
 """The loop over epochs: clock, history, validation, early stopping, interruption.
 
-The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of ``seconds``.
-"""
+The clock counts training alone; time spent in validation, in callbacks and in watchers is left out of
+``seconds``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from extremax.runtime.context import Context
-from extremax.runtime.progress import format_seconds
+from extremax.runtime.progress import ProgressLine, format_seconds
 from extremax.training.base import Trainer, TrainState
 from extremax.types import Float32
 
@@ -32,7 +32,7 @@ class Moment:
     Attributes
     ----------
     record
-        ``epoch``, ``seconds`` and ``loss`` so far; inside an epoch also ``rows``, the training pairs done of it.
+        ``epoch``, ``seconds`` and ``loss`` so far; inside an epoch also ``rows``, the pairs done of it.
     model
         Makes a model for prediction when it is called; it must not be kept beyond the moment.
     """
@@ -42,7 +42,9 @@ class Moment:
 
 
 class Watcher:
-    """A callback that is also told of the start and of moments inside an epoch; the clock stands still meanwhile."""
+    """A callback that is also told of the start and of moments inside an epoch; the clock stands still
+    meanwhile.
+    """
 
     def at_start(self, moment: Moment) -> None:
         """Look at the model before the first epoch."""
@@ -68,7 +70,8 @@ class Schedule:
     patience
         Stop after this many epochs without a better validation log-likelihood; None never stops early.
     decay_epochs
-        Epochs, counted from the model's first, over which the step size falls linearly to zero; None keeps it.
+        Epochs, counted from the model's first, over which the step size falls linearly to zero; None keeps
+        it.
     """
 
     n_epochs: int
@@ -109,6 +112,17 @@ class _Best:
             self.keep(state, record)
         return int(record["epoch"]) - self.epoch
 
+    def is_over(self, state: TrainState, record: Record, patience: int | None, log: ProgressLine) -> bool:
+        """Keep the epoch if it is the best; return whether patience is at its end."""
+        if patience is None or "valid_log_likelihood" not in record:
+            return False
+        if record["valid_log_likelihood"] > self.log_likelihood:
+            self.keep(state, record)
+        elif record["epoch"] - self.epoch >= patience:
+            log.log(f"stopped early: no better validation log-likelihood since epoch {self.epoch}")
+            return True
+        return False
+
     def restore(self, state: TrainState) -> None:
         if self.parameters is not None:
             np.copyto(state.tables.weights, self.parameters[0])
@@ -128,7 +142,8 @@ class Hooks:
     evaluate
         Figures of a model on validation rows, or None.
     callbacks
-        Each gets every record and may return True to stop; a `Watcher` among them also sees the start and the middle.
+        Each gets every record and may return True to stop; a `Watcher` among them also sees the start and the
+        middle.
     """
 
     make_model: Callable[[], Model]
@@ -141,33 +156,35 @@ class Hooks:
         return [callback for callback in self.callbacks if isinstance(callback, Watcher)]
 
 
-class _EpochProgress:
-    """Progress line, interrupts and watchers inside one epoch; its pauses are not part of the training time."""
+class _Clock:
+    """Training time, progress line, interrupts and watchers; pauses are not part of the training time."""
 
-    def __init__(self, context: Context, hooks: Hooks, show: Callable[[int, float], None], seconds: float) -> None:
-        self.context, self.hooks, self.show, self.before = context, hooks, show, seconds
-        self.watchers = hooks.watchers
-        self.started, self.paused, self.epoch = time.perf_counter(), 0.0, 0
+    def __init__(self, context: Context, hooks: Hooks, n_epochs: int, seconds: float, n_before: int) -> None:
+        self.context, self.make_model, self.watchers = context, hooks.make_model, hooks.watchers
+        self.n_epochs, self.n_before, self.began = n_epochs, n_before, time.perf_counter()
+        self.seconds, self.started, self.epoch, self.n_pairs = seconds, 0.0, 0, 0
+
+    def begin(self, epoch: int, n_pairs: int) -> None:
+        self.epoch, self.n_pairs, self.started = epoch, n_pairs, time.perf_counter()
+
+    def end(self) -> None:
+        """Add the time since the last pause to the training time."""
+        self.seconds += time.perf_counter() - self.started
 
     def check(self) -> None:
         self.context.interrupts.check()
 
     def report(self, pairs_done: int, loss: float) -> None:
-        self.show(pairs_done, loss)
-        if not self.watchers:
-            return
-        looked = time.perf_counter()
-        seconds = self.before + looked - self.started - self.paused
-        record = {"epoch": self.epoch, "rows": pairs_done, "seconds": seconds, "loss": loss}
-        with self.context.interrupts.immediate():
+        label = f"epoch {self.epoch}/{self.n_before + self.n_epochs}"
+        done = (self.epoch - self.n_before - 1) * self.n_pairs + pairs_done
+        total = self.n_epochs * self.n_pairs
+        self.context.progress.update(label, done, total, self.began, f"loss {loss:.4f}", unit="rows")
+        if self.watchers:
+            self.end()
+            record = {"epoch": self.epoch, "rows": pairs_done, "seconds": self.seconds, "loss": loss}
             for watcher in self.watchers:
-                watcher.during_epoch(Moment(record, self.hooks.make_model))
-        self.paused += time.perf_counter() - looked
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, with this epoch."""
-        return self.before + time.perf_counter() - self.started - self.paused
+                watcher.during_epoch(Moment(record, self.make_model))
+            self.started = time.perf_counter()
 
 
 def run_epochs(
@@ -175,84 +192,54 @@ def run_epochs(
     state: TrainState,
     prepared: Any,
     schedule: Schedule,
-    *,
-    n_pairs: int,
     history: list[Record],
     hooks: Hooks,
     context: Context,
 ) -> bool:
     """Train `state` in place, appending one record per epoch to `history`.
 
-    With `patience`, the parameters of the best validated epoch are put back at the end, however it ends.  Returns
-    whether the run was cut short by Ctrl-C; without a best epoch to go back to, the state is then as after the last
-    minibatch.  A loss that is no longer finite is a ValueError.
-    """
-    log, best = context.progress, _Best(epoch=state.n_epochs)
-    seconds = history[-1]["seconds"] if history else 0.0
-    n_before, began = state.n_epochs, time.perf_counter()
+    With `patience`, the parameters of the best validated epoch are put back at the end, however it ends.
+    Returns whether the run was cut short by Ctrl-C; without a best epoch to go back to, the state is then as
+    after the last minibatch. A loss that is no longer finite is a ValueError."""
+    best, log = _Best(epoch=state.n_epochs), context.progress
     # Only a run that is validated has a best epoch to go back to, whatever the runs before it were.
-    validated = hooks.evaluate is not None and history and history[-1].get("valid_log_likelihood") is not None
+    validated = hooks.evaluate is not None and history[-1].get("valid_log_likelihood") is not None
     if schedule.patience is not None and validated:
         best.keep(state, history[-1])  # where the run starts may stay the best
+    clock = _Clock(context, hooks, schedule.n_epochs, history[-1]["seconds"], state.n_epochs)
     try:
-        # The end is kept from Ctrl-C as well: the best epoch must not be put back by half.
         with context.interrupts.deferred():
-            try:
-                _announce_start(state, history, seconds, hooks, context)
-                for _ in range(schedule.n_epochs):
-                    epoch = state.n_epochs + 1
-
-                    def show(rows: int, loss: float) -> None:
-                        label = f"epoch {epoch}/{n_before + schedule.n_epochs}"
-                        done, all_pairs = (epoch - n_before - 1) * n_pairs + rows, schedule.n_epochs * n_pairs
-                        log.update(label, done, all_pairs, began, f"loss {loss:.4f}", unit="rows")
-
-                    progress = _EpochProgress(context, hooks, show, seconds)
-                    progress.epoch = epoch
-                    rates = schedule.rates(state.n_epochs)
-                    loss = trainer.epoch(state, prepared, rates, progress)
-                    seconds = progress.seconds
-                    _check_loss(loss, epoch, schedule.learning_rate)
-                    record = {"epoch": epoch, "seconds": seconds, "loss": loss, "learning_rate": rates[0]}
-                    history.append(record)
-                    stop = _close_epoch(record, hooks, context)
-                    if schedule.patience is not None and best.waited(state, record) >= schedule.patience:
-                        since = f"since epoch {best.epoch}"
-                        log.log(f"stopped early: no better validation log-likelihood {since}")
-                        stop = True
-                    if stop:
-                        break
-                    context.interrupts.check()
-            finally:
-                log.close()
-                best.restore(state)
+            for watcher in hooks.watchers:
+                watcher.at_start(Moment(history[-1], hooks.make_model))
+            for _ in range(schedule.n_epochs):
+                clock.begin(state.n_epochs + 1, prepared.data.n_pairs)
+                rates = schedule.rates(state.n_epochs)
+                loss = trainer.epoch(state, prepared, rates, clock)
+                clock.end()
+                _check_loss(loss, state.n_epochs, schedule.learning_rate)
+                record = {
+                    "epoch": state.n_epochs,
+                    "seconds": clock.seconds,
+                    "loss": loss,
+                    "learning_rate": rates[0],
+                }
+                model = hooks.make_model()
+                if hooks.evaluate is not None:
+                    record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
+                history.append(record)
+                hooks.publish(model)
+                log.log(_line(record))
+                # each hears of it, whatever others want
+                wishes = [callback(record) for callback in hooks.callbacks]
+                if any(wishes) or best.is_over(state, record, schedule.patience, log):
+                    break
+                context.interrupts.check()
     except KeyboardInterrupt:
         return True
+    finally:
+        log.close()
+        best.restore(state)
     return False
-
-
-def _announce_start(
-    state: TrainState, history: list[Record], seconds: float, hooks: Hooks, context: Context
-) -> None:
-    """Show watchers the model before the first epoch."""
-    record = history[-1] if history else {"epoch": state.n_epochs, "seconds": seconds}
-    with context.interrupts.immediate():
-        for watcher in hooks.watchers:
-            watcher.at_start(Moment(record, hooks.make_model))
-
-
-def _close_epoch(record: Record, hooks: Hooks, context: Context) -> bool:
-    """Validate the model after an epoch and tell callbacks of it; return whether one wants to stop."""
-    model = hooks.make_model()
-    if hooks.evaluate is not None:
-        with context.interrupts.immediate():
-            record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
-    hooks.publish(model)
-    context.progress.log(_line(record))
-    with context.interrupts.immediate():
-        # A list, not a generator: each hears of the epoch, whatever others want.
-        wishes = [callback(record) for callback in hooks.callbacks]
-    return any(wishes)
 
 
 def _check_loss(loss: float, epoch: int, learning_rate: float) -> None:

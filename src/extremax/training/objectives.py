@@ -1,8 +1,8 @@
 """The registry of training objectives: which trainer runs each, by which kernel, from which start.
 
-Formulas stand beside the kernels: `extremax.kernels.row_losses` for objectives that draw negatives for each row
-(negative sampling is the paper's Eq. 6), `extremax.kernels.batch_softmax` for those whose minibatches share classes.
-"""
+Formulas stand beside the kernels: `extremax.kernels.row_losses` for objectives that draw negatives for each
+row (negative sampling is the paper's Eq. 6), `extremax.kernels.batch_softmax` for those whose minibatches
+share classes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Objective:
     adds_log_noise
         Whether prediction adds log p_n to the scores (Eq. 5).
     loss
-        For "rows": makes the parameters of the kernel from the score penalty, the epoch (from 0) and the decay of
-        Augment and Reduce.  Their class selects the kernel when the training loop is compiled.
+        For "rows": makes the parameters of the kernel from the score penalty, the epoch (from 0) and the
+        decay of Augment and Reduce. Their class selects the kernel when the training loop is compiled.
     starts_at_noise
         Whether biases start at the mean of log p_n: scores that are log-probabilities stall far from them.
     pair_state
@@ -76,8 +76,8 @@ OBJECTIVES: dict[str, Objective] = {
 def register_objective(name: str, objective: Objective) -> None:
     """Make an objective known by its name, to the estimator and to saved models.
 
-    The kernel of an objective of trainer "rows" is registered with `extremax.kernels.row_losses.register_loss`.
-    """
+    The kernel of an objective of trainer "rows" is registered with
+    `extremax.kernels.row_losses.register_loss`."""
     if name in OBJECTIVES or name == "auto":
         raise ValueError(f"there is an objective {name!r} already; choose another name.")
     OBJECTIVES[name] = objective

@@ -1,13 +1,13 @@
 """Parameter tables with the accumulators of their optimizer, and the Gaussian prior.
 
-The prior of variance sigma0^2 adds |parameters|^2 / (2 sigma0^2) to the loss of all rows.  Its gradient touches every
-parameter, while a minibatch touches few.  It is therefore applied to all parameters at once, now and then, each time
-with the fraction of the data that was trained on since: over an epoch the fractions add up to one for every class.
+The prior of variance sigma0^2 adds |parameters|^2 / (2 sigma0^2) to the loss of all rows. Its gradient
+touches every parameter, while a minibatch touches few. It is therefore applied to all parameters at once, now
+and then, each time with the fraction of the data that was trained on since: over an epoch the fractions add
+up to one for every class.
 
-A step is the implicit one, w <- w / (1 + rate * fraction / sigma0^2), with the rate that the optimizer has for w
-(learning_rate over the root of Adagrad's sum, where there is one).  Its fixed point with gradient steps on the loss is
-the mode of the posterior, and it cannot overshoot, however small the variance.
-"""
+A step is the implicit one, w <- w / (1 + rate * fraction / sigma0^2), with the rate that the optimizer has
+for w (learning_rate over the root of Adagrad's sum, where there is one). Its fixed point with gradient steps
+on the loss is the mode of the posterior, and it cannot overshoot, however small the variance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Tables:
     bias_squares: Float32
 
     @classmethod
-    def zeros(cls, n_classes: int, n_features: int, optimizer: str, *, initial_square: float = 1e-8) -> Tables:
+    def zeros(
+        cls, n_classes: int, n_features: int, optimizer: str, *, initial_square: float = 1e-8
+    ) -> Tables:
         """Start at zero: debiased scores then equal the noise distribution."""
         return cls(
             weights=_aligned((n_classes, n_features), 0.0),
@@ -74,7 +76,9 @@ def _columns(n_features: int, optimizer: str) -> int:
 
 
 def _aligned(shape: tuple[int, ...], fill: float) -> Float32:
-    """Return a filled array that starts on a cache line: a row of 512 weights then touches 32 lines, not 33."""
+    """Return a filled array that starts on a cache line: a row of 512 weights then touches 32 lines, not
+    33.
+    """
     size = int(np.prod(shape, dtype=np.int64)) * 4
     raw = np.empty(size + 64, np.uint8)
     offset = -raw.ctypes.data % 64

@@ -1,9 +1,9 @@
 """Order of the training pairs: shuffled windows that are read from disk in long runs.
 
-Pairs come in *windows*: chunks of consecutive ones in random order, gathered until a window is full, then shuffled
-one by one.  A data set that fits one window is shuffled completely; a larger one can stay on disk.  The same order
-serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same model.
-"""
+Pairs come in *windows*: chunks of consecutive ones in random order, gathered until a window is full, then
+shuffled one by one. A data set that fits one window is shuffled completely; a larger one can stay on disk.
+The same order serves arrays in memory, memory-mapped files and sparse matrices, so all of them train the same
+model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def epoch_seed(seed: int, epoch: int, window: int) -> int:
     return int(state[0])
 
 
-def shuffled_windows(n_pairs: int, row_bytes: int, seed: int, epoch: int, config: OrderConfig) -> Iterator[Int64]:
+def shuffled_windows(
+    n_pairs: int, row_bytes: int, seed: int, epoch: int, config: OrderConfig
+) -> Iterator[Int64]:
     """Yield the numbers of the pairs of one epoch, window by window, each exactly once."""
     rng = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(epoch,)))
     chunk = config.chunk_rows

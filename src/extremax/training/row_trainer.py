@@ -1,8 +1,8 @@
 """Training with negatives drawn for each row: the paper's method and its baselines.
 
-Inside a window of shuffled pairs come minibatches: negatives are drawn, scores and coefficients computed from frozen
-weights, then each thread updates the classes it owns.  The number of threads changes nothing but the time.
-"""
+Inside a window of shuffled pairs come minibatches: negatives are drawn, scores and coefficients computed from
+frozen weights, then each thread updates the classes it owns. The number of threads changes nothing but the
+time."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ class RowTrainer(TrainerBase):
         config = self.config
         loss = config.definition.loss
         if loss is None:
-            raise ValueError(f"objective {config.objective!r} has no loss; an objective that trains by rows needs one.")
+            raise ValueError(
+                f"objective {config.objective!r} has no loss; an objective that trains by rows needs one."
+            )
         sizes = PerWeight if state.tables.per_weight else AlongRow
         return Step(
             batch_size=config.batch_size,
@@ -223,7 +225,9 @@ def _gather(table: Float32, rows: Int64, threads: int) -> Float32:
 
 
 def _pair_values(state: TrainState, prepared: PreparedRows) -> Float32:
-    """Return eta of each pair, kept from epochs before on the same pairs; below zero for a pair not seen yet."""
+    """Return eta of each pair, kept from epochs before on the same pairs; below zero for a pair not seen
+    yet.
+    """
     y: Any = prepared.data.y
     key = zlib.crc32(prepared.positive_log_noise.tobytes(), zlib.crc32(y.tobytes()))
     if state.pair_values is None or len(state.pair_values) != len(y) or state.pair_key != key:

@@ -4,14 +4,13 @@ In whitened rows x' a linear discriminant needs no matrix:
 
     w'_y = scale * m_y,     b'_y = log n_y - scale |m_y|^2 / 2,
 
-with the means m_y of the classes shrunk towards the mean of all rows.  The scale is chosen by the likelihood of some
-training rows, each left out of the mean of its own class.
-"""
+with the means m_y of the classes shrunk towards the mean of all rows. The scale is chosen by the likelihood
+of some training rows, each left out of the mean of its own class."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -22,13 +21,15 @@ from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening, change_blocks
 from extremax.kernels.batch_softmax import add_rows
+from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.optimizers import Tables
 from extremax.types import Float32, Float64
 
 _SUM_ROWS = 1 << 16  # pairs whose rows are read together
-_GRAM_ROWS, _GRAM_LANES = 1 << 14, 8  # of a product; independent of the threads, so that they change no result
+# of a product; independent of the threads, so that they change no result
+_GRAM_ROWS, _GRAM_LANES = 1 << 14, 8
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,24 @@ class WarmStart:
     scale: float
 
 
+class _Discriminant(NamedTuple):
+    """A linear discriminant in whitened rows: class means, half their square lengths, log priors, counts."""
+
+    means: Float32
+    half: Float32
+    prior: Float64
+    counts: NDArray[Any]
+
+
 def start_discriminant(
-    tables: Tables,
-    feature_scale: float,
-    pca: PCA,
-    data: Examples,
-    weight: Float32,
-    config: WarmStartConfig,
-    seed: int,
-    n_threads: int,
+    tables: Tables, feature_scale: float, pca: PCA, data: Examples, config: WarmStartConfig, context: Context
 ) -> WarmStart:
     """Find the whitening and set the weights (for x') to the linear discriminant.
 
-    `pca` has all components of X; `weight` is the weight of each pair.
+    `pca` has all components of X; the weights of `data` have a mean of one.
     """
-    y, means = data.y, tables.weights
-    counts = np.bincount(y, weights=weight, minlength=tables.n_classes)
+    weight, means, n_threads = data.pair_weight, tables.weights, context.n_threads
+    counts = np.bincount(data.y, weights=weight, minlength=tables.n_classes)
     _sum_rows(data, weight, means, n_threads)
     root = np.sqrt(counts / counts.sum())
     # Rows sqrt(n_y / n) (mean of y - mean): their products sum to the covariance between the classes.
@@ -63,7 +66,9 @@ def start_discriminant(
     means *= (root / np.maximum(counts, 1e-12)).astype(np.float32)[:, None]
     means -= root.astype(np.float32)[:, None] * mean
     between = _gram(means, n_threads)
-    total = (pca.components.T * (pca.explained_variance * feature_scale**2)) @ pca.components.astype(np.float64)
+    total = (pca.components.T * (pca.explained_variance * feature_scale**2)) @ pca.components.astype(
+        np.float64
+    )
     within = total - between
     spread, inside = float(np.trace(total)), max(float(np.trace(within)), 0.0)
     if inside < config.min_within * spread:
@@ -75,7 +80,8 @@ def start_discriminant(
     change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
     half = 0.5 * np.einsum("ck,ck->c", means, means)
     prior = np.log(np.maximum(counts, 0.5) / counts.sum())
-    best = _choose_scale(means, half, prior, counts, white, feature_scale, data, weight, config, seed)
+    discriminant = _Discriminant(means, half, prior, counts)
+    best = _choose_scale(discriminant, white, feature_scale, data, config, context.seed)
     scale = np.float32(config.init_scale_factor * best)
     tables.biases[:] = prior - scale * half
     means *= scale
@@ -92,7 +98,9 @@ def _sum_rows(data: Examples, weight: Float32, sums: Float32, n_threads: int) ->
         block = np.ascontiguousarray(X[where[0] : where[-1] + 1], dtype=np.float32)  # `row_index` ascends
         local, labels, part_weight = where - where[0], data.y[first:last], weight[first:last]
         run(
-            lambda part: add_rows(block, local, labels, part_weight, sums, part, n_threads), n_threads, n_threads
+            lambda part: add_rows(block, local, labels, part_weight, sums, part, n_threads),
+            n_threads,
+            n_threads,
         )
 
 
@@ -107,8 +115,8 @@ def discriminant_projection(
 ) -> PCA:
     """Return the directions in which the class means differ most, from weights at their start (for x').
 
-    A label tree on these sees more of the classes than on as many directions of largest variance (docs/tuning.md).
-    """
+    A label tree on these sees more of the classes than on as many directions of largest variance
+    (docs/tuning.md)."""
     white = start.whitening
     root = np.sqrt(counts / counts.sum()).astype(np.float32)
     between = _gram(tables.weights, n_threads, root)
@@ -126,7 +134,9 @@ def discriminant_projection(
 
 
 def _gram(table: Float32, n_threads: int, factor: Float32 | None = None) -> Float64:
-    """Return table.T @ table, its rows multiplied by `factor`, in blocks that do not depend on the threads."""
+    """Return table.T @ table, its rows multiplied by `factor`, in blocks that do not depend on the
+    threads.
+    """
     cuts = split(len(table), _GRAM_ROWS)
     parts = np.zeros((min(len(cuts), _GRAM_LANES), table.shape[1], table.shape[1]))
 
@@ -142,25 +152,21 @@ def _gram(table: Float32, n_threads: int, factor: Float32 | None = None) -> Floa
 
 
 def _choose_scale(
-    means: Float32,
-    half: Float32,
-    prior: Float64,
-    counts: NDArray[Any],
+    discriminant: _Discriminant,
     white: Whitening,
     feature_scale: float,
     data: Examples,
-    weight: Float32,
     config: WarmStartConfig,
     seed: int,
 ) -> float:
     """Return the scale under which rows left out of their class's mean are most probable, to a tolerance."""
-    y = data.y
+    y, (means, half, prior, counts) = data.y, discriminant
     X: Any = data.X
     rng = np.random.default_rng((seed, 3))
     chosen = np.sort(rng.choice(len(y), min(config.sample_rows, len(y)), replace=False))
     x = white.rows(np.ascontiguousarray(X[data.rows_of(chosen)], dtype=np.float32), feature_scale)
     own, n = y[chosen], counts[y[chosen]].astype(np.float32)
-    w = weight[chosen]
+    w = data.pair_weight[chosen]
     without = np.maximum(n - w, 0.0)
     # The mean of the row's own class without the row, (n m - w x) / (n - w), shrunk like the others.
     shrinkage = config.shrinkage
@@ -177,7 +183,9 @@ def _choose_scale(
         a = scale * truth + prior[own]
         rest = scale * scores + log_weight
         top = np.maximum(rest.max(axis=1), a)
-        figures.append(float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1)))))
+        figures.append(
+            float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1))))
+        )
     # The smallest of those that are as good as the best: rows that are easy to tell apart would take any.
     good = np.asarray(figures) >= max(figures) - config.tolerance
     return config.scales[int(np.argmax(good))]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from extremax.defaults_tree import TreeFitConfig
+from extremax.defaults import TreeFitConfig
 from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch
 from extremax.runtime.threads import run
 from extremax.tree.layout import aligned, depth_of, plain, width_of

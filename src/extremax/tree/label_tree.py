@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.defaults_tree import TreeFitConfig
+from extremax.defaults import TreeFitConfig
 from extremax.kernels.tree_walk import (
     CHUNK,
     TILE,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax.defaults_tree import TreeFitConfig, TreeTuningConfig
+from extremax.defaults import TreeFitConfig, TreeTuningConfig
 from extremax.tree import LabelTree
 from extremax.types import Bool, Float32, Float64, Int32, Int64
 

@@ -1,6 +1,4 @@
-"""Objectives: losses and coefficients against float64 references, and the identities that tie them to the
-softmax.
-"""
+"""Losses of rows: against float64 references, and the identities that relate them to the softmax."""
 
 from __future__ import annotations
 
@@ -11,12 +9,19 @@ import numpy as np
 import pytest
 
 import reference
+from extremax.kernels import row_losses
 from extremax.kernels.row_training import Pairs
-from extremax.training.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.small
 
-NAMES = list(reference.LOSSES)  # all but Augment and Reduce, whose rows have a memory
+LOSSES = {
+    "negative_sampling": (row_losses.NegativeSampling, row_losses.negative_sampling),
+    "nce": (row_losses.NoiseContrastive, row_losses.noise_contrastive),
+    "sampled_softmax": (row_losses.SampledSoftmax, row_losses.sampled_softmax),
+    "one_vs_each": (row_losses.OneVsEach, row_losses.one_vs_each),
+    "augment_reduce": (row_losses.AugmentReduce, row_losses.augment_reduce),
+}
+NAMES = list(reference.LOSSES)  # all but Augment and Reduce, whose rows have a state
 
 
 class Batch(NamedTuple):
@@ -43,16 +48,13 @@ def batch(n=7, n_negatives=3, n_classes=6, seed=0, base="other"):
 
 def evaluate(name, data, penalty=0.0, start=0, stop=None, *, eta=None, epoch=0):
     """Coefficients and losses by the kernel; NaN where it was not asked to write."""
-    objective, n = OBJECTIVES[name], len(data.scores)
+    (settings, kernel), n = LOSSES[name], len(data.scores)
+    rate = (np.float32((1.0 + epoch) ** -0.9),) if name == "augment_reduce" else ()
     coefficients, losses = np.full_like(data.scores, np.nan), np.full(n, np.nan)
     eta = np.full(n, -1.0, np.float32) if eta is None else eta
     tables = (data.labels, data.log_base, data.log_noise, data.weight, data.scores, coefficients, losses, eta)
-    objective.kernel(
-        objective.settings_of(penalty, epoch),
-        Pairs(np.arange(n), *tables),
-        start,
-        n if stop is None else stop,
-    )
+    pairs = Pairs(np.arange(n), *tables)
+    kernel(settings(np.float32(penalty), *rate), pairs, start, n if stop is None else stop)
     return coefficients, losses
 
 
@@ -64,6 +66,7 @@ def reference_loss(name, data, penalty, scores=None):
     )
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
 @pytest.mark.parametrize("base", ["other", "noise", "none"])
@@ -153,7 +156,6 @@ def test_small_coefficients_keep_their_precision(name):
 
 
 # -- identities
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def all_other_classes(n_classes):
@@ -237,36 +239,6 @@ def test_repeated_negatives_share_one_coefficient_identity():
     np.testing.assert_allclose(shared_losses, losses, rtol=1e-6)  # float32
     np.testing.assert_allclose(shared[:, 0], coefficients[:, 0], rtol=1e-6)
     np.testing.assert_allclose(shared[:, 1:].sum(axis=1), coefficients[:, 1], rtol=1e-6)
-
-
-def test_nce_scores_are_unbiased_as_they_are():
-    # They are log-probabilities already: adding the noise to them at prediction would be wrong.
-    assert not OBJECTIVES["nce"].removes_bias
-    # from xi = 0 every logit would start at +log C, and training stall
-    assert OBJECTIVES["nce"].starts_at_noise
-    assert OBJECTIVES["negative_sampling"].removes_bias
-
-
-def test_masked_softmax_without_hits_is_sampled_softmax_identity():
-    data = batch(n_negatives=4, n_classes=40)
-    data = data._replace(labels=np.tile(np.arange(5, dtype=np.int32), (len(data.labels), 1)))
-    for ours, theirs in zip(
-        evaluate("sampled_softmax_masked", data, 0.01), evaluate("sampled_softmax", data, 0.01), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-7)  # the same sums in another order
-
-
-def test_masked_softmax_leaves_hits_out_identity():
-    data = batch(n_negatives=4)
-    labels = data.labels.copy()
-    labels[:, 1:3] = labels[:, :1] + 1
-    labels[:, 3:] = labels[:, :1]
-    coefficients, losses = evaluate("sampled_softmax_masked", data._replace(labels=labels), 0.01)
-    shorter = Batch(*(a[:, :3] if a.ndim == 2 else a for a in data._replace(labels=labels)))
-    expected, expected_losses = evaluate("sampled_softmax", shorter, 0.01)
-    assert not coefficients[:, 3:].any()
-    np.testing.assert_allclose(coefficients[:, :3], expected, rtol=2e-6, atol=1e-7)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
 
 
 def all_draws(n_classes, n_negatives, base, seed):
@@ -371,7 +343,7 @@ def test_a_row_of_hits_alone_moves_nothing_identity():
             if name != "weight"
         }
     )
-    for name in ("one_vs_each", "augment_reduce", "sampled_softmax_masked"):
+    for name in ("one_vs_each", "augment_reduce"):
         coefficients, losses = evaluate(name, same)
         assert not coefficients.any()
         assert not losses.any()

@@ -28,9 +28,7 @@ SCALE, RATE = np.float32(0.7), np.float32(0.3)
 
 
 class Problem:
-    """Rows of X in some order, classes that repeat within and across them, and a model that is no longer
-    at its start.
-    """
+    """Rows of X in some order, classes that repeat within and across them, and a model in training."""
 
     def __init__(self, n_features=5, *, n=12, n_rows=9, width=3, n_classes=6, optimizer="adagrad", seed=0):
         rng = np.random.default_rng(seed)

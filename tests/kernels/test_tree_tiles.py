@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.kernels import topk
-from extremax.kernels import tree_tiles as leaf_tiles
+from extremax.kernels import topk, tree_tiles
 from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.tree import LabelTree
 
@@ -31,7 +30,7 @@ def random_tree(n_classes, n_components=3, seed=0):
 
 def descend(tree, nodes, Z, start, column):
     logits, out = Z @ tree.weights[nodes].T, np.empty((len(Z), len(nodes) + 1), np.float32)
-    leaf_tiles.descend(
+    tree_tiles.descend(
         np.ascontiguousarray(logits), tree.biases[nodes], start, column, np.empty(len(nodes), np.float32), out
     )
     return out
@@ -42,7 +41,7 @@ def descend(tree, nodes, Z, start, column):
 def test_descend_matches_walk_from_the_root_identity(n_classes, tile_depth):
     tree = random_tree(n_classes)
     Z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
-    cut = leaf_tiles.cut_tree(tree.leaf_class, tile_depth)
+    cut = tree_tiles.cut_tree(tree.leaf_class, tile_depth)
     np.testing.assert_array_equal(np.sort(cut.labels), np.arange(n_classes))
     labels = np.broadcast_to(cut.labels, (6, n_classes))
     expected = tree.log_prob(Z, labels)
@@ -61,9 +60,9 @@ def test_descend_keeps_both_tails_exact():
 
 
 def test_padding_elsewhere_is_not_cut():
-    assert leaf_tiles.cut_tree(np.array([0, 1, 2, -1], np.int32), 2) is not None
+    assert tree_tiles.cut_tree(np.array([0, 1, 2, -1], np.int32), 2) is not None
     for leaves in ([0, -1, 1, 2], [0, 1, -1, -1], [-1, 0, 1, 2]):
-        assert leaf_tiles.cut_tree(np.array(leaves, np.int32), 2) is None
+        assert tree_tiles.cut_tree(np.array(leaves, np.int32), 2) is None
 
 
 def test_scalar_functions_match_reference():
@@ -73,5 +72,5 @@ def test_scalar_functions_match_reference():
     np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=1e-5)
     np.testing.assert_allclose(got[x > -10.0], np.exp(x[x > -10.0].astype(np.float64)), rtol=1e-6)
     e = np.linspace(0.0, 1.0, 1001, dtype=np.float32)
-    got = np.array([leaf_tiles._log1p_unit(v) for v in e], np.float64)
+    got = np.array([tree_tiles._log1p_unit(v) for v in e], np.float64)
     np.testing.assert_allclose(got, np.log1p(e.astype(np.float64)), rtol=0, atol=2e-7)

@@ -1,7 +1,8 @@
-"""The kernels of the index over class scores, one by one, against numpy and against their definitions.
+"""Kernels of product quantization, one by one, against numpy and against their definitions.
 
-Most guesses here are small whole numbers over powers of two: float32 holds them exactly in whatever order
-they are summed, so that ties are ties and a comparison has one answer."""
+Most approximate scores here are small whole numbers over powers of two: float32 holds them exactly in
+whatever order they are summed, so that ties are ties and a comparison has one answer.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ import numpy as np
 import pytest
 
 import reference
-from extremax import _jit
+from extremax.defaults import PQConfig
 from extremax.kernels import pq as kernels
+from extremax.kernels import simd
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums, trailing_zeros
-from extremax.linear import LinearModel
-from extremax.search.pq import CodeIndex, _centres
+from extremax.search.pq import PQSearch
+from extremax.weights import DenseWeights
 
 PLACES = [2 * (lane % 16) + lane // 16 for lane in range(LANES)]  # of a class's byte among those of its block
-LOOKS = [(0, 5), (1, 4), (2, 5), (4, 5), (3, 3)]  # first block, last
+RANGES = [(0, 5), (1, 4), (2, 5), (4, 5), (3, 3)]  # first block, last
 
 
 @njit
@@ -55,7 +57,6 @@ def some_tables(kind, shape, rng):
 
 
 # -- sums of table entries
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -68,7 +69,7 @@ def test_table_sums_match_reference(kind, pairs):
     expected = expected_sums(codes, tables)
     if kind == "all 31":
         assert np.all(expected == 31 * 2 * pairs)
-    for start, stop in LOOKS:
+    for start, stop in RANGES:
         for group in range(2):
             sums, highest = (
                 np.full((ROWS_AT_ONCE, 6, LANES), 7, np.uint16),
@@ -87,7 +88,7 @@ def test_table_sums_match_reference(kind, pairs):
 def test_table_sums_follow_the_documented_layout():
     """One class has a code that picks another entry than the codes of the others."""
     tables = np.zeros((1, ROWS_AT_ONCE, 8, 16), np.uint8)
-    tables[0, 2, 5, 9] = 1  # the second piece of pair 2
+    tables[0, 2, 5, 9] = 1  # the second subvector of pair 2
     for place in range(LANES):
         codes = np.zeros((1, 4, LANES), np.uint8)
         codes[0, 2, place] = 9 << 4
@@ -128,7 +129,8 @@ def in_another_process(code, path, **settings):
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment = plain | {"NUMBA_CACHE_DIR": str(path.parent / "cache")} | settings
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport numpy as np\n{code}"
+    folders = [str(Path(__file__).parent), str(Path(reference.__file__).parent)]
+    code = f"import sys; sys.path[:0] = {folders!r}\nimport numpy as np\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=environment
     )
@@ -139,8 +141,8 @@ def in_another_process(code, path, **settings):
 @pytest.mark.parametrize("settings", [{"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_CPU_NAME": "generic"}])
 def test_loop_and_shuffles_have_the_same_sums_same_everywhere(settings, tmp_path):
     code = """
-import test_codes_kernels as tests
-assert hasattr(tests._jit._block_sums, "py_func")  # the loop
+import test_pq_kernels as tests
+assert hasattr(tests.simd._block_sums, "py_func")  # the loop
 np.save(sys.argv[1], tests.seeded_sums())
 """
     np.testing.assert_array_equal(seeded_sums(), in_another_process(code, tmp_path / "sums.npy", **settings))
@@ -157,7 +159,7 @@ def neon_module():
     u8, u16, i32, i64 = types.uint8, types.uint16, types.int32, types.int64
     ranks = [(u8, 3), (u8, 4), (u16, 3), (i32, 2)]
     arrays = [types.Array(kind, rank, "C") for kind, rank in ranks]
-    signature, codegen = _jit._block_sums._defn(None, arrays[0], i64, arrays[1], i64, i64, *arrays[2:])
+    signature, codegen = simd._block_sums._defn(None, arrays[0], i64, arrays[1], i64, i64, *arrays[2:])
     context = cpu_target.target_context
     pointers = [ir.IntType(kind.bitwidth).as_pointer() for kind, _ in ranks]
     module = context.codegen()._create_empty_module("neon")
@@ -219,7 +221,7 @@ def neon_sums():
     module.verify()
     machine = llvm.Target.from_triple(module.triple).create_target_machine(opt=3)
     lines = machine.emit_assembly(module).splitlines()
-    assert sum("tbl" in line.split() for line in lines) >= 2 * 2 * ROWS_AT_ONCE * _jit.CODES_AT_ONCE // 2
+    assert sum("tbl" in line.split() for line in lines) >= 2 * 2 * ROWS_AT_ONCE * simd.CODES_AT_ONCE // 2
 
     module = llvm.parse_assembly(text.replace(TABLE_LOOKUP, "lookup"))
     module.link_in(llvm.parse_assembly(lookup_module()))
@@ -243,8 +245,8 @@ import llvmlite.binding as llvm, numba
 from numba.core.registry import cpu_target
 cpu_target.target_context  # numba itself has to know where it is
 llvm.get_process_triple, numba.config.CPU_FEATURES = lambda: "aarch64-unknown-linux-gnu", "+fp-armv8,+neon"
-import test_codes_kernels as tests
-assert tests._jit.BYTE_SHUFFLE == "neon"
+import test_pq_kernels as tests
+assert tests.simd.BYTE_SHUFFLE == "neon"
 np.save(sys.argv[1], tests.neon_sums())
 """
     got = in_another_process(code, tmp_path / "sums.npy")
@@ -254,13 +256,10 @@ np.save(sys.argv[1], tests.neon_sums())
 
 
 # -- codes and tables
-# ----------------------------------------------------------------------------------------------------------
 
 
-def named_centres(codes, n_classes):
-    """The code of each piece of each class, (n_classes, pieces), by the layout that the documentation
-    describes.
-    """
+def named_centroids(codes, n_classes):
+    """The code of each subvector of each class, (n_classes, subvectors), by the documented layout."""
     out = np.empty((n_classes, 2 * codes.shape[1]), np.int64)
     for block in range(-(-n_classes // LANES)):
         for place in range(LANES):
@@ -272,47 +271,47 @@ def named_centres(codes, n_classes):
 
 @pytest.mark.small
 @pytest.mark.parametrize("size", [1, 3])
-def test_codes_name_the_nearest_centres_matches_reference(size):
+def test_codes_name_the_nearest_centroids_matches_reference(size):
     rng = np.random.default_rng(size)
     n, pairs = 75, 4
     directions = rng.normal(size=(n, 2 * pairs * size)).astype(np.float32)
-    centres = rng.normal(size=(16, size)).astype(np.float32)
-    codes, alike = np.zeros((3, pairs, LANES), np.uint8), np.full(n, np.nan, np.float32)
+    centroids = rng.normal(size=(16, size)).astype(np.float32)
+    codes, alignment = np.zeros((3, pairs, LANES), np.uint8), np.full(n, np.nan, np.float32)
     for first, last in ((0, 21), (21, 75)):  # the second part begins within a block
-        kernels.encode(directions[first:last], centres, first, codes, alike[first:last])
-    named = named_centres(codes, 96)
+        kernels.encode(directions[first:last], centroids, first, codes, alignment[first:last])
+    named = named_centroids(codes, 96)
     assert not named[n:].any()  # nothing past the last class
-    pieces = directions.reshape(n, 2 * pairs, 1, size).astype(np.float64)
-    far = np.square(pieces - centres).sum(axis=3)
+    subvectors = directions.reshape(n, 2 * pairs, 1, size).astype(np.float64)
+    far = np.square(subvectors - centroids).sum(axis=3)
     chosen = np.take_along_axis(far, named[:n, :, None], axis=2)[..., 0]
     # ties within the rounding of float32
     np.testing.assert_allclose(chosen, far.min(axis=2), rtol=0, atol=1e-5)
     assert len(np.unique(named[:n])) > 12
-    products = np.sum(pieces[:, :, 0] * centres[named[:n]], axis=(1, 2))
-    np.testing.assert_allclose(alike, products, rtol=0, atol=1e-5)  # a sum of 24 products in float32
+    products = np.sum(subvectors[:, :, 0] * centroids[named[:n]], axis=(1, 2))
+    np.testing.assert_allclose(alignment, products, rtol=0, atol=1e-5)  # a sum of 24 products in float32
 
 
 @pytest.mark.small
 @pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows, taken two at a time
-def test_turned_rows_match_reference(n):
+def test_rotated_rows_match_reference(n):
     rng = np.random.default_rng(n)
-    X, turn, shift = (rng.normal(size=shape).astype(np.float32) for shape in ((n, 19), (12, 19), 12))
+    X, rotation, shift = (rng.normal(size=shape).astype(np.float32) for shape in ((n, 19), (12, 19), 12))
     out = np.full((n, 12), np.nan, np.float32)
-    kernels.turn_rows(X, turn, shift, out)
+    kernels.rotate_rows(X, rotation, shift, out)
     # sums of 19 in float32
-    np.testing.assert_allclose(out, X.astype(np.float64) @ turn.T - shift, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out, X.astype(np.float64) @ rotation.T - shift, rtol=0, atol=1e-5)
     alone = np.empty((1, 12), np.float32)
     for i in range(n):
-        kernels.turn_rows(X[i : i + 1], turn, shift, alone)
+        kernels.rotate_rows(X[i : i + 1], turn, shift, alone)
         np.testing.assert_array_equal(alone[0], out[i])
 
 
-def made_tables(rows, centres, n_tables):
+def made_tables(rows, centroids, n_tables):
     n_places = -(-len(rows) // ROWS_AT_ONCE) * ROWS_AT_ONCE
     tables = np.full((n_places, n_tables, 16), 99, np.uint8)
     steps, offsets, squares = (np.full(n_places, np.nan, np.float32) for _ in range(3))
     with np.errstate(all="ignore"):  # interpreted code warns of rows that are no numbers
-        kernels.make_tables(rows, centres, tables, steps, offsets, squares)
+        kernels.make_tables(rows, centroids, tables, steps, offsets, squares)
     return tables, steps, offsets, squares
 
 
@@ -320,15 +319,17 @@ def made_tables(rows, centres, n_tables):
 def test_tables_match_reference():
     rng = np.random.default_rng(0)
     n, n_tables, size = 6, 8, 3
-    centres = rng.normal(size=(16, size)).astype(np.float32)
+    centroids = rng.normal(size=(16, size)).astype(np.float32)
     rows = (rng.normal(size=(n, size * n_tables + 4)) * 10.0 ** rng.integers(-4, 5, (n, 1))).astype(
         np.float32
     )
     rows[:, -4:] = 1e20  # no part of z
-    tables, steps, offsets, squares = made_tables(rows, centres, n_tables)
+    tables, steps, offsets, squares = made_tables(rows, centroids, n_tables)
     z = rows[:, :-4].astype(np.float64)
-    pieces = z.reshape(n, size, n_tables).transpose(0, 2, 1)  # the first numbers of all pieces come first
-    products = pieces @ centres.T.astype(np.float64)
+    subvectors = z.reshape(n, size, n_tables).transpose(
+        0, 2, 1
+    )  # the first numbers of all subvectors come first
+    products = subvectors @ centroids.T.astype(np.float64)
     lowest = products.min(axis=2)
     widest = (products.max(axis=2) - lowest).max(axis=1)
     np.testing.assert_allclose(steps[:n], widest / 31, rtol=1e-5)  # differences of float32
@@ -339,10 +340,12 @@ def test_tables_match_reference():
     assert tables[:n].max(axis=(1, 2)).tolist() == [31] * n
     assert not tables[:n].min(axis=2).any()
     picks = rng.integers(0, 16, (500, n_tables))
-    piece = np.arange(n_tables)
+    subvector = np.arange(n_tables)
     for i in range(n):
-        guessed = tables[i].astype(np.int64)[piece, picks].sum(axis=1) * np.float64(steps[i]) + offsets[i]
-        errors = np.abs(guessed - products[i][piece, picks].sum(axis=1)) / steps[i]
+        approximate = (
+            tables[i].astype(np.int64)[subvector, picks].sum(axis=1) * np.float64(steps[i]) + offsets[i]
+        )
+        errors = np.abs(approximate - products[i][subvector, picks].sum(axis=1)) / steps[i]
         assert errors.max() < 0.5 * n_tables
         # as roundings that have nothing to do with each other add up
         assert errors.mean() < 0.3 * np.sqrt(n_tables)
@@ -355,28 +358,25 @@ def test_tables_match_reference():
 @pytest.mark.parametrize("where", [slice(7, 8), slice(None)])
 def test_rows_without_tables_say_so(value, where):
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(16, 3)).astype(np.float32)
+    centroids = rng.normal(size=(16, 3)).astype(np.float32)
     rows = rng.normal(size=(3, 28)).astype(np.float32)
     if value == 0.0:
         rows[1] = 0.0
     rows[1, where] = value
-    tables, steps, offsets, _ = made_tables(rows, centres, 8)
+    tables, steps, offsets, _ = made_tables(rows, centroids, 8)
     assert (steps[1], offsets[1]) == (0.0, 0.0)
     assert not tables[1].any()
     for i, others in ((0, rows[:1]), (2, rows[2:])):  # the rows beside it are as they would be alone
-        for got, alone in zip((tables, steps, offsets), made_tables(others, centres, 8), strict=False):
+        for got, alone in zip((tables, steps, offsets), made_tables(others, centroids, 8), strict=False):
             np.testing.assert_array_equal(got[i], alone[0])
     assert np.all(steps[2:] > 0.0)
 
 
-# -- the search among guesses
-# --------------------------------------------------------------------------------------------------
+# -- search among approximate scores
 
 
 class Case:
-    """Codes, tables and the rest of a search in which all guesses are exact in float32; `guesses` (rows,
-    places).
-    """
+    """A search in which all approximate scores, (rows, places), are exact in float32."""
 
     def __init__(self, n_blocks=37, n_rows=6, n_classes=None, seed=0):
         rng = np.random.default_rng(seed)
@@ -401,11 +401,11 @@ class Case:
             self.bases.max(axis=1),
         )
         rows = (self.steps[..., None, None], self.offsets[..., None, None])
-        self.all_guesses = (
+        self.all_approximate = (
             expected_sums(self.codes, self.tables) * rows[0] + rows[1]
         ) * self.factors + self.bases
-        assert np.array_equal(self.all_guesses, self.all_guesses.astype(np.float32))
-        self.guesses = self.all_guesses.reshape(shape[0] * shape[1], -1)[:n_rows, : self.n_classes]
+        assert np.array_equal(self.all_approximate, self.all_approximate.astype(np.float32))
+        self.approximate = self.all_approximate.reshape(shape[0] * shape[1], -1)[:n_rows, : self.n_classes]
 
     def given(self, stride=1):
         """All blocks, or one in so many."""
@@ -413,15 +413,13 @@ class Case:
         bounds = np.ascontiguousarray(self.bounds[:, ::stride])
         return kernels.Blocks(*parts, bounds), kernels.Tables(self.tables, self.steps, self.offsets)
 
-    def set_thresholds(self, stride, kept, sharpness):
+    def set_thresholds(self, stride, kept, inverse_temperature):
         thresholds, tails = (np.full(self.steps.shape, np.nan, np.float32) for _ in range(2))
-        kernels.set_thresholds(*self.given(stride), kept, np.float32(sharpness), thresholds, tails)
+        kernels.set_thresholds(*self.given(stride), kept, np.float32(inverse_temperature), thresholds, tails)
         return thresholds, tails
 
     def find(self, thresholds, most):
-        """Thresholds of the rows; those of rows that fill the last group find everything, if they are
-        looked at.
-        """
+        """Find with thresholds of the rows; rows that only fill the last group would find everything."""
         filled = np.full(self.steps.shape, -np.inf, np.float32)
         filled.reshape(-1)[: self.n_rows] = thresholds
         found, counts = np.full((self.n_rows, most), -9, np.int32), np.full(self.n_rows, -9, np.int32)
@@ -436,13 +434,13 @@ class Case:
 )
 def test_thresholds_match_reference(n_blocks, stride, kept):
     case = Case(n_blocks=n_blocks, seed=stride + kept)
-    sharpness = 0.4
-    thresholds, tails = case.set_thresholds(stride, kept, sharpness)
-    looked = case.all_guesses[:, :, ::stride].reshape(*case.steps.shape, -1)
+    inverse_temperature = 0.4
+    thresholds, tails = case.set_thresholds(stride, kept, inverse_temperature)
+    looked = case.all_approximate[:, :, ::stride].reshape(*case.steps.shape, -1)
     np.testing.assert_array_equal(thresholds, np.sort(looked, axis=2)[:, :, -kept])
     below = np.where(
         looked < thresholds[..., None],
-        np.exp(sharpness * (looked - thresholds[..., None].astype(np.float64))),
+        np.exp(inverse_temperature * (looked - thresholds[..., None].astype(np.float64))),
         0,
     )
     np.testing.assert_allclose(tails, below.sum(axis=2), rtol=1e-4)  # sums of up to 1184 terms in float32
@@ -454,7 +452,7 @@ def test_too_few_classes_are_all_found_without_padding():
     case = Case(n_blocks=3, seed=1)  # the last block, which is looked at, has 19 classes
     for stride, n_real in ((1, 83), (2, 51)):
         thresholds, _ = case.set_thresholds(stride, n_real, 1.0)
-        looked = case.all_guesses[:, :, ::stride].reshape(*case.steps.shape, -1)[..., :n_real]
+        looked = case.all_approximate[:, :, ::stride].reshape(*case.steps.shape, -1)[..., :n_real]
         np.testing.assert_array_equal(thresholds, looked.min(axis=2))
         for kept in (n_real + 1, 96, 200):
             thresholds, tails = case.set_thresholds(stride, kept, 1.0)
@@ -470,10 +468,10 @@ def test_too_few_classes_are_all_found_without_padding():
 @pytest.mark.parametrize("n_blocks", [1, 32, 37])
 def test_found_classes_match_reference(n_blocks, n_rows):
     case = Case(n_blocks=n_blocks, n_rows=n_rows, seed=n_rows)
-    for rank in (0, 5, 18):  # a guess that is there: it reaches itself
-        thresholds = np.sort(case.guesses, axis=1)[:, -1 - rank]
+    for rank in (0, 5, 18):  # a score that occurs: it reaches itself
+        thresholds = np.sort(case.approximate, axis=1)[:, -1 - rank]
         found, counts = case.find(thresholds, 60)
-        for row, own, count, threshold in zip(case.guesses, found, counts, thresholds, strict=True):
+        for row, own, count, threshold in zip(case.approximate, found, counts, thresholds, strict=True):
             expected = np.flatnonzero(row >= threshold)
             assert rank < count == len(expected) <= 60
             assert own[:count].tolist() == expected.tolist()
@@ -483,9 +481,11 @@ def test_found_classes_match_reference(n_blocks, n_rows):
 @pytest.mark.small
 def test_found_classes_beyond_the_room_are_counted():
     case = Case(n_blocks=37, seed=3)
-    thresholds = np.sort(case.guesses, axis=1)[:, [-3, -400, -40, -41, -1000, -1]][np.arange(6), np.arange(6)]
+    thresholds = np.sort(case.approximate, axis=1)[:, [-3, -400, -40, -41, -1000, -1]][
+        np.arange(6), np.arange(6)
+    ]
     expected = [
-        np.flatnonzero(row >= threshold) for row, threshold in zip(case.guesses, thresholds, strict=True)
+        np.flatnonzero(row >= threshold) for row, threshold in zip(case.approximate, thresholds, strict=True)
     ]
     for most in (1, 40, 41):
         found, counts = case.find(thresholds, most)
@@ -498,14 +498,14 @@ def test_found_classes_beyond_the_room_are_counted():
 @pytest.mark.small
 def test_thresholds_out_of_reach_find_nothing():
     case = Case(n_blocks=33, seed=4)
-    best = case.guesses.max(axis=1)
+    best = case.approximate.max(axis=1)
     for thresholds in (best + 1 / 64, np.full(6, np.inf), np.full(6, np.nan)):
         assert not case.find(thresholds, 4)[1].any()
 
 
 @pytest.mark.parametrize("stride", [1, 3])
 def test_as_many_classes_as_kept_reach_their_threshold(stride):
-    """Guesses that float32 does not hold exactly are rounded in the same way wherever they are compared."""
+    """Approximate scores that float32 rounds are rounded in the same way wherever they are compared."""
     rng = np.random.default_rng(0)
     case = Case(n_blocks=40, n_rows=800)
     shape, classes = case.steps.shape, case.factors.shape
@@ -527,13 +527,10 @@ def test_as_many_classes_as_kept_reach_their_threshold(stride):
 
 
 # -- exact scores of the classes found
-# -----------------------------------------------------------------------------------------
 
 
 def some_found(n_rows, n_classes, most, seed):
-    """Places in order for each row, a count for each, some of them more than there is room for; places 3
-    and 4 nobody wants.
-    """
+    """Places in order for each row, and counts, some of them above `most`; places 3 and 4 are in no list."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, most + 3, n_rows).astype(np.int32)
     counts[:2] = 0, most + 2
@@ -598,9 +595,9 @@ def test_listed_scores_match_reference(n_features):
         np.testing.assert_array_equal(scored(some), scores[some])
 
 
-def chosen(scores, found, counts, order, k, sharpness, rest):
+def chosen(scores, found, counts, order, k, inverse_temperature, tail):
     labels, log_prob = np.full((len(found), k), -9, np.int32), np.full((len(found), k), np.nan, np.float32)
-    given = (np.float32(sharpness), np.asarray(rest, np.float32), labels, log_prob)
+    given = (np.float32(inverse_temperature), np.asarray(tail, np.float32), labels, log_prob)
     with np.errstate(all="ignore"):  # interpreted code warns of a row for which nothing was found
         kernels.choose_classes(scores, found, counts, order, *given)
     return labels, log_prob
@@ -608,8 +605,8 @@ def chosen(scores, found, counts, order, k, sharpness, rest):
 
 @pytest.mark.small
 @pytest.mark.parametrize("k", [1, 4, 30])
-@pytest.mark.parametrize("sharpness", [1.0, 0.4, 3.0])
-def test_chosen_classes_match_reference(k, sharpness):
+@pytest.mark.parametrize("inverse_temperature", [1.0, 0.4, 3.0])
+def test_chosen_classes_match_reference(k, inverse_temperature):
     rng = np.random.default_rng(k)
     n_rows, n_classes, most = 12, 60, 25
     found, counts = some_found(n_rows, n_classes, most, seed=k)
@@ -618,14 +615,17 @@ def test_chosen_classes_match_reference(k, sharpness):
     order = rng.permutation(n_classes).astype(np.int32)
     scores = (np.round(4 * rng.normal(size=found.shape)) / 2).astype(np.float32)  # halves: many ties
     scores[2] = 1.5
-    rest = np.where(np.arange(n_rows) % 2, rng.normal(size=n_rows) + 2.0, -np.inf)
-    rest[5] = 40.0  # nearly all of the mass
-    labels, log_prob = chosen(scores, found, counts, order, k, sharpness, rest)
+    tail = np.where(np.arange(n_rows) % 2, rng.normal(size=n_rows) + 2.0, -np.inf)
+    tail[5] = 40.0  # nearly all of the mass
+    labels, log_prob = chosen(scores, found, counts, order, k, inverse_temperature, tail)
     for i in range(n_rows):
         n = min(counts[i], most)
-        own, classes = sharpness * scores[i, :n].astype(np.float64), order[found[i, :n]] if n else order[:0]
+        own, classes = (
+            inverse_temperature * scores[i, :n].astype(np.float64),
+            order[found[i, :n]] if n else order[:0],
+        )
         best = np.lexsort((classes, -own))[:k]
-        mass = np.logaddexp.reduce(np.append(own, rest[i].astype(np.float32)))
+        mass = np.logaddexp.reduce(np.append(own, tail[i].astype(np.float32)))
         assert labels[i, : len(best)].tolist() == classes[best].tolist()
         # float32 of size 40
         np.testing.assert_allclose(log_prob[i, : len(best)], own[best] - mass, rtol=0, atol=1e-5)
@@ -634,15 +634,13 @@ def test_chosen_classes_match_reference(k, sharpness):
 
 
 @pytest.mark.small
-def test_chosen_classes_under_a_heavy_rest_match_reference():
-    """Guesses under a low temperature may promise far more than the best score: no exponential of the
-    difference is finite.
-    """
+def test_chosen_classes_under_a_heavy_tail_match_reference():
+    """The estimated tail mass may exceed the best score so far that no exponential of it is finite."""
     found, counts, order = np.array([[0, 1]], np.int32), np.array([2], np.int32), np.arange(2, dtype=np.int32)
-    for rest in (80.0, 120.0, 900.0):
+    for tail in (80.0, 120.0, 900.0):
         labels, log_prob = chosen(np.array([[1.0, 2.0]], np.float32), found, counts, order, 2, 1.0, [rest])
         assert labels.tolist() == [[1, 0]]
-        np.testing.assert_allclose(log_prob, [[2.0 - rest, 1.0 - rest]], rtol=1e-6)
+        np.testing.assert_allclose(log_prob, [[2.0 - tail, 1.0 - rest]], rtol=1e-6)
 
 
 @pytest.mark.small
@@ -652,7 +650,7 @@ def test_search_that_finds_every_class_is_exact_identity():
     case = Case(n_blocks=2, n_rows=5, n_classes=45)
     X, weights, biases = (rng.normal(size=s).astype(np.float32) for s in ((5, 6), (45, 6), 45))
     order = rng.permutation(45).astype(np.int32)
-    lowest = case.guesses.min(axis=1)
+    lowest = case.approximate.min(axis=1)
     found, counts = case.find(lowest, 64)
     ends, listed, scores = (
         np.empty(45, np.int64),
@@ -669,68 +667,66 @@ def test_search_that_finds_every_class_is_exact_identity():
     assert np.all(np.diff(log_prob, axis=1) <= 0.0)
 
 
-# -- what the guesses are worth
-# ------------------------------------------------------------------------------------------------
+# -- quality of the approximate scores
 
-N_FEATURES, N_CLASSES = 240, 3000  # 48 pieces of five numbers
+N_FEATURES, N_CLASSES, SIZE = 240, 3000, 5  # 48 subvectors of five numbers
 
 
 @pytest.fixture(scope="module")
-def guessed():
-    """True scores less what all classes have in common, guesses at them, and the same without the
-    quotient.
+def approximated():
+    """True scores less what all classes have in common, approximate ones, the latter without u'.z, and the
+    centroids.
     """
     rng = np.random.default_rng(0)
-    model = LinearModel.zeros(N_CLASSES, N_FEATURES, feature_scale=0.1)
-    model.weights[:] = rng.normal(size=model.weights.shape) + rng.normal(size=N_FEATURES)
-    model.biases[:] = rng.normal(size=N_CLASSES)
-    # features of unlike variance
+    weights = DenseWeights.zeros(N_CLASSES, N_FEATURES, feature_scale=0.1)
+    weights.weights[:] = rng.normal(size=weights.weights.shape) + rng.normal(size=N_FEATURES)
+    weights.biases[:] = rng.normal(size=N_CLASSES)
+    # features of unequal variance
     mixed = rng.normal(size=(N_FEATURES, N_FEATURES)) * np.geomspace(1, 0.1, N_FEATURES) / 4
     X = (rng.normal(size=(2500, N_FEATURES)) @ mixed + rng.normal(size=N_FEATURES)).astype(np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CodeIndex, "_choose_width", lambda *_: None)
-        index = CodeIndex.fit(X[:2100], model, judges=X[:500], n_jobs=1)
+    without_width = PQConfig(min_width_rows=len(X))
+    search = PQSearch.fit(X[:2100], weights, held_out=X[:500], n_threads=1, config=without_width)
     rows = X[2100:].astype(np.float64)
-    turned = rows @ index.turn.T.astype(np.float64) - index.shift
-    named = named_centres(index.codes, N_CLASSES)
-    pieces = turned[:, :-4].reshape(len(rows), 5, -1).transpose(0, 2, 1).reshape(len(rows), -1)
-    products = pieces @ index.centres.astype(np.float64)[named].reshape(N_CLASSES, -1).T
-    factors, bases = (a.reshape(-1)[:N_CLASSES].astype(np.float64) for a in (index.factors, index.bases))
-    order = index.order
-    scores = model.feature_scale * rows @ model.weights[order].T.astype(np.float64) + model.biases[order]
-    return scores - turned[:, -4:-3], products * factors + bases, bases
+    rotated = rows @ search.rotation.T.astype(np.float64) - search.shift
+    named = named_centroids(search.codes, N_CLASSES)
+    subvectors = rotated[:, :-4].reshape(len(rows), SIZE, -1).transpose(0, 2, 1).reshape(len(rows), -1)
+    products = subvectors @ search.centroids.astype(np.float64)[named].reshape(N_CLASSES, -1).T
+    factors, bases = (a.reshape(-1)[:N_CLASSES].astype(np.float64) for a in (search.factors, search.bases))
+    order = search.order
+    scores = 0.1 * rows @ weights.weights[order].T.astype(np.float64) + weights.biases[order]
+    return scores - rotated[:, -4:-3], products * factors + bases, bases, search.centroids
 
 
-def distortion():
-    """Mean squared distance of normal vectors to their nearest centres, over their own."""
-    sample = np.random.default_rng(1).normal(size=(20_000, 5))
-    centres = _centres(5).astype(np.float64)
-    far = np.square(sample).sum(axis=1)[:, None] - 2 * sample @ centres.T + np.square(centres).sum(axis=1)
-    return far.min(axis=1).mean() / 5
+def distortion(centroids):
+    """Mean squared distance of normal vectors to their nearest centroids, over their own."""
+    sample = np.random.default_rng(1).normal(size=(20_000, SIZE))
+    centroids = centroids.astype(np.float64)
+    far = np.square(sample).sum(axis=1)[:, None] - 2 * sample @ centroids.T + np.square(centroids).sum(axis=1)
+    return far.min(axis=1).mean() / SIZE
 
 
-def test_centres_are_near_to_normal_vectors():
-    assert 2 ** (-2 * 4 / 5) < distortion() < 0.44  # no 16 points are nearer than the first
+def test_centroids_are_near_to_normal_vectors(approximated):
+    assert 2 ** (-2 * 4 / SIZE) < distortion(approximated[3]) < 0.44  # no 16 points are nearer than the first
 
 
-def test_guesses_at_the_best_classes_are_right_on_average(guessed):
-    scores, guesses, bases = guessed
+def test_approximate_scores_of_the_best_classes_are_right_on_average(approximated):
+    scores, approximate, bases, _ = approximated
     best = np.argsort(-scores, axis=1)[:, :10]
     at = (np.arange(len(scores))[:, None], best)
-    errors = (guesses - scores)[at].mean(axis=1)
+    errors = (approximate - scores)[at].mean(axis=1)
     spread = errors.std(ddof=1) / np.sqrt(len(errors))
     height = (scores[at] - bases[best]).mean()
     assert abs(errors.mean()) < 4 * spread
-    # centres are shorter than what they stand for: unmended, guesses lose two fifths
+    # centroids are shorter than what they approximate: without factors, scores would lose two fifths
     assert 4 * spread < 0.05 * height
-    slope = np.mean((guesses[at] - bases[best]) * (scores[at] - bases[best])) / np.mean(
+    slope = np.mean((approximate[at] - bases[best]) * (scores[at] - bases[best])) / np.mean(
         np.square(scores[at] - bases[best])
     )
     assert slope == pytest.approx(1.0, abs=0.05)
 
 
-def test_errors_of_guesses_are_those_of_the_centres(guessed):
-    scores, guesses, bases = guessed
-    relative = (guesses - scores).std() / (scores - bases).std()
-    noise = distortion()
+def test_errors_of_approximate_scores_are_those_of_the_centroids(approximated):
+    scores, approximate, bases, centroids = approximated
+    relative = (approximate - scores).std() / (scores - bases).std()
+    noise = distortion(centroids)
     assert relative == pytest.approx(np.sqrt(noise / (1 - noise)), rel=0.1)
