@@ -122,12 +122,9 @@ def test_no_block_goes_unseen() -> None:
     """Every fence is one that the tests read, output stands under its code, and no command hides in an
     indent.
     """
-    for page in [*PAGES, *(DOCS / "results").rglob("*.md")]:
+    for page in PAGES:
         text, blocks = page.read_text(), blocks_of(page)
         assert len(re.findall(r"^\s*(?:```|~~~)", text, flags=re.MULTILINE)) == 2 * len(blocks), page
-        if page not in PAGES:  # results of other days: figures and the commands that made them
-            assert "python" not in {block.language for block in blocks}, page
-            continue
         languages = [block.language for block in blocks]
         assert set(languages) <= {"python", "bash", "toml", "text"}, page
         assert all(
@@ -142,7 +139,7 @@ def test_no_block_goes_unseen() -> None:
     "page", [p for p in PAGES if any(b.language == "toml" for b in blocks_of(p))], ids=name_of
 )
 def test_recipes_can_be_read(page: Path, tmp_path: Path) -> None:
-    from extremax.experiments.recipes import load_recipe
+    from extremax.experiments import load_recipe
 
     first, *more = [block.text for block in blocks_of(page) if block.language == "toml"]
     for text in (first, *(first + other for other in more)):  # later ones are tables to be added
@@ -274,7 +271,7 @@ def test_the_api_reference_has_every_public_name(package: str) -> None:
     )
     # constants are for the package itself
     names = [name for name in ast.literal_eval(public) if not name.isupper()]
-    assert len(names) >= 3
+    assert len(names) >= 2
     for name in names:
         home = homes[name]
         if home == "extremax.tree":
@@ -286,4 +283,4 @@ def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
         path = page.relative_to(DOCS).as_posix()
-        assert f" {path}\n" in menu or path.startswith("results/"), path
+        assert f" {path}\n" in menu, path

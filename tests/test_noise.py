@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
 
 from extremax.kernels.alias import build_alias
-from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.noise import (
+    FrequencyNoise,
+    MixtureNoise,
+    Noise,
+    NoiseBase,
+    NoiseLike,
+    TreeNoise,
+    UniformNoise,
+    as_noise,
+    mean_log_prob,
+)
+from extremax.storage.state import State, register, restore
 from extremax.tree import LabelTree
 
 N_CLASSES = 11  # not a power of two: the tree has padding
@@ -50,9 +62,9 @@ KINDS = ["uniform", "frequency", "frequency_0.75", "tree", "mixture", "nested"]
 
 
 # -- probabilities
-# -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.identity
 @pytest.mark.small
 @pytest.mark.parametrize("kind", KINDS)
 def test_probabilities_sum_to_one_identity(kind):
@@ -80,6 +92,7 @@ def test_log_prob_matches_table(kind):
     np.testing.assert_array_equal(one, noise.log_prob(Z, labels)[:, 0])
 
 
+@pytest.mark.invariance
 @pytest.mark.small
 @pytest.mark.parametrize("kind", KINDS)
 def test_out_is_filled_and_nothing_else_invariant(kind):
@@ -92,6 +105,7 @@ def test_out_is_filled_and_nothing_else_invariant(kind):
     np.testing.assert_array_equal(noise.log_prob_all(Z), expected)
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_uniform_log_prob_identity():
     # Not zero, as an unnormalised "uniform" would have it: the penalty of Eq. 6 acts on the debiased score.
@@ -105,6 +119,7 @@ def test_frequency_exponent_without_bounds():
     assert noise.log_prob_[1] == 0.0
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.75, 1.0, 2.0])
 def test_frequency_exponent_matches_reference(exponent):
     counts = np.array([1.0, 3.0, 0.0, 12.5])
@@ -126,6 +141,7 @@ def test_empty_class_is_rare_whatever_the_scale_of_the_weights():
     np.testing.assert_allclose(FrequencyNoise([0, 0]).log_prob_, np.log(0.5))  # nothing is known: uniform
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("weight", [0.001, 0.3, 0.999])
 def test_mixture_matches_reference(weight):
@@ -137,6 +153,7 @@ def test_mixture_matches_reference(weight):
     )
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_mixture_floor_under_a_hopeless_component_identity():
     # Where one component gives 1e-35 the other decides; sums of probabilities in float32 would lose it.
@@ -172,11 +189,137 @@ def test_mixture_leaves_the_arrays_of_its_components_alone():
 def test_satisfies_the_protocol(kind):
     noise = make(kind)
     assert isinstance(noise, Noise)
+    assert as_noise(noise) is noise
     assert noise.n_classes == N_CLASSES
+    assert noise.needs_features == (noise.shared_log_prob is None) == (kind in ("tree", "mixture", "nested"))
+    assert noise.tree is (None if "frequency" in kind or kind == "uniform" else make_tree())
+    assert noise.leaf_tree is (make_tree() if kind == "tree" else None)
+
+
+@pytest.mark.identity
+@pytest.mark.small
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_log_prob_is_that_of_every_row_identity(kind):
+    noise, Z = make(kind), features(40)
+    table = noise.log_prob_all(Z)
+    if noise.shared_log_prob is not None:
+        np.testing.assert_array_equal(table, np.broadcast_to(noise.shared_log_prob, table.shape))
+    mean = mean_log_prob(noise, Z)
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, table.mean(axis=0, dtype=np.float64), rtol=1e-6)
+
+
+# -- saving, and distributions of users
+
+
+@pytest.mark.identity
+@pytest.mark.small
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_and_back_identity(kind):
+    noise, Z = make(kind), features(9)
+    state = noise.state()
+    header = json.loads(json.dumps(state.header))
+    again = restore("noise", State(header, {name: array.copy() for name, array in state.arrays.items()}))
+    assert type(again) is type(noise)
+    np.testing.assert_array_equal(again.log_prob_all(Z), noise.log_prob_all(Z))
+    np.testing.assert_array_equal(again.sample(Z, 3, seed=2)[0], noise.sample(Z, 3, seed=2)[0])
+
+
+@pytest.mark.small
+def test_names_of_stored_arrays_are_those_of_version_1():
+    assert make("mixture").state().arrays.keys() == {
+        "first.weights",
+        "first.biases",
+        "first.leaf_class",
+        "second.counts",
+    }
+    assert make("frequency_0.75").state().header == {"kind": "frequency", "exponent": 0.75}
+    assert make("uniform").state().header == {"kind": "uniform", "n_classes": N_CLASSES}
+    assert make("tree").state().header == {"kind": "tree"}
+
+
+class Bare:
+    """Only what `NoiseLike` asks for: the last class with probability one half."""
+
+    n_classes = 3
+
+    def log_prob_all(self, Z, *, out=None, n_jobs=None):
+        table = np.broadcast_to(np.log(np.float32([0.25, 0.25, 0.5])), (len(Z), 3))
+        if out is None:
+            return table.copy()
+        out[...] = table
+        return out
+
+    def log_prob(self, Z, labels, *, n_jobs=None):
+        return np.log(np.float32([0.25, 0.25, 0.5]))[labels]
+
+    def sample(self, Z, n_draws=1, seed=0, *, n_jobs=None):
+        labels = np.random.default_rng(seed).integers(0, 4, (len(Z), n_draws)).clip(max=2).astype(np.int32)
+        return labels, self.log_prob(Z, labels)
+
+
+@pytest.mark.small
+def test_objects_with_the_four_members_are_noise():
+    bare, Z = Bare(), features(5)
+    assert isinstance(bare, NoiseLike)
+    noise = as_noise(bare)
+    assert isinstance(noise, Noise)
+    assert noise.n_classes == 3
+    assert noise.needs_features
+    assert noise.shared_log_prob is noise.tree is noise.leaf_tree is None
+    np.testing.assert_array_equal(noise.log_prob_all(Z), bare.log_prob_all(Z))
+    np.testing.assert_array_equal(noise.sample(Z, 4, 1)[0], bare.sample(Z, 4, 1)[0])
+    assert not isinstance(object(), NoiseLike)
+    mixture = MixtureNoise(bare, UniformNoise(3), weight=0.5)
+    assert mixture.tree is None
+    expected = np.log([0.5 / 4 + 0.5 / 3, 0.5 / 4 + 0.5 / 3, 0.5 / 2 + 0.5 / 3])
+    np.testing.assert_allclose(mixture.log_prob_all(Z)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.error
+@pytest.mark.small
+@pytest.mark.parametrize("wrap", [as_noise, lambda noise: MixtureNoise(UniformNoise(3), noise, weight=0.5)])
+def test_saving_of_bare_noise_rejects(wrap):
+    with pytest.raises(
+        TypeError, match="A model with noise of type Bare cannot be saved; UniformNoise, Freq"
+    ):
+        wrap(Bare()).state()
+
+
+@register("noise", "paired classes")
+class PairedClasses(UniformNoise):
+    """A distribution of one file: uniform over twice as many classes."""
+
+    def __init__(self, n_pairs):
+        super().__init__(2 * n_pairs)
+
+    def state(self):
+        return State({"kind": "paired classes", "n_pairs": self.n_classes // 2})
+
+    @classmethod
+    def from_state(cls, state):
+        return cls(state.header["n_pairs"])
+
+
+@pytest.mark.small
+def test_registered_noise_is_restored_also_inside_a_mixture():
+    mixture = MixtureNoise(PairedClasses(4), UniformNoise(8), weight=0.5)
+    again = restore("noise", mixture.state())
+    assert type(again.first) is PairedClasses
+    assert again.first.n_classes == 8
+
+
+@pytest.mark.error
+@pytest.mark.small
+def test_noise_base_without_state_rejects():
+    class Own(NoiseBase):
+        n_classes = 3
+
+    with pytest.raises(TypeError, match="noise of type Own cannot be saved"):
+        Own().state()
 
 
 # -- draws
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def assert_counts_match(labels, prob):
@@ -231,6 +374,7 @@ EXTREME = {
 }
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("name", EXTREME)
 def test_alias_table_identity(name):
     """The probabilities that a table encodes, added up column by column, are those it was made of."""
@@ -256,6 +400,7 @@ def test_extreme_counts_match_log_prob(name):
     np.testing.assert_array_equal(log_prob, noise.log_prob_[labels])
 
 
+@pytest.mark.identity
 def test_random_tables_identity():
     rng = np.random.default_rng(8)
     for n in [2, 3, 17, 300]:
@@ -268,6 +413,7 @@ def test_random_tables_identity():
             np.testing.assert_allclose(encoded, prob, atol=1e-14)  # float64 sums of 300 terms
 
 
+@pytest.mark.identity
 @pytest.mark.small
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_prob_of_draws_identity(kind):
@@ -278,6 +424,7 @@ def test_log_prob_of_draws_identity(kind):
     np.testing.assert_allclose(log_prob, noise.log_prob(Z, labels), atol=5e-6)  # the tree adds in two orders
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_thread_count_and_batch_invariant(kind):
     noise, Z = make(kind), features(9000)  # several blocks of rows
@@ -317,9 +464,9 @@ def test_no_rows_no_draws(kind):
 
 
 # -- errors
-# --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.error
 @pytest.mark.small
 @pytest.mark.parametrize(
     ("make_noise", "sentence"),
@@ -353,6 +500,7 @@ def test_noise_rejects(make_noise, sentence):
         make_noise()
 
 
+@pytest.mark.error
 @pytest.mark.small
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [-1, 2**64])

@@ -32,9 +32,9 @@ OBJECTIVES = (
 )
 REMOVED = {"sampled_softmax_masked"}  # from version 0.1 to the next
 
-# A row of weight two is one row with a doubled gradient.  Two rows take two steps, with draws of their own, and
-# change the number of epochs.  In the leave-one-out choice of the start, each of them stays in when the other is
-# left out, so that the default fails the check before its first epoch already.
+# A row of weight two is one row with a doubled gradient.  Two rows take two steps, with draws of their own,
+# and change the number of epochs.  In the leave-one-out choice of the start, each of them stays in when the
+# other is left out, so that the default fails the check before its first epoch already.
 REPEATED_ROWS = "repeated rows take steps and draws of their own; a row of weight two takes one, doubled"
 EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": REPEATED_ROWS,

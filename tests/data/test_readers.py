@@ -15,7 +15,8 @@ import pytest
 import scipy.sparse as sp
 
 from extremax.data import DataFileError, iter_dataset, load_dataset
-from extremax.data import streams as streams_module
+from extremax.data.sparse_text import iterate_sparse_text, read_sparse_text
+from extremax.data.streams import ByteStream
 
 
 def xmc_text(X, label_lists, n_labels, *, header=True, one_based=False):
@@ -78,18 +79,19 @@ def test_compression_invariant(kind, named, sample, tmp_path):
 
 
 @pytest.mark.parametrize("size", [100, 1000])
-def test_chunk_size_invariant(size, sample, tmp_path, monkeypatch):
+def test_chunk_size_invariant(size, sample, tmp_path):
     X, labels = sample
     path = tmp_path / "data.txt"
     path.write_bytes(xmc_text(X, labels, 12)[:-1])  # and no newline at the end
-    monkeypatch.setattr(streams_module, "CHUNK", size)
-    data = load_dataset(path)
+    with ByteStream(path, chunk_bytes=size) as stream:
+        data = read_sparse_text(stream, header=True)
     assert (data.X != X).nnz == 0
     assert as_lists(data.y) == labels
-    pieces = list(iter_dataset(path))
-    assert len(pieces) > 2
-    assert (sp.vstack([piece.X for piece in pieces]) != X).nnz == 0
-    assert [row for piece in pieces for row in as_lists(piece.y)] == labels
+    with ByteStream(path, chunk_bytes=size) as stream:
+        batches = list(iterate_sparse_text(stream, header=True))
+    assert len(batches) > 2
+    assert (sp.vstack([batch.X for batch in batches]) != X).nnz == 0
+    assert [row for batch in batches for row in as_lists(batch.y)] == labels
 
 
 def test_stream_and_pipe_same_everywhere(sample):

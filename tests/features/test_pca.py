@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from threadpoolctl import threadpool_info
 
 from extremax.data import PCA, planted_hierarchy
-from extremax.data import pca as pca_module
-from extremax.runtime.products import one_blas_thread
+from extremax.defaults_features import PCAConfig
 
 
 def reference(X, k, weight=None):
@@ -41,6 +37,7 @@ def sparse_rows(n, f, seed=0):
     return (X @ sp.diags(0.2 + 20.0 * 0.6 ** np.arange(f)).astype(np.float32)).tocsr().astype(np.float32)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("weighted", [False, True])
 def test_dense_matches_reference(weighted):
     X = falling(9000, 20)
@@ -54,6 +51,7 @@ def test_dense_matches_reference(weighted):
     np.testing.assert_allclose(pca.transform(X), expected, atol=2e-5)  # 20 float32 products of size 3
 
 
+@pytest.mark.identity
 def test_weights_are_repeated_rows_identity():
     X = falling(500, 6)
     weight = np.random.default_rng(0).integers(0, 3, 500)
@@ -61,6 +59,7 @@ def test_weights_are_repeated_rows_identity():
     np.testing.assert_allclose(a.components, b.components, atol=1e-4)  # summed in another order
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("f", [1500, 6000])  # dense products; products that stay sparse
 def test_wide_matches_reference(f):
     X = sparse_rows(300, f)
@@ -74,6 +73,7 @@ def test_wide_matches_reference(f):
     np.testing.assert_allclose(pca.transform(X.toarray()), expected, atol=1e-3)
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("f", [30, 1500])
 def test_storage_and_threads_invariant(f, tmp_path):
     X = sparse_rows(9000, f).toarray()
@@ -98,6 +98,7 @@ def test_storage_and_threads_invariant(f, tmp_path):
     np.testing.assert_array_equal(out, Z)
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("f", [30, 1500, 6000])
 @pytest.mark.parametrize("power", [-100, 60])
 def test_unit_of_the_features_invariant(f, power):
@@ -113,6 +114,7 @@ def test_unit_of_the_features_invariant(f, power):
     np.testing.assert_allclose(other.mean * np.float64(2.0**-power), base.mean, rtol=1e-6)
 
 
+@pytest.mark.identity
 def test_rows_of_weight_zero_are_as_good_as_absent_identity():
     X = sparse_rows(9000, 30).toarray()
     kept = np.arange(len(X)) % 3 > 0
@@ -120,6 +122,7 @@ def test_rows_of_weight_zero_are_as_good_as_absent_identity():
     np.testing.assert_array_equal(some.components, all_rows.components)
 
 
+@pytest.mark.invariance
 def test_wide_sparse_threads_invariant():
     X = sparse_rows(40_000, 5000)
     a, b = PCA.fit(X, 3, n_jobs=1), PCA.fit(X, 3, n_jobs=3)
@@ -127,6 +130,7 @@ def test_wide_sparse_threads_invariant():
     np.testing.assert_array_equal(a.transform(X, n_jobs=1), a.transform(X, n_jobs=3))
 
 
+@pytest.mark.invariance
 def test_signs_are_fixed_invariant():
     X = falling(300, 8)
     components = PCA.fit(X, 8).components
@@ -161,6 +165,7 @@ def test_more_components_than_features():
     assert PCA.fit(X, 0).transform(X).shape == (100, 0)
 
 
+@pytest.mark.error
 def test_bad_input_rejects():
     X = falling(10, 4)
     with pytest.raises(ValueError, match="X has shape"):
@@ -175,33 +180,26 @@ def test_bad_input_rejects():
         PCA.fit(X, 2).transform(X, out=np.empty((10, 2)))
 
 
-def blas_threads():
-    return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
-
-
-def test_blas_limit_holds_until_the_last_leaves():
-    before, seen = blas_threads(), []
-    inside, leave = threading.Event(), threading.Event()
-
-    def other():
-        with one_blas_thread():
-            inside.set()
-            leave.wait(10)
-            seen.append(blas_threads())
-
-    thread = threading.Thread(target=other)
-    with one_blas_thread():
-        thread.start()
-        assert inside.wait(10)  # nobody waits for anybody
-        seen.append(blas_threads())
-    leave.set()
-    thread.join(10)
-    assert seen == [[1] * len(before)] * 2
-    assert blas_threads() == before
-
-
-def test_block_sums_in_lanes_matches_reference(monkeypatch):
+@pytest.mark.reference
+@pytest.mark.parametrize("block_rows", [64, 333, 10_000])
+def test_block_sums_in_lanes_match_reference(block_rows):
     X = falling(1000, 7)
-    monkeypatch.setattr(pca_module, "_BLOCK", 64)
-    # float32 products
-    np.testing.assert_allclose(PCA.fit(X, 2).explained_variance, reference(X, 2)[1], rtol=1e-5)
+    pca = PCA.fit(X, 2, config=PCAConfig(block_rows=block_rows))
+    np.testing.assert_allclose(pca.explained_variance, reference(X, 2)[1], rtol=1e-5)  # float32 products
+
+
+@pytest.mark.reference
+def test_subspace_iteration_matches_reference():
+    X = falling(2000, 40)
+    iterated = PCA.fit(X, 3, config=PCAConfig(exact_features=10))
+    mean, values, vectors = reference(X, 3)
+    np.testing.assert_allclose(iterated.mean, mean, atol=2e-6)  # float32 rounding of values near 3
+    np.testing.assert_allclose(iterated.explained_variance, values, rtol=1e-4)
+    np.testing.assert_allclose(np.abs((iterated.components * vectors).sum(axis=1)), 1.0, atol=1e-4)
+
+
+@pytest.mark.identity
+def test_state_and_back_identity():
+    X = falling(100, 6)
+    pca = PCA.fit(X, 3)
+    np.testing.assert_array_equal(PCA.from_state(pca.state()).transform(X), pca.transform(X))

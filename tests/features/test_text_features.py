@@ -1,6 +1,4 @@
-"""Text features: scikit-learn's analyzers and weights are the reference; the state survives; odd texts
-work.
-"""
+"""Text features: scikit-learn's analyzers and weights are the reference; saving; odd texts."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import scipy.sparse as sp
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from extremax.data import TextFeatures
-from extremax.features.svd import truncated_svd
 from extremax.features.text import TextOptions, _blocks, _hash
 from extremax.kernels.rng import mix64
 
@@ -68,6 +65,7 @@ def slow_counts(text, options):
     return counts
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("sizes", [((2, 5), 2), ((1, 1), 3), ((4, 6), 0), ((0, 0), 1)])
 def test_ngrams_match_reference(sizes):
@@ -80,6 +78,7 @@ def test_ngrams_match_reference(sizes):
         start = end
 
 
+@pytest.mark.reference
 def test_weights_match_reference():
     texts = sentences(60)
     features = TextFeatures(n_components=5, n_random=0, hash_bits=14).fit(texts)
@@ -110,18 +109,7 @@ def test_most_frequent_columns_are_kept():
     assert (np.diff(some.columns_) > 0).all()
 
 
-def test_truncated_svd_matches_reference():
-    rng = np.random.default_rng(0)
-    U, V = np.linalg.qr(rng.standard_normal((300, 40)))[0], np.linalg.qr(rng.standard_normal((200, 40)))[0]
-    A = (U * 0.7 ** np.arange(40)) @ V.T
-    vectors, values = truncated_svd(sp.csr_matrix(A, dtype=np.float32), 6, n_iter=3)
-    np.testing.assert_allclose(values, 0.7 ** np.arange(6), rtol=1e-4)  # float32 products
-    np.testing.assert_allclose(np.abs((vectors * V[:, :6]).sum(axis=0)), 1.0, atol=1e-4)
-    low_rank, values = truncated_svd(sp.csr_matrix(A[:, :1] @ np.ones((1, 200)), dtype=np.float32), 6)
-    assert low_rank.shape == (200, 1)
-    assert len(values) == 1
-
-
+@pytest.mark.invariance
 def test_same_text_same_features_invariant():
     texts = sentences(9000)
     a = TextFeatures(n_components=8, n_random=0).fit(texts, n_jobs=1)
@@ -133,14 +121,15 @@ def test_same_text_same_features_invariant():
     np.testing.assert_array_equal(a.fit_transform(texts, n_jobs=2), Z)
 
 
+@pytest.mark.invariance
 def test_save_and_load_invariant():
     features = TextFeatures(n_components=4, n_random=0, char_ngrams=(3, 4)).fit(sentences(50))
     header, arrays = features.to_arrays()
-    again = TextFeatures.from_arrays(
-        json.loads(json.dumps(header)), {name: array.copy() for name, array in arrays.items()}
-    )
-    assert again.options == features.options
-    np.testing.assert_array_equal(again.transform(TEXTS), features.transform(TEXTS))
+    copies = {name: array.copy() for name, array in arrays.items()}
+    again = TextFeatures.from_arrays(json.loads(json.dumps(header)), copies)
+    for other in (again, TextFeatures.from_state(features.state())):
+        assert other.options == features.options
+        np.testing.assert_array_equal(other.transform(TEXTS), features.transform(TEXTS))
 
 
 def test_topics_are_told_apart():
@@ -181,6 +170,7 @@ def test_progress_and_blocks():
     assert seen[-1] == (10_000, 10_000)
 
 
+@pytest.mark.error
 def test_bad_arguments_rejects():
     with pytest.raises(TypeError, match=r"texts\[1\] is nan of type float"):
         TextFeatures().fit(["a", float("nan")])

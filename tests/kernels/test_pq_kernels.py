@@ -59,6 +59,7 @@ def some_tables(kind, shape, rng):
 # -- sums of table entries
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("pairs", [4, 8, 28])
 @pytest.mark.parametrize("kind", ["any", "either end", "all 31", "all 0"])
@@ -98,6 +99,7 @@ def test_table_sums_follow_the_documented_layout():
         assert highest[:, 0].tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.reference
 @pytest.mark.small
 def test_trailing_zeros_match_reference():
     masks = np.array([1, 2, 3, 12, 1 << 16, 1 << 31, 0xFFFFFFFF, 0xFFFF0000], np.uint32)
@@ -138,6 +140,7 @@ def in_another_process(code, path, **settings):
     return np.load(path)
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("settings", [{"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_CPU_NAME": "generic"}])
 def test_loop_and_shuffles_have_the_same_sums_same_everywhere(settings, tmp_path):
     code = """
@@ -239,6 +242,7 @@ def neon_sums():
     return np.concatenate([sums, highest[..., None]], axis=3)
 
 
+@pytest.mark.reference
 def test_neon_shuffles_match_reference(tmp_path):
     code = """
 import llvmlite.binding as llvm, numba
@@ -269,6 +273,7 @@ def named_centroids(codes, n_classes):
     return out
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("size", [1, 3])
 def test_codes_name_the_nearest_centroids_matches_reference(size):
@@ -291,6 +296,7 @@ def test_codes_name_the_nearest_centroids_matches_reference(size):
     np.testing.assert_allclose(alignment, products, rtol=0, atol=1e-5)  # a sum of 24 products in float32
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows, taken two at a time
 def test_rotated_rows_match_reference(n):
@@ -302,7 +308,7 @@ def test_rotated_rows_match_reference(n):
     np.testing.assert_allclose(out, X.astype(np.float64) @ rotation.T - shift, rtol=0, atol=1e-5)
     alone = np.empty((1, 12), np.float32)
     for i in range(n):
-        kernels.rotate_rows(X[i : i + 1], turn, shift, alone)
+        kernels.rotate_rows(X[i : i + 1], rotation, shift, alone)
         np.testing.assert_array_equal(alone[0], out[i])
 
 
@@ -315,6 +321,7 @@ def made_tables(rows, centroids, n_tables):
     return tables, steps, offsets, squares
 
 
+@pytest.mark.reference
 @pytest.mark.small
 def test_tables_match_reference():
     rng = np.random.default_rng(0)
@@ -427,6 +434,7 @@ class Case:
         return found, counts
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize(
     ("n_blocks", "stride", "kept"),
@@ -463,6 +471,7 @@ def test_too_few_classes_are_all_found_without_padding():
             np.testing.assert_array_equal(found[:, :83], [np.arange(83)] * 6)
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("n_rows", [1, 4, 6, 7])
 @pytest.mark.parametrize("n_blocks", [1, 32, 37])
@@ -547,6 +556,7 @@ def pairs_of(found, counts):
     return rows, slots, found[rows, slots]
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize(("n_rows", "n_classes", "most"), [(1, 9, 7), (2, 9, 7), (23, 40, 12), (23, 15, 1)])
 def test_listed_rows_match_reference(n_rows, n_classes, most):
@@ -561,6 +571,7 @@ def test_listed_rows_match_reference(n_rows, n_classes, most):
         assert listed[start:end].tolist() == (rows * most + slots)[places == place].tolist()
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("n_features", [5, 40])
 def test_listed_scores_match_reference(n_features):
@@ -603,6 +614,7 @@ def chosen(scores, found, counts, order, k, inverse_temperature, tail):
     return labels, log_prob
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("k", [1, 4, 30])
 @pytest.mark.parametrize("inverse_temperature", [1.0, 0.4, 3.0])
@@ -633,16 +645,18 @@ def test_chosen_classes_match_reference(k, inverse_temperature):
         assert np.all(log_prob[i, len(best) :] == -np.inf)
 
 
+@pytest.mark.reference
 @pytest.mark.small
 def test_chosen_classes_under_a_heavy_tail_match_reference():
     """The estimated tail mass may exceed the best score so far that no exponential of it is finite."""
     found, counts, order = np.array([[0, 1]], np.int32), np.array([2], np.int32), np.arange(2, dtype=np.int32)
     for tail in (80.0, 120.0, 900.0):
-        labels, log_prob = chosen(np.array([[1.0, 2.0]], np.float32), found, counts, order, 2, 1.0, [rest])
+        labels, log_prob = chosen(np.array([[1.0, 2.0]], np.float32), found, counts, order, 2, 1.0, [tail])
         assert labels.tolist() == [[1, 0]]
-        np.testing.assert_allclose(log_prob, [[2.0 - tail, 1.0 - rest]], rtol=1e-6)
+        np.testing.assert_allclose(log_prob, [[2.0 - tail, 1.0 - tail]], rtol=1e-6)
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_search_that_finds_every_class_is_exact_identity():
     """All that was found, scored and chosen from is every class: the k best of all, normalised over all."""

@@ -80,6 +80,7 @@ def test_loss_matches_reference(name, penalty, base, n_negatives):
     np.testing.assert_allclose(losses, reference_loss(name, data, penalty), rtol=3e-6, atol=3e-6)
 
 
+@pytest.mark.gradient
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
 @pytest.mark.parametrize("base", ["other", "noise", "none"])
@@ -106,6 +107,7 @@ def test_only_the_rows_asked_for_are_written(name):
         assert np.isnan(part_losses[outside]).all()
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("name", NAMES)
 def test_row_weight_identity(name):
     data = batch()
@@ -163,6 +165,7 @@ def all_other_classes(n_classes):
     return np.array([[y] + [c for c in range(n_classes) if c != y] for y in range(n_classes)], np.int32)
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("n_classes", [2, 3, 20])
 def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes):
     rng = np.random.default_rng(n_classes)
@@ -179,6 +182,7 @@ def test_sampled_softmax_with_all_classes_equals_softmax_identity(n_classes):
     np.testing.assert_allclose(coefficients, np.take_along_axis(gradient, labels, axis=1), atol=1e-6)
 
 
+@pytest.mark.identity
 def test_sampled_softmax_with_only_hits_learns_nothing_identity():
     data = batch(n=4, n_negatives=3)
     same = data._replace(
@@ -193,6 +197,7 @@ def test_sampled_softmax_with_only_hits_learns_nothing_identity():
     np.testing.assert_allclose(losses, data.weight * np.log(4.0), rtol=1e-6)
 
 
+@pytest.mark.identity
 def test_two_classes_equal_logistic_regression_identity():
     # Sampled softmax over two classes, the negative always the other: the logistic loss of the difference of
     # scores.
@@ -209,6 +214,7 @@ def test_two_classes_equal_logistic_regression_identity():
     np.testing.assert_allclose(coefficients[:, 1], -coefficients[:, 0], atol=1e-6)
 
 
+@pytest.mark.identity
 def test_negative_sampling_from_base_is_logistic_in_the_score_itself_identity():
     # Base and noise cancel, as in the paper's Eq. 2: the loss sees xi alone, whatever the noise.
     data = batch(base="noise", n_negatives=4)
@@ -221,6 +227,7 @@ def test_negative_sampling_from_base_is_logistic_in_the_score_itself_identity():
     np.testing.assert_allclose(losses, data.weight * expected, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.identity
 def test_nce_and_negative_sampling_agree_with_one_negative_identity():
     # With m = 1 and no base, NCE's logit xi - log p_n is negative sampling's.
     data = batch(base="none", n_negatives=1)
@@ -230,6 +237,7 @@ def test_nce_and_negative_sampling_agree_with_one_negative_identity():
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)  # the same sums in another order
 
 
+@pytest.mark.identity
 def test_repeated_negatives_share_one_coefficient_identity():
     # The negatives are averaged: m copies of one draw are the same loss, its coefficient shared out.
     single = batch(n_negatives=1, seed=3)
@@ -254,6 +262,7 @@ def all_draws(n_classes, n_negatives, base, seed):
     )
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("base", ["noise", "none"])
 @pytest.mark.parametrize("n_negatives", [1, 2, 3])
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -275,6 +284,7 @@ def test_draws_stand_for_all_other_classes_identity(n_classes, n_negatives, base
         )
 
 
+@pytest.mark.gradient
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
 @pytest.mark.parametrize("base", ["other", "noise", "none"])
 @pytest.mark.parametrize("n_negatives", [1, 2, 5])
@@ -298,6 +308,7 @@ def test_augment_reduce_gradient(n_negatives, base, penalty):
     )
 
 
+@pytest.mark.identity
 def test_augment_reduce_is_the_softmax_where_eta_is_the_sum_identity():
     # All other classes once, among 20: the chance that no draw is another class is zero, and the weights are
     # one.
@@ -334,6 +345,7 @@ def test_augment_reduce_stays_finite(scale, epoch):
     assert np.all(-coefficients[:, 0] <= (1.0 + epoch) ** 0.9 + 1e-3)
 
 
+@pytest.mark.identity
 def test_a_row_of_hits_alone_moves_nothing_identity():
     data = batch(n=4, n_negatives=3)
     same = data._replace(

@@ -92,6 +92,7 @@ def assert_close(model, expected):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("n_features", N_FEATURES)
 @pytest.mark.parametrize("width", [1, 2, 3, 6])  # the prefetches reach two pairs ahead
@@ -107,6 +108,7 @@ def test_scores_match_reference(storage, n_features, width):
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)  # float32 sums of up to 37 terms
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("storage", STORAGES)
 def test_scores_write_only_their_rows_invariant(storage):
     problem = Problem(37)
@@ -126,6 +128,7 @@ def test_scores_write_only_their_rows_invariant(storage):
     assert np.isnan(part[7:]).all()
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("n_features", N_FEATURES)
@@ -135,6 +138,7 @@ def test_update_matches_reference(optimizer, storage, n_features, width):
     assert_close(problem.update(storage), problem.expected())
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("storage", STORAGES)
 def test_update_of_one_row_matches_reference(optimizer, storage):
@@ -143,6 +147,7 @@ def test_update_of_one_row_matches_reference(optimizer, storage):
     assert_close(problem.update(storage), problem.expected())
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("n_parts", [2, 3, 8])  # 8: more parts than classes
@@ -202,6 +207,7 @@ def test_a_step_goes_downhill(optimizer, storage):
     assert np.sign(scores[1] - scores[0]) == -np.sign(problem.coefficients)
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row"])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_first_adagrad_step_has_the_length_of_the_rate_identity(optimizer, storage):

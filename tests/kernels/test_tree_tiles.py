@@ -36,6 +36,7 @@ def descend(tree, nodes, Z, start, column):
     return out
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 100])
 @pytest.mark.parametrize("tile_depth", [1, 2, 5, 20])
 def test_descend_matches_walk_from_the_root_identity(n_classes, tile_depth):
@@ -65,6 +66,7 @@ def test_padding_elsewhere_is_not_cut():
         assert tree_tiles.cut_tree(np.array(leaves, np.int32), 2) is None
 
 
+@pytest.mark.reference
 def test_scalar_functions_match_reference():
     x = np.linspace(-86.0, 0.0, 3001, dtype=np.float32)
     got = np.array([topk.exp_nonpositive(v) for v in x], np.float64)

@@ -5,6 +5,7 @@ forked children.
 from __future__ import annotations
 
 import _thread
+import io
 import multiprocessing
 import os
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -263,7 +265,51 @@ def test_available_threads_respects_affinity() -> None:
     code = f"{pinned}\nfrom extremax.runtime.threads import available_threads\nprint(available_threads())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
-    assert available_threads() == len(allowed)
+    assert available_threads() <= len(allowed)
+
+
+class _Machine:
+    """A machine of eight processors with the given files, as far as joblib looks at it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+        context = import_module("joblib.externals.loky.backend.context")
+        exists = os.path.exists
+        monkeypatch.delenv("LOKY_MAX_CPU_COUNT", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+        monkeypatch.setattr(
+            os.path,
+            "exists",
+            lambda path: path in files if str(path).startswith("/sys/fs/cgroup") else exists(path),
+        )
+        monkeypatch.setattr(context, "open", lambda path: io.StringIO(files[path]), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_available_threads_respects_quotas(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    _Machine(monkeypatch, {f"/sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert available_threads() == expected
+    assert resolve_threads(None) == resolve_threads(-1) == expected
+
+
+def test_available_threads_respects_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Machine(monkeypatch, {})
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "3")
+    assert available_threads() == 3
 
 
 @given(st.integers(0, 1000), st.integers(1, 1200))

@@ -1,6 +1,4 @@
-"""The label tree: against a walking reference, as a distribution, as the optimum it claims to be, at every
-small size.
-"""
+"""The label tree: against a walking reference, as a distribution, and as an optimum, at every small size."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from extremax.defaults_tree import TreeFitConfig
 from scipy import optimize, sparse
 
 import reference
@@ -44,9 +43,9 @@ def same_arrays(a, b):
 
 
 # -- the distribution
-# --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.reference
 @pytest.mark.small
 @pytest.mark.parametrize("n_classes", SIZES)
 def test_log_prob_matches_reference(n_classes):
@@ -59,6 +58,7 @@ def test_log_prob_matches_reference(n_classes):
     np.testing.assert_allclose(tree.log_prob(Z, y), expected[np.arange(len(y)), y], **ROUNDING)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("n_classes", [255, 256, 257, 500, 1025, 2049, 5000])
 @pytest.mark.parametrize("k", [1, 16, 17, 40])
 def test_log_prob_of_large_trees_matches_reference(n_classes, k):
@@ -72,6 +72,7 @@ def test_log_prob_of_large_trees_matches_reference(n_classes, k):
     )
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("n_classes", [*SIZES, 300, 3000])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3, 1e7])
 def test_probabilities_sum_to_one_identity(n_classes, scale):
@@ -83,6 +84,7 @@ def test_probabilities_sum_to_one_identity(n_classes, scale):
     assert log_prob.max() <= 1e-6  # rounding
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_two_classes_are_logistic_regression_identity():
     tree = LabelTree(np.array([[2.0, -1.0]]), np.array([0.5]), np.array([1, 0]))
@@ -136,6 +138,7 @@ def test_padding_is_never_sampled(n_classes):
     np.testing.assert_array_equal(tree.candidates(np.zeros((2, 3)), n_classes)[0] < 0, False)
 
 
+@pytest.mark.invariance
 @pytest.mark.small
 def test_a_draw_depends_on_seed_row_and_number_alone_invariant():
     tree, Z = random_tree(33), np.random.default_rng(0).standard_normal((70, 3)).astype(np.float32)
@@ -154,6 +157,7 @@ def test_a_draw_depends_on_seed_row_and_number_alone_invariant():
     assert tree.sample(Z[:0], 3)[0].shape == (0, 3)
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("n_classes", [1, 2, 5, 16, 33, 300])
 def test_beam_as_wide_as_the_tree_is_exact_identity(n_classes):
     tree, Z = random_tree(n_classes), np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32)
@@ -172,6 +176,7 @@ def test_beam_as_wide_as_the_tree_is_exact_identity(n_classes):
     )
 
 
+@pytest.mark.reference
 @pytest.mark.small
 def test_beam_keeps_the_best_nodes_of_each_level_matches_reference():
     tree, Z = random_tree(33), np.random.default_rng(0).standard_normal((25, 3)).astype(np.float32)
@@ -201,6 +206,7 @@ def test_ties_go_to_the_smaller_label():
     np.testing.assert_allclose(log_prob, np.log(1 / 8), rtol=1e-6)  # float32
 
 
+@pytest.mark.reference
 @pytest.mark.small
 def test_expected_features_match_reference():
     tree, Z = random_tree(21), np.random.default_rng(0).standard_normal((13, 3)).astype(np.float32)
@@ -210,6 +216,7 @@ def test_expected_features_match_reference():
     np.testing.assert_allclose(tree.expected_features(Z, values), expected, atol=1e-5)
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_level_log_prob_adds_up_identity():
     Z, y = clouds(21)
@@ -238,7 +245,6 @@ def test_many_callers_at_once_get_the_same_answers():
 
 
 # -- the fit
-# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -258,6 +264,7 @@ def test_structure_is_balanced(n_classes):
             assert not tree.weights[node].any()
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("rows_per_class", [1, 4, 30])  # nodes with fewer points than features, and with more
 @pytest.mark.parametrize("weighted", [False, True])
 def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted):
@@ -315,6 +322,7 @@ def test_many_features_end_where_the_gradient_is_zero(n_samples):
         assert np.abs(gradient).max() < 1e-3
 
 
+@pytest.mark.identity
 @pytest.mark.parametrize("n_classes", [9, 40])
 def test_split_is_the_best_for_its_parameters_identity(n_classes):
     """At convergence no exchange of classes helps: all Delta on the right are at least those on the left."""
@@ -348,9 +356,7 @@ def test_alternation_raises_likelihood_over_first_split(seed):
 
 
 def test_bias_takes_part_in_the_split():
-    """Delta_y holds n_y b: where features say nothing, frequent classes go to one side and rare ones to
-    the other.
-    """
+    """Delta_y contains n_y b: without informative features, frequent classes go to one side."""
     y = np.repeat([0, 1, 2, 3], [400, 4, 300, 4])
     tree = LabelTree.fit(np.zeros((len(y), 2)), y)
     assert {frozenset(side.tolist()) for side in reference.tree_node_classes(tree, 0)} == {
@@ -366,6 +372,7 @@ def test_equal_classes_stay_in_order(n_classes):
     np.testing.assert_array_equal(tree.leaf_class[tree.leaf_class >= 0], np.arange(n_classes))
 
 
+@pytest.mark.planted
 def test_planted_halves_are_found_recovers():
     rng = np.random.default_rng(0)
     code = np.array([[int(b) for b in f"{c:04b}"] for c in range(16)]) * 2 - 1
@@ -386,6 +393,7 @@ def test_planted_halves_are_found_recovers():
     assert tree.log_prob(Z, names[y]).mean() > -0.02  # clouds that hardly touch
 
 
+@pytest.mark.planted
 def test_one_hot_truth_beats_frequencies_recovers():
     data = planted_hierarchy(20_000, 500, 16, seed=3, n_test=2000)
     tree = LabelTree.fit(data.X, data.y, regularization=1.0)
@@ -396,6 +404,7 @@ def test_one_hot_truth_beats_frequencies_recovers():
     assert held_out < data.truth.log_prob_all(data.X_test)[np.arange(2000), data.y_test].mean()
 
 
+@pytest.mark.invariance
 def test_thread_count_changes_nothing_invariant():
     data = planted_hierarchy(30_000, 3000, 6, seed=0)
     trees = [LabelTree.fit(data.X, data.y, max_points=4000, n_jobs=n_jobs) for n_jobs in (1, 2, 3)]
@@ -408,6 +417,34 @@ def test_thread_count_changes_nothing_invariant():
     np.testing.assert_array_equal(*tables)
 
 
+@pytest.mark.invariance
+@pytest.mark.parametrize("subtree_points", [1, 200, 10**6])
+def test_cut_into_subtrees_invariant(subtree_points):
+    data = planted_hierarchy(3000, 100, 6, seed=0)
+    expected = LabelTree.fit(data.X, data.y)
+    config = TreeFitConfig(subtree_points=subtree_points)
+    assert same_arrays(expected, LabelTree.fit_with_config(data.X, data.y, config))
+    assert same_arrays(
+        expected.refit(data.X, data.y, regularization=1.0),
+        expected.refit_with_config(data.X, data.y, config, regularization=1.0),
+    )
+
+
+def test_numbers_of_the_config_reach_the_fit():
+    data = planted_hierarchy(6000, 64, 8, seed=0)
+    base = LabelTree.fit(data.X, data.y)
+    for name, value in {
+        "several_starts_points": 10**6,
+        "start_iterations": 1,
+        "max_newton_steps": 1,
+        "power_steps": 1,
+    }.items():
+        other = LabelTree.fit_with_config(data.X, data.y, TreeFitConfig(**{name: value}))
+        assert not same_arrays(base, other), name
+        np.testing.assert_allclose(np.exp(other.log_prob_all(data.X[:5])).sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.invariance
 def test_class_names_and_row_order_do_not_matter_invariant():
     Z, y = clouds(37, 900, 4, seed=5)
     rng = np.random.default_rng(0)
@@ -421,6 +458,7 @@ def test_class_names_and_row_order_do_not_matter_invariant():
     np.testing.assert_allclose(shuffled, plain, atol=2e-3)
 
 
+@pytest.mark.identity
 @pytest.mark.small
 def test_a_weight_is_a_repetition_identity():
     Z, y = clouds(7, 60)
@@ -483,7 +521,6 @@ def test_refit_recovers_from_parameters_that_do_not_suit():
 
 
 # -- unusual data
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.small
@@ -539,6 +576,7 @@ def test_huge_scales_still_separate():
         assert LabelTree.fit(moved, y, **strength).log_prob(moved, y).mean() > base - 0.05
 
 
+@pytest.mark.invariance
 @pytest.mark.small
 def test_other_types_and_layouts_give_the_same_tree_invariant():
     Z, y = clouds(7, 60)
@@ -557,6 +595,7 @@ def test_other_types_and_layouts_give_the_same_tree_invariant():
     assert frozen.flags.writeable is False
 
 
+@pytest.mark.invariance
 @pytest.mark.small
 def test_arrays_and_back_same_everywhere():
     Z, y = clouds(9)
@@ -566,11 +605,13 @@ def test_arrays_and_back_same_everywhere():
         array.flags.writeable = False  # as a memory-mapped file would give them
     loaded = LabelTree.from_arrays(arrays)
     assert same_arrays(tree, loaded)
+    assert same_arrays(tree, LabelTree.from_state(tree.state()))
     np.testing.assert_array_equal(loaded.log_prob_all(Z), tree.log_prob_all(Z))
     np.testing.assert_array_equal(loaded.sample(Z, 4, seed=1)[0], tree.sample(Z, 4, seed=1)[0])
     assert repr(loaded) == "LabelTree(n_classes=9, n_components=3, depth=4)"
 
 
+@pytest.mark.reference
 def test_padding_may_be_elsewhere_in_a_tree_made_elsewhere_matches_reference():
     # node 3 goes left; node 2 goes right, so node 5 is never reached
     leaf_class = np.array([1, -1, 0, 2, -1, -1, 4, 3])
@@ -604,11 +645,11 @@ def test_out_is_filled_and_returned():
 
 
 # -- errors
-# ------------------------------------------------------------------------------------------------------------------
 
 Z4, Y4 = np.zeros((4, 2)), [0, 1, 2, 2]
 
 
+@pytest.mark.error
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
@@ -640,6 +681,7 @@ def test_fit_rejects(arguments, error, sentence):
         LabelTree.fit(**({"Z": Z4, "y": Y4} | arguments))
 
 
+@pytest.mark.error
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
@@ -662,6 +704,7 @@ def test_tree_rejects(call, error, sentence):
         call(random_tree(3, 2))
 
 
+@pytest.mark.error
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [

@@ -1,16 +1,16 @@
-"""Regularization of the tree by held-out rows: it must not lose to the class frequencies, nor to any fixed
-strength.
-"""
+"""Regularization of the tree by held-out rows, against class frequencies and fixed penalties."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from extremax.defaults_tree import TreeFitConfig, TreeTuningConfig
 
 from extremax.data.synthetic import planted_hierarchy
 from extremax.tree import LabelTree
-from extremax.tree import tuning as strength
 from extremax.tree.tuning import fit_tuned
+
+GRID = TreeTuningConfig().grid
 
 
 def frequency_log_likelihood(y, y_test, n_classes):
@@ -18,10 +18,9 @@ def frequency_log_likelihood(y, y_test, n_classes):
     return np.log(counts / counts.sum())[y_test].mean()
 
 
+@pytest.mark.planted
 def test_noise_features_do_not_hurt_recovers():
-    """300 classes of 3 to 30 rows and features that say nothing: the paper's strength overfits, the chosen
-    one hardly.
-    """
+    """300 classes of 3 to 30 rows and features without information: only the paper's penalty overfits."""
     rng = np.random.default_rng(0)
     prior = rng.dirichlet(np.full(300, 2.0))
     y, y_test = (rng.choice(300, size=n, p=prior).astype(np.int32) for n in (3000, 3000))
@@ -32,16 +31,16 @@ def test_noise_features_do_not_hurt_recovers():
     chosen = tuned.tree.log_prob(Z_test, y_test).mean()
     assert fixed < frequencies - 1.0
     assert chosen > frequencies - 0.1
-    assert tuned.strengths[0] == max(strength.GRID)
+    assert tuned.strengths[0] == max(GRID)
 
 
+@pytest.mark.planted
 def test_not_worse_than_any_fixed_strength_recovers():
     data = planted_hierarchy(6000, 200, 16, seed=1, n_test=3000)
     tuned = fit_tuned(data.X, data.y, n_classes=200)
     chosen = tuned.tree.log_prob(data.X_test, data.y_test).mean()
-    for fixed in strength.GRID:
-        # The same structure: another fit would find another one, which may be better or worse by more than
-        # the strength.
+    for fixed in GRID:
+        # The same structure: that of another fit may be better or worse by more than the penalty.
         tree = tuned.tree.refit(data.X, data.y, regularization=fixed)
         # chosen on nine tenths of the rows: that may cost a little
         assert chosen > tree.log_prob(data.X_test, data.y_test).mean() - 0.02
@@ -49,16 +48,16 @@ def test_not_worse_than_any_fixed_strength_recovers():
     assert tuned.held_out_log_likelihood == pytest.approx(chosen, abs=0.2)
 
 
-def test_sample_of_subtrees_decides_nearly_alike(monkeypatch):
+def test_sample_of_subtrees_decides_nearly_alike():
     data = planted_hierarchy(8000, 500, 8, seed=2, n_test=2000)
     whole = fit_tuned(data.X, data.y, n_classes=500)
-    monkeypatch.setattr(strength, "_SAMPLE_ROWS", 3000)
-    sampled = fit_tuned(data.X, data.y, n_classes=500)
+    sampled = fit_tuned(data.X, data.y, n_classes=500, config=TreeTuningConfig(sample_rows=3000))
     assert np.abs(np.log10(sampled.strengths) - np.log10(whole.strengths)).max() <= 2
     ours, theirs = (t.tree.log_prob(data.X_test, data.y_test).mean() for t in (sampled, whole))
     assert ours > theirs - 0.05
 
 
+@pytest.mark.invariance
 def test_threads_and_weights_invariant():
     data = planted_hierarchy(2000, 50, 8, seed=3)
     one, two = (fit_tuned(data.X, data.y, n_classes=50, n_jobs=n) for n in (1, 2))
@@ -79,16 +78,15 @@ def test_few_rows(n_rows, n_classes):
     np.testing.assert_allclose(total, 1.0, atol=1e-5)
 
 
+@pytest.mark.planted
 def test_labels_of_a_row_are_held_out_together_recovers():
-    """Features say nothing but which row it is, and a row's labels are alike: a tree that knows one
-    guesses the others.
-    """
+    """Features identify the row, and its labels are alike: who has seen one label predicts the others."""
     rng = np.random.default_rng(4)
     Z, group = rng.normal(size=(800, 24)).astype(np.float32), rng.integers(20, size=800)
     rows = np.repeat(np.arange(800), 4)
     # 20 groups of 4 classes, one group a row
     y = (group[rows] * 4 + np.tile(np.arange(4), 800)).astype(np.int32)
-    apart, together = (fit_tuned(Z[rows], y, n_classes=80, rows=r) for r in (None, rows))
+    apart, together = (fit_tuned(Z[rows], y, n_classes=80, row_index=r) for r in (None, rows))
     Z_test, y_test = (
         rng.normal(size=(2000, 24)).astype(np.float32),
         rng.integers(80, size=2000).astype(np.int32),
@@ -97,3 +95,28 @@ def test_labels_of_a_row_are_held_out_together_recovers():
     assert honest > found + 0.1
     assert honest > -np.log(80) - 0.15
     assert together.held_out_log_likelihood == pytest.approx(honest, abs=0.15)
+
+
+@pytest.mark.identity
+def test_a_rough_fit_is_one_of_fewer_starts_points_and_rows_identity():
+    data = planted_hierarchy(3000, 60, 6, seed=5)
+    config = TreeTuningConfig(rough_starts=2, rough_points=500, rough_rows=800)
+    rough = fit_tuned(data.X, data.y, n_classes=60, rough=True, config=config)
+    structure = TreeFitConfig(n_starts=2, max_points=500)
+    same = fit_tuned(
+        data.X,
+        data.y,
+        n_classes=60,
+        config=TreeTuningConfig(sample_rows=800),
+        fit_config=structure,
+    )
+    np.testing.assert_array_equal(rough.tree.leaf_class, same.tree.leaf_class)
+    assert len(rough.strengths) == 6
+
+
+def test_grid_and_held_out_rows_are_those_of_the_config():
+    data = planted_hierarchy(2000, 50, 8, seed=3)
+    tuned = fit_tuned(data.X, data.y, n_classes=50, config=TreeTuningConfig(grid=(0.5, 2.0), held_out=0.5))
+    assert set(tuned.strengths) <= {0.5, 2.0}
+    only = fit_tuned(data.X, data.y, n_classes=50, config=TreeTuningConfig(grid=(2.0,)))
+    np.testing.assert_array_equal(only.strengths, 2.0)

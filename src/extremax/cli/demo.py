@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,28 +49,19 @@ def demo(
     The model and a figure of the learning curves are saved in --out.
     """
     terminal.set_quiet(quiet)
-    import numpy as np
-
-    from extremax.data import TextFeatures, load_icd10cm, seen_classes
     from extremax.estimator import ExtremeClassifier
-    from extremax.evaluation import evaluate
+    from extremax.features.text import TextFeatures
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
 
     check_target(out / "model")
     terminal.log("reading ICD-10-CM from the package simple-icd-10-cm")
-    data = load_icd10cm()
-    train = data.train if rows is None else data.train[:rows]
-    texts, codes = data.rows(train)
-    valid_texts, valid_codes = data.rows(data.valid)
-    test_texts, test_codes = data.rows(data.test)
-    seen = np.flatnonzero(seen_classes(valid_codes, codes))[:_CURVE_ROWS]
-    eval_set = [valid_texts[i] for i in seen], [valid_codes[i] for i in seen]
+    data = load_texts(rows)
+    texts, codes = data.train
     terminal.log(
         f"{len(texts):,} training texts, {len(set(codes)):,} codes; for example {texts[0]!r} has code"
         f" {codes[0]}"
     )
-
     verbose = int(sys.stderr.isatty() and not quiet)
     parameters: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": verbose}
     terminal.log("compiling, once for this machine: about half a minute")
@@ -78,58 +70,89 @@ def demo(
     clf = TextClassifier(
         ExtremeClassifier(n_epochs=epochs, **parameters), features=TextFeatures(random_state=seed or 0)
     )
-    clf.fit(texts, codes, eval_set=eval_set)
+    clf.fit(texts, codes, eval_set=data.valid)
     budget = clf.history_[-1]["seconds"]
-    terminal.log(
-        f"trained in {budget:.1f} s; text features and curves took"
-        f" {time.perf_counter() - started - budget:.1f} s"
-    )
-
+    others = time.perf_counter() - started - budget
+    terminal.log(f"trained in {budget:.1f} s; text features and curves took {others:.1f} s")
     terminal.log(f"training with uniform negatives for {budget:.1f} s, for comparison")
-    X = clf.transform(texts)
-    uniform = ExtremeClassifier(
-        "negative_sampling", "uniform", n_epochs=10_000, **parameters | {"verbose": 0}
-    )
+    uniform = train_uniform(clf, data, budget, parameters | {"verbose": 0})
+    frequencies = compare(clf, uniform, data, threads)
+
+    clf.describe_classes([data.names[code] for code in clf.classes_.tolist()])
+    out.mkdir(parents=True, exist_ok=True)
+    clf.save(out / "model")
+    figure = out / "learning_curve.png"
+    draw_curves(figure, {"extremax": clf.history_, "uniform negatives": uniform.history_}, frequencies)
+
+    labels, log_prob = clf.predict_topk(list(PHRASES), k=5)
+    for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
+        terminal.write(f"\n{phrase}")  # not as a title, which a pipe would not show
+        show_answers(answers_of(clf, names, p))
+    terminal.log(f"model: {out / 'model'}   learning curves: {figure}")
+    program = Path(sys.argv[0])
+    command = str(program) if program.name == "extremax" else "extremax"
+    terminal.log(f'classify your own text:  {command} ask {out / "model"} "short of breath after running"')
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts and codes by split; `names` describes the codes."""
+
+    train: tuple[list[str], list[str]]
+    valid: tuple[list[str], list[str]]
+    test: tuple[list[str], list[str]]
+    names: dict[str, str]
+
+
+def load_texts(rows: int | None) -> Texts:
+    """Return ICD-10-CM, with at most `rows` training texts and some validation texts of known codes."""
+    import numpy as np
+
+    from extremax.data import load_icd10cm, seen_classes
+
+    data = load_icd10cm()
+    train = data.rows(data.train if rows is None else data.train[:rows])
+    texts, codes = data.rows(data.valid)
+    known = np.flatnonzero(seen_classes(codes, train[1]))[:_CURVE_ROWS]
+    valid = [texts[i] for i in known], [codes[i] for i in known]
+    return Texts(train, valid, data.rows(data.test), data.names)
+
+
+def train_uniform(clf: Any, data: Texts, budget: float, parameters: dict[str, Any]) -> Any:
+    """Train on the same features with uniform negatives, for `budget` seconds."""
+    from extremax.estimator import ExtremeClassifier
+
+    (texts, codes), (valid_texts, valid_codes) = data.train, data.valid
+    uniform = ExtremeClassifier("negative_sampling", "uniform", n_epochs=10_000, **parameters)
     with terminal.Bar("uniform negatives") as bar:
 
         def stop(record: dict[str, Any]) -> bool:
             bar(min(record["seconds"], budget), budget)
             return bool(record["seconds"] >= budget)
 
-        uniform.fit(X, codes, eval_set=(clf.transform(eval_set[0]), eval_set[1]), callbacks=[stop])
+        eval_set = clf.transform(valid_texts), valid_codes
+        uniform.fit(clf.transform(texts), codes, eval_set=eval_set, callbacks=[stop])
+    return uniform
 
+
+def compare(clf: Any, uniform: Any, data: Texts, threads: int | None) -> tuple[float, float, float]:
+    """Write a table of test figures; return those of the class frequencies."""
+    from extremax.data import seen_classes
+    from extremax.evaluation import evaluate
+
+    texts, codes = data.test
+    frequencies = frequency_figures(data.train[1], codes)
     figures = {
-        "class frequencies": frequency_figures(codes, test_codes),
-        "uniform negatives": _figures(
-            evaluate(uniform, clf.transform(test_texts), test_codes, n_jobs=threads)
-        ),
-        "extremax": _figures(evaluate(clf, test_texts, test_codes, n_jobs=threads)),
+        "class frequencies": frequencies,
+        "uniform negatives": _figures(evaluate(uniform, clf.transform(texts), codes, n_jobs=threads)),
+        "extremax": _figures(evaluate(clf, texts, codes, n_jobs=threads)),
     }
     table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in figures.items()]
-    n_test = int(seen_classes(test_codes, codes).sum())
+    n_test = int(seen_classes(codes, data.train[1]).sum())
     columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
-    terminal.print_table(
-        columns, table, title=f"On {n_test:,} test texts, after the same training time", right=columns[1:]
-    )
-
-    clf.describe_classes([data.names[code] for code in clf.classes_.tolist()])
-    out.mkdir(parents=True, exist_ok=True)
-    clf.save(out / "model")
-    figure = out / "learning_curve.png"
-    draw_curves(
-        figure,
-        {"extremax": clf.history_, "uniform negatives": uniform.history_},
-        figures["class frequencies"],
-    )
-
-    labels, log_prob = clf.predict_topk(list(PHRASES), k=5)
-    for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
-        terminal.write(f"\n{phrase}")  # not as a title: a pipe would lose it
-        show_answers(answers_of(clf, names, p))
-    terminal.log(f"model: {out / 'model'}   learning curves: {figure}")
-    program = Path(sys.argv[0])
-    command = str(program) if program.name == "extremax" else "extremax"
-    terminal.log(f'classify your own text:  {command} ask {out / "model"} "short of breath after running"')
+    title = f"On {n_test:,} test texts, after the same training time"
+    terminal.print_table(columns, table, title=title, right=columns[1:])
+    return frequencies
 
 
 def compile_kernels(parameters: dict[str, Any]) -> None:

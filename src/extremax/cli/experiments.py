@@ -136,7 +136,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913 (the parameters are the options)
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="icd10cm, eurlex57k, npm-owner-124k, amazon-670k, ...")
     ] = "icd10cm",

@@ -28,7 +28,7 @@ class Output(StrEnum):
     parquet = "parquet"
 
 
-def predict(
+def predict(  # noqa: PLR0913 (the parameters are the options)
     model: ModelArgument,
     data: DataArgument = Path("-"),
     out: Annotated[

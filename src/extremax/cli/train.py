@@ -28,7 +28,7 @@ from extremax.cli.options import (
 from extremax.cli.parameters import Parameters, given
 
 
-def train(
+def train(  # noqa: PLR0913 (the parameters are the options)
     data: DataArgument,
     out: Annotated[
         Path,
@@ -110,35 +110,43 @@ def train(
     terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
     eval_set = None if checked is None else (checked.inputs, checked.labels)
     model.fit(rows.inputs, rows.labels, eval_set=eval_set)
-    interrupted = bool(model.interrupted_)
     if descriptions is not None:
         describe_labels(model, descriptions)
+    _save(model, out)
+    if as_json:
+        terminal.show_json(
+            {
+                "model": str(out),
+                "n_samples": rows.n_samples,
+                "n_classes": len(model.classes_),
+                "n_features": model.model_.n_features,
+                "interrupted": model.interrupted_,
+                "seconds": time.perf_counter() - started,
+                **model.history_[-1],
+            }
+        )
+    _report(model, out)
+    if model.interrupted_:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _save(model: Any, out: Path) -> None:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would lose the model
     try:
         model.save(out)
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _report(model: Any, out: Path) -> None:
     last = model.history_[-1]
-    summary = {
-        "model": str(out),
-        "n_samples": rows.n_samples,
-        "n_classes": len(model.classes_),
-        "n_features": model.model_.n_features,
-        "interrupted": interrupted,
-        "seconds": time.perf_counter() - started,
-        **last,
-    }
-    if as_json:
-        terminal.show_json(summary)
     figures = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
     if "valid_accuracy" in last:
         figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}"
         figures += f", accuracy {last['valid_accuracy']:.2%}"
     epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}"
     terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {figures}")
-    terminal.log(f"saved in {out}" + ("; training was interrupted" if interrupted else ""))
-    if interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    terminal.log(f"saved in {out}" + ("; training was interrupted" if model.interrupted_ else ""))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Data in: readers, text features, PCA, splits, label reduction, and synthetic data with a known truth."""
+"""Readers of data files, label reduction, splits, and synthetic data with a known distribution.
+
+`TextFeatures` and `PCA` of `extremax.features` are available here, too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Arrays on disk: ``.npy`` and ``.npz`` opened without reading them, Parquet and Arrow files with a vector
-or a text column.
-"""
+"""Arrays on disk: ``.npy`` and ``.npz``, memory-mapped, and Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ VECTOR_NAMES = ("vector", "embedding", "embeddings", "features", "X", "x")
 
 
 def read_npy(path: str | os.PathLike[str]) -> Dataset:
-    """Features of a ``.npy`` file, memory-mapped."""
+    """Return the features of a ``.npy`` file, memory-mapped."""
     path = Path(path)
     X = _open_npy(path)
     if X.ndim != 2:
@@ -34,8 +32,9 @@ def read_npy(path: str | os.PathLike[str]) -> Dataset:
 
 
 def read_labels(path: str | os.PathLike[str], n_samples: int) -> tuple[Any, list[str] | None]:
-    """`y` and `label_names` of a Dataset: an ``.npy`` array, a text file with a label a line, or a sparse
-    indicator matrix.
+    """Return `y` and `label_names` of a Dataset from a file of labels.
+
+    The file is an ``.npy`` array, a text file with one label per line, or a sparse indicator matrix.
     """
     name = os.fspath(path)
     with ByteStream(path) as stream:
@@ -54,10 +53,10 @@ def read_labels(path: str | os.PathLike[str], n_samples: int) -> tuple[Any, list
 
 
 def _label_lines(stream: ByteStream, n_samples: int) -> NDArray[Any]:
-    labels = [text.strip() for piece in LineReader(stream).pieces(None) for text in piece.texts or []]
+    labels = [text.strip() for batch in LineReader(stream).batches(None) for text in batch.texts or []]
     if "" in labels:
         raise DataFileError(stream.name, "expected a label, got an empty line.", line=labels.index("") + 1)
-    # the name of the column, not a label
+    # a first line that is the name of the column, not a label
     first = int(len(labels) == n_samples + 1 and labels[0].lower() in LABEL_NAMES)
     return string_array(labels[first:])
 
@@ -73,11 +72,10 @@ def _open_indicator(path: Path) -> sp.csr_matrix:
 
 
 def read_npz(path: str | os.PathLike[str]) -> Dataset:
-    """Features and labels of an ``.npz`` archive: arrays ``X`` and ``y``, or a matrix saved by
-    scipy.sparse.save_npz.
+    """Return features and labels of an ``.npz`` archive.
 
-    Arrays of an archive written without compression are memory-mapped.
-    """
+    It holds arrays ``X`` and ``y``, or a matrix saved by `scipy.sparse.save_npz`. Arrays of an archive
+    without compression are memory-mapped."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -121,8 +119,7 @@ def _open_npz_member(path: Path, key: str) -> NDArray[Any]:
         info = archive.getinfo(member)
         if info.compress_type == zipfile.ZIP_STORED:
             with path.open("rb") as file:
-                # The local header repeats the name and has an extra field of its own length; the array
-                # follows.
+                # the local header repeats the name and has an extra field of its own length before the array
                 file.seek(info.header_offset + 26)
                 name_length, extra_length = struct.unpack("<HH", file.read(4))
                 file.seek(name_length + extra_length, os.SEEK_CUR)
@@ -153,9 +150,10 @@ def read_columns(
     batch_rows: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Dataset]:
-    """Rows of a Parquet or Arrow file: a column of vectors or texts, and a column of labels or lists of
-    labels.
-    """
+    """Yield the rows of a Parquet or Arrow file.
+
+    One column holds vectors or texts, another labels or lists of labels. Without `batch_rows` all rows come
+    in one dataset."""
     name = os.fspath(path)
     try:
         import pyarrow as pa

@@ -1,17 +1,17 @@
-"""Data sets that extremax knows by name, each with its training, validation and test rows.
+"""Known data sets by name, each with its training, validation and test rows.
 
-===============  ===================================================  ==================================================
-name             rows                                                 from
-===============  ===================================================  ==================================================
-icd10cm          short texts -> parent code                           the package simple-icd-10-cm
-eurlex57k        counts of words -> rarest of the row's concepts      ``EXTREMAX_DATA/eurlex57k/{train,dev,test}.txt.xz``
-npm-owner-124k   package names -> owner                               ``EXTREMAX_DATA/npm-owner/npm-owner-124k.tsv.xz``
-npm-owner-282k   the same, larger                                     ``EXTREMAX_DATA/npm-owner/npm-owner-282k.tsv.xz``
-amazon-670k      XML-CNN features -> smallest label                   ``EXTREMAX_DATA/Amazon-670K/`` (see `xml_cnn`)
-wikipedia-500k   XML-CNN features -> smallest label                   ``EXTREMAX_DATA/Wikipedia-500K/``
-===============  ===================================================  ==================================================
+===============  =============================================  ============================================
+name             rows                                           source
+===============  =============================================  ============================================
+icd10cm          short texts -> parent code                     the package simple-icd-10-cm
+eurlex57k        word counts -> rarest of the row's concepts    ``eurlex57k/{train,dev,test}.txt.xz``
+npm-owner-124k   package names -> owner                         ``npm-owner/npm-owner-124k.tsv.xz``
+npm-owner-282k   the same, larger                               ``npm-owner/npm-owner-282k.tsv.xz``
+amazon-670k      XML-CNN features -> smallest label             ``Amazon-670K/`` (see `xml_cnn`)
+wikipedia-500k   XML-CNN features -> smallest label             ``Wikipedia-500K/``
+===============  =============================================  ============================================
 
-``EXTREMAX_DATA`` is an environment variable that names a folder.
+Files are in the folder that the environment variable ``EXTREMAX_DATA`` names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER_VARIABLE = "EXTREMAX_DATA"
 
 @dataclass(frozen=True)
 class SplitData:
-    """Training, validation and test rows, as texts or as features; one label a row."""
+    """Training, validation and test rows, as texts or features, with one label per row."""
 
     name: str
     train: Dataset
@@ -45,14 +45,14 @@ class SplitData:
 
 
 def load_named(name: str, *, reduce: Reduction | None = None) -> SplitData:
-    """Rows of a known data set.
+    """Return the rows of a known data set.
 
     Parameters
     ----------
     name : str
         One of `names()`.
     reduce : {"first", "smallest", "rarest"}, optional
-        Label reduction where rows have several labels; what is usual for the set unless given.
+        Label reduction where rows have several labels; the usual one of the data set unless given.
 
     Examples
     --------
@@ -63,18 +63,18 @@ def load_named(name: str, *, reduce: Reduction | None = None) -> SplitData:
     """
     if name not in _LOADERS:
         close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names())}."
-        raise ValueError(f"{name!r} is not a data set that extremax knows; {hint}")
+        hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names())}."
+        raise ValueError(f"{name!r} is not a known data set; {hint}")
     return _LOADERS[name](name, reduce)
 
 
 def names() -> list[str]:
-    """Names of all known data sets."""
+    """Return the names of all known data sets."""
     return list(_LOADERS)
 
 
 def source_files(name: str) -> list[Path]:
-    """The files that a set is read from; none for one that comes with a package."""
+    """Return the files of a data set; none for one that comes with a package."""
     if name == "icd10cm":
         return []
     if name == "eurlex57k":
@@ -111,7 +111,7 @@ def _xmc_text(name: str, reduce: Reduction | None) -> SplitData:
 
 
 def reduce_labels(parts: list[Dataset], reduce: Reduction) -> list[Dataset]:
-    """One label a row, by the counts of the first part: those of the training rows."""
+    """Return parts with one label per row, by label counts of the first part, the training rows."""
     labelled = [part.y[labels.has_label(part.y)] for part in parts]
     counts = np.bincount(labelled[0].indices, minlength=labelled[0].shape[1])
     out = []
@@ -120,9 +120,7 @@ def reduce_labels(parts: list[Dataset], reduce: Reduction) -> list[Dataset]:
         if reduce == "rarest":
             ids = labels.rarest_label(y, counts)
         elif reduce == "all":
-            raise ValueError(
-                "reduce is 'all'; training, validation and test rows of a known set have one label each."
-            )
+            raise ValueError("reduce is 'all'; rows of a known data set have one label each.")
         else:
             ids = labels.first_label(y) if reduce == "first" else labels.smallest_label(y)
         out.append(

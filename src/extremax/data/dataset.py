@@ -1,4 +1,4 @@
-"""What a file holds once it is read: features or texts, labels, label names, and what was left out."""
+"""The content of a data file: features or texts, labels, label names, and what was left out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 
 class DataFileError(ValueError):
-    """A file that is not as expected: says where, what was expected and what to do.
+    """Raised for a file that is not as expected; the message names the place and what to do.
 
     Attributes
     ----------
     path : str
         The file.
     line, column : int or None
-        Where, counted from 1.
+        Position, counted from 1.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Dataset:
     texts : list of str or None
         Texts; None for a file of features.
     y : (n_samples,) array, CSR indicator matrix (n_samples, n_labels), or None
-        One label per row, or a set of labels per row (stored in the order of the file), or no labels at all.
+        One label per row, or a set of labels per row (in the order of the file), or no labels.
     label_names : list of str or None
-        Names of the columns of a CSR `y`, where they are not just 0, 1, 2, ...
+        Names of the columns of a CSR `y`, where they are not 0, 1, 2, ...
     n_skipped : int
-        Bad lines that were skipped.
+        Number of bad lines that were skipped.
     skipped : list of str
-        Where the first of them are and what was wrong.
+        Messages about the first of them.
     n_unlabelled : int
-        Rows that a label reduction left out because they have no label.
+        Number of rows that a label reduction left out because they have no label.
     format : str
-        Format that was read.
+        Format of the file.
     """
 
     X: Any = None
@@ -65,6 +65,7 @@ class Dataset:
 
     @property
     def n_samples(self) -> int:
+        """Number of rows."""
         return len(self.texts) if self.texts is not None else int(self.X.shape[0])
 
     @property
@@ -75,8 +76,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class RaggedLabels:
-    """Labels of all rows one after the other, in the order of the file; row i has
-    ``flat[offsets[i]:offsets[i + 1]]``.
+    """Labels of all rows one after the other, in the order of the file.
+
+    Row i has the labels ``flat[offsets[i]:offsets[i + 1]]``.
     """
 
     flat: NDArray[Any]
@@ -84,13 +86,15 @@ class RaggedLabels:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[str]]) -> RaggedLabels:
+        """Make ragged labels from one list per row."""
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(labels) for labels in lists], out=offsets[1:])
         return cls(string_array([label for labels in lists for label in labels]), offsets)
 
     def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
-        """`y` and `label_names` of a Dataset: one label per row if that is what every row has, else an
-        indicator matrix.
+        """Return `y` and `label_names` of a Dataset.
+
+        `y` holds labels if every row has one and `n_labels` is None; else it is an indicator matrix.
         """
         lengths = np.diff(self.offsets)
         if n_labels is not None:
@@ -104,9 +108,7 @@ class RaggedLabels:
 
 
 def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> sp.csr_matrix:
-    """CSR matrix with a 1 for every (row, label); the order of a row's labels is kept, a repeated label
-    counts once.
-    """
+    """Return a CSR matrix with a 1 for every (row, label), each once, in the order of each row."""
     rows = np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
     ids = np.asarray(ids, dtype=np.int64)
     _, first = np.unique(rows * max(n_labels, 1) + ids, return_index=True)
@@ -115,14 +117,14 @@ def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> s
         rows, ids = rows[first], ids[first]
         offsets = np.searchsorted(rows, np.arange(len(offsets)))
     matrix = sp.csr_matrix((len(offsets) - 1, n_labels), dtype=np.int8)
-    # Set one by one: the constructor would be free to sort.
+    # set one by one: the constructor may sort
     matrix.data = np.ones(len(ids), dtype=np.int8)
     matrix.indices, matrix.indptr = ids.astype(np.int32), offsets.astype(np.int64)
     return matrix
 
 
 def string_array(values: list[str]) -> NDArray[Any]:
-    """Strings as an array: of fixed width, or of objects if one is very long."""
-    # One long label would make every entry of a fixed-width array as long.
+    """Return strings as an array, of fixed width or, if one is very long, of objects."""
+    # every entry of a fixed-width array is as long as the longest
     longest = max(map(len, values), default=0)
     return np.array(values, dtype=object if longest > 200 else f"<U{max(longest, 1)}")

@@ -1,14 +1,12 @@
-"""ICD-10-CM, the clinical classification of diagnoses, as short texts to be classified: 60,332 texts, 10,816
-classes.
+"""ICD-10-CM, the clinical classification of diagnoses, as 60,332 short texts of 10,816 classes.
 
-Source: the package ``simple-icd-10-cm``, which carries the tables of the year. Each description, inclusion
+The source is the package ``simple-icd-10-cm``, which holds the tables of a year. Each description, inclusion
 term and "includes" note of a code is a text. Codes with a seventh-character extension (initial encounter,
 sequela) repeat the text of the code they extend and are left out. The class of a text is the parent of its
 code, or for one of the 1,918 three-character categories the category itself.
 
-Of the 10,816 classes 10,538 are parents of a code and 278 are categories without further codes. (Parents and
-categories added
-up, which counts 1,640 categories twice, make 12,456.)  The training rows of the standard split hold 10,662 of them.
+Of the 10,816 classes, 10,538 are parents of a code and 278 are categories without further codes. The training
+rows of the standard split have 10,662 of them.
 """
 
 from __future__ import annotations
@@ -45,16 +43,15 @@ class ICD10CM:
     test: NDArray[np.int64]
 
     def rows(self, part: NDArray[np.int64]) -> tuple[list[str], list[str]]:
-        """Texts and codes of a part: ``data.rows(data.train)``."""
+        """Return texts and codes of a part: ``data.rows(data.train)``."""
         return [self.texts[i] for i in part], [self.codes[i] for i in part]
 
 
 @cache
 def load_icd10cm() -> ICD10CM:
-    """The texts of ICD-10-CM with their parent codes, the names of those codes, and the standard split.
+    """Return the texts of ICD-10-CM with their parent codes, names of the codes, and the standard split.
 
-    Rows of validation and test may have a class that no training row has; `extremax.data.seen_classes` finds
-    them.
+    Rows of validation and test may have a class that no training row has: see `extremax.data.seen_classes`.
 
     Raises
     ------
@@ -72,7 +69,7 @@ def load_icd10cm() -> ICD10CM:
     """
     try:
         with warnings.catch_warnings():
-            # it reads its tables by an old function of the library
+            # the package reads its tables with a deprecated function
             warnings.simplefilter("ignore", DeprecationWarning)
             import simple_icd_10_cm as icd
     except ImportError as error:
@@ -80,7 +77,7 @@ def load_icd10cm() -> ICD10CM:
             "ICD-10-CM comes from the package simple-icd-10-cm, which is not installed: pip install"
             " 'extremax[demo]'."
         ) from error
-    # a text may stand under several codes of one parent: it counts once
+    # a text of several codes of one parent counts once
     pairs: dict[tuple[str, str], None] = {}
     for code in icd.get_all_codes():
         if not icd.is_category_or_subcategory(code) or icd.is_extended_subcategory(code):

@@ -1,7 +1,7 @@
-"""Many labels per row made one, and rows made pairs: reductions for multi-label data.
+"""Reductions of multi-label data: to one label per row, or to pairs of a row and a label.
 
-Labels come as a CSR indicator matrix (rows by labels; the stored order of a row counts as its order) or as
-one list of labels per row. From a matrix the results are column numbers, from lists the labels themselves.
+Labels are a CSR indicator matrix (rows by labels, in the stored order of each row) or one list of labels per
+row. From a matrix the results are column numbers, from lists the labels themselves.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from extremax.types import Bool, Int64
 
-def has_label(y: Any) -> NDArray[np.bool_]:
-    """Whether each row has any label.
+
+def has_label(y: Any) -> Bool:
+    """Tell for each row whether it has any label.
 
     Examples
     --------
@@ -28,7 +30,7 @@ def has_label(y: Any) -> NDArray[np.bool_]:
 
 
 def first_label(y: Any) -> NDArray[Any]:
-    """The first label of every row, in the order in which they are stored.
+    """Return the first label of every row, in the stored order.
 
     Examples
     --------
@@ -42,7 +44,7 @@ def first_label(y: Any) -> NDArray[Any]:
 
 
 def smallest_label(y: Any) -> NDArray[Any]:
-    """The smallest label of every row.
+    """Return the smallest label of every row.
 
     Examples
     --------
@@ -56,15 +58,15 @@ def smallest_label(y: Any) -> NDArray[Any]:
 
 
 def rarest_label(y: Any, counts: Mapping[Any, int] | NDArray[Any] | None = None) -> NDArray[Any]:
-    """The label of every row that is rarest overall; of equally rare ones the smallest.
+    """Return the label of every row that is rarest overall; of equally rare ones the smallest.
 
     Parameters
     ----------
     y : CSR indicator matrix or list of lists
         Labels.
     counts : mapping or array, or None
-        How often each label occurs; for validation and test rows give `label_counts` of the training rows.
-        Labels not in it count 0. None counts in `y` itself.
+        Occurrences of each label, 0 for labels not in it; for validation and test rows give `label_counts` of
+        the training rows. None counts in `y`.
 
     Examples
     --------
@@ -86,7 +88,7 @@ def rarest_label(y: Any, counts: Mapping[Any, int] | NDArray[Any] | None = None)
 
 
 def label_counts(y: Any) -> dict[Any, int]:
-    """How often each label occurs: for `rarest_label` on other rows.
+    """Return the number of occurrences of each label, for `rarest_label` on other rows.
 
     Examples
     --------
@@ -99,8 +101,8 @@ def label_counts(y: Any) -> dict[Any, int]:
     return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
 
-def all_pairs(y: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Every (row, label) as a pair: row numbers and labels, to be used as ``X[rows], labels``.
+def all_pairs(y: Any) -> tuple[Int64, NDArray[Any]]:
+    """Return row numbers and labels of all pairs, to be used as ``X[rows], labels``.
 
     Examples
     --------
@@ -113,7 +115,7 @@ def all_pairs(y: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     return np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets)), flat
 
 
-def _flatten(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _flatten(y: Any) -> tuple[NDArray[Any], Int64]:
     if sp.issparse(y):
         y = y.tocsr()
         if (y.data == 0).any():
@@ -133,7 +135,7 @@ def _flatten(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     )
 
 
-def _check_all_labelled(offsets: NDArray[np.int64]) -> None:
+def _check_all_labelled(offsets: Int64) -> None:
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         more = f" and {len(empty) - 1} more rows" if len(empty) > 1 else ""
@@ -142,8 +144,8 @@ def _check_all_labelled(offsets: NDArray[np.int64]) -> None:
         )
 
 
-def _best_of_row(flat: NDArray[Any], key: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Position of each row's label with the smallest key, ties by smaller label."""
+def _best_of_row(flat: NDArray[Any], key: NDArray[Any], offsets: Int64) -> Int64:
+    """Return the position of each row's label with the smallest key, ties by smaller label."""
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     order = np.lexsort((flat, key, rows))
     return np.asarray(order[offsets[:-1]], dtype=np.int64)

@@ -1,6 +1,4 @@
-"""From a file on disk to a Dataset: the format is found by looking into the file, not by trusting its
-name.
-"""
+"""Reading a file as a Dataset; the format is detected from the content of the file."""
 
 from __future__ import annotations
 
@@ -32,12 +30,25 @@ Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv
 Reduction = Literal["first", "smallest", "rarest", "all"]
 
 _EXTENSIONS = {
-    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".svm": "libsvm", ".libsvm": "libsvm", ".svmlight": "libsvm", ".npy": "npy",
-    ".npz": "npz", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".ft": "fasttext",
-    ".fasttext": "fasttext", ".xmc": "xmc", ".lines": "lines",
-}  # fmt: skip
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".svm": "libsvm",
+    ".libsvm": "libsvm",
+    ".svmlight": "libsvm",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".ft": "fasttext",
+    ".fasttext": "fasttext",
+    ".xmc": "xmc",
+    ".lines": "lines",
+}
 _BINARY = ("npy", "npz", "parquet", "arrow")
-_HEAD = 1 << 16  # bytes looked at
+_HEAD = 1 << 16  # bytes from which the format is detected
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
     rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
@@ -59,7 +70,7 @@ class _Options:
     progress: Progress | None
 
 
-def load_dataset(
+def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     path: Source,
     *,
     format: Format = "auto",
@@ -81,8 +92,8 @@ def load_dataset(
 
     Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow
     with a vector or text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines,
-    and plain lines, each a text (only when asked for by ``format="lines"``). Files may be compressed with
-    gzip, xz or Zstandard; of arrays and columns this means a temporary file of their full size.
+    and with ``format="lines"`` plain lines, each a text. Files may be compressed with gzip, xz or Zstandard;
+    arrays and columns are then unpacked to a temporary file.
 
     Parameters
     ----------
@@ -90,36 +101,35 @@ def load_dataset(
         The file; a folder with ``X.npy`` and ``y.npy``; or an open binary stream such as
         ``sys.stdin.buffer``.
     format : str
-        Format; "auto" looks into the file.
+        Format; "auto" detects it from the content.
     reduce : {"first", "smallest", "rarest", "all"} or None
         For rows with sets of labels: keep one label per row, or make each (row, label) pair a row ("all").
         Rows without a label are left out and counted in `n_unlabelled`. None keeps the sets.
     label_counts : mapping or array, or None
         For ``reduce="rarest"``: how often labels occur in the training rows (`extremax.data.label_counts`).
     labels_path : path or None
-        For ``.npy`` and ``.npz`` features: the file of labels, an ``.npy`` array, a text file with a label a
-        line, or an indicator matrix saved by ``scipy.sparse.save_npz``. By default ``y.npy`` beside
+        For ``.npy`` and ``.npz`` features: the file of labels, an ``.npy`` array, a text file with one label
+        per line, or an indicator matrix saved by ``scipy.sparse.save_npz``. By default ``y.npy`` beside
         ``X.npy``.
     text_column, label_column : str, int or None
         Columns of a table by name or position; by default by their usual names.
     vector_column : str or None
         Column of vectors in a Parquet or Arrow file; by default the first column of float lists.
     label_separator : str or None
-        What separates several labels in one field of a table.
+        Separator of several labels in one field of a table.
     delimiter : str or None
-        What separates the columns of a table; by default a tab in TSV and a comma in CSV, or what its first
-        row has instead.
+        Separator of the columns of a table; by default a tab in TSV and a comma in CSV, or what its first row
+        has instead.
     header : bool or None
-        Whether the first row of a table holds names; None decides by looking at it.
+        Whether the first row of a table holds names; None detects it.
     n_features : int or None
         Width of libsvm rows; None takes the largest index.
     zero_based : bool or "auto"
-        Whether libsvm indices count from 0; "auto" says yes if the file has an index 0.
+        Whether libsvm indices count from 0; "auto" means yes if the file has an index 0.
     skip_bad_lines : bool
-        Skip and count malformed lines in place of an error.
+        Skip and count malformed lines instead of raising an error.
     progress : callable or None
-        Called with what is read so far and the total (bytes of the file; rows for Parquet), the total None
-        for a pipe.
+        Called with the bytes read so far (rows for Parquet) and the total, which is None for a pipe.
 
     Returns
     -------
@@ -128,7 +138,7 @@ def load_dataset(
     Raises
     ------
     DataFileError
-        Says the file, line and column, what was expected and what to do.
+        With file, line and column, what was expected and what to do.
 
     Examples
     --------
@@ -139,14 +149,23 @@ def load_dataset(
     ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
     """
     options = _Options(
-        n_features, zero_based, text_column, label_column, vector_column, label_separator, delimiter, header, labels_path,
-        skip_bad_lines, progress,
-    )  # fmt: skip
-    data = next(_pieces(path, format, options, None))
+        n_features=n_features,
+        zero_based=zero_based,
+        text_column=text_column,
+        label_column=label_column,
+        vector_column=vector_column,
+        label_separator=label_separator,
+        delimiter=delimiter,
+        header=header,
+        labels_path=labels_path,
+        skip_bad_lines=skip_bad_lines,
+        progress=progress,
+    )
+    data = next(_batches(path, format, options, None))
     return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
-def iter_dataset(
+def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     path: Source,
     *,
     batch_rows: int = 10_000,
@@ -162,29 +181,39 @@ def iter_dataset(
     skip_bad_lines: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[Dataset]:
-    """Read a file in pieces of about `batch_rows` rows, for files larger than memory and for pipes.
+    """Read a file in batches of about `batch_rows` rows, for files larger than memory and for pipes.
 
-    Arguments as in `load_dataset`. Sparse text comes in pieces of some megabytes whatever `batch_rows` says,
-    and libsvm text needs `n_features` and `zero_based`. Label names are those of each piece.
+    Arguments are as in `load_dataset`. Sparse text comes in batches of some megabytes for any `batch_rows`,
+    and libsvm text needs `n_features` and `zero_based`. Label names are those of each batch.
 
     Examples
     --------
     >>> import io
     >>> from extremax.data import iter_dataset
-    >>> [piece.texts for piece in iter_dataset(io.BytesIO(b"text,label\\na b,1\\nc,2\\nd,1\\n"), batch_rows=2)]
+    >>> file = io.BytesIO(b"text,label\\na b,1\\nc,2\\nd,1\\n")
+    >>> [batch.texts for batch in iter_dataset(file, batch_rows=2)]
     [['a b', 'c'], ['d']]
     """
     options = _Options(
-        n_features, zero_based, text_column, label_column, vector_column, label_separator, delimiter, header, None,
-        skip_bad_lines, progress,
-    )  # fmt: skip
+        n_features=n_features,
+        zero_based=zero_based,
+        text_column=text_column,
+        label_column=label_column,
+        vector_column=vector_column,
+        label_separator=label_separator,
+        delimiter=delimiter,
+        header=header,
+        labels_path=None,
+        skip_bad_lines=skip_bad_lines,
+        progress=progress,
+    )
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    return _pieces(path, format, options, batch_rows)
+    return _batches(path, format, options, batch_rows)
 
 
 def detect_format(stream: ByteStream) -> str:
-    """Format of a stream by its first bytes, its first lines and, for tables, its name."""
+    """Detect the format of a stream by its first bytes, its first lines and, for tables, its name."""
     head = stream.peek(_HEAD)
     for magic, kind in (
         (b"\x93NUMPY", "npy"),
@@ -209,7 +238,7 @@ def detect_format(stream: ByteStream) -> str:
     text = [line for line in lines if line.strip()]
     if any(line.lstrip().startswith(LABEL_PREFIX.encode()) for line in text[:5]):
         return "fasttext"
-    # More than half of the lines decide: a bad line is for the reader to report.
+    # more than half of the lines decide: the reader will report bad ones
     signs = {
         "libsvm": [bool(_SPARSE_LINE.fullmatch(line)) or line.startswith(b"#") for line in text[:5]],
         "tsv": [b"\t" in line for line in text],
@@ -224,7 +253,7 @@ def detect_format(stream: ByteStream) -> str:
     )
 
 
-def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
+def _batches(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
     if format != "auto" and format not in _EXTENSIONS.values():
         raise ValueError(
             f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'."
@@ -253,7 +282,7 @@ def _pieces(path: Source, format: str, options: _Options, batch_rows: int | None
             else:
                 yield from sparse_text.iterate_sparse_text(stream, **sparse)
         else:
-            yield from _text_reader(stream, kind, options).pieces(batch_rows)
+            yield from _text_reader(stream, kind, options).batches(batch_rows)
 
 
 def _read_binary(
@@ -270,7 +299,7 @@ def _read_binary(
                 text_column=options.text_column,  # type: ignore[arg-type]
                 label_column=options.label_column,  # type: ignore[arg-type]
                 batch_rows=batch_rows,
-                # Of bytes that had to be unpacked it was told meanwhile.
+                # bytes that had to be unpacked were reported while they were
                 progress=None
                 if stream.compression or not isinstance(path, str | os.PathLike)
                 else options.progress,
@@ -290,7 +319,7 @@ def _read_binary(
 
 
 def _labels_beside(path: Source) -> Path | None:
-    """``y.npy`` beside ``X.npy``, compressed or not."""
+    """Return ``y.npy`` beside ``X.npy``, compressed or not."""
     if not isinstance(path, str | os.PathLike):
         return None
     place = Path(path)
@@ -319,9 +348,7 @@ def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader
 
 
 def _delimiter(stream: ByteStream) -> str:
-    """A comma, unless the first row of the table has none and semicolons, tabs or bars separate names or
-    as many fields.
-    """
+    """Detect the separator of columns: a comma, or ";", a tab or "|" if the first row has no comma."""
     head = stream.peek(_HEAD).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
     lines = [line for line in head.split("\n") if line.strip()]
     lines = (lines[:-1] if len(head) >= _HEAD else lines)[:20]  # the last one may be cut off
@@ -338,9 +365,7 @@ def _delimiter(stream: ByteStream) -> str:
 def reduce_labels(
     data: Dataset, reduce: str, counts: Mapping[Any, int] | NDArray[Any] | None = None
 ) -> Dataset:
-    """One label per row of a dataset with sets of labels; arguments are `reduce` and `label_counts` of
-    `load_dataset`.
-    """
+    """Return a dataset with one label per row; `reduce` and `counts` as in `load_dataset`."""
     if reduce not in ("first", "smallest", "rarest", "all"):
         raise ValueError(f"reduce is {reduce!r}; use 'first', 'smallest', 'rarest' or 'all'.")
     if not data.multilabel:

@@ -1,7 +1,8 @@
 """XMC repository text and libsvm / svmlight: lines of labels and ``index:value`` pairs, read chunk by chunk.
 
-XMC files open with a line ``rows features labels``; labels and indices count from 0. libsvm files have no
-such line; labels are any integers, and indices count from 0 or 1."""
+XMC files begin with a line ``rows features labels``; labels and indices count from 0. libsvm files have no
+such line; labels are any integers, and indices count from 0 or 1.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class SparseChunk:
 
 @dataclass
 class SparseTextReader:
-    """Iterate over the chunks of a file; what it learns on the way is in its attributes afterwards."""
+    """Chunks of a file; sizes and bad lines found on the way are in the attributes."""
 
     stream: ByteStream
     header: bool
@@ -86,7 +87,10 @@ class SparseTextReader:
                 raise ValueError
         except ValueError:
             shown = text[:60].decode("utf-8", "replace")
-            message = f"expected three numbers, rows features labels, got {shown!r}; a file without this line is libsvm."
+            message = (
+                f"expected three numbers, rows features labels, got {shown!r}; a file without this line is"
+            )
+            message += " libsvm."
             raise DataFileError(self.stream.name, message, line=1) from None
         if self.n_features is not None and n_features > self.n_features:
             message = f"announces {n_features} features, more than n_features={self.n_features}."
@@ -150,15 +154,14 @@ class SparseTextReader:
 
 
 class _Growing:
-    """An array that grows at its end; large ones move without being copied, and memory not yet written to
-    is not used.
-    """
+    """An array that grows at its end; large ones are moved by the system without a copy."""
 
     def __init__(self, dtype: type) -> None:
         self._array: NDArray[Any] = np.empty(1024, dtype=dtype)
         self.size = 0
 
     def extend(self, part: NDArray[Any]) -> None:
+        """Append values."""
         stop = self.size + len(part)
         if stop > len(self._array):
             self._array.resize(max(stop, 2 * len(self._array)), refcheck=False)
@@ -166,13 +169,13 @@ class _Growing:
         self.size = stop
 
     def take(self) -> NDArray[Any]:
-        """The array, cut to its size; the end of this object."""
+        """Return the array, cut to its size; the object must not be used any more."""
         self._array.resize(self.size, refcheck=False)
         return self._array
 
 
 class _Rows:
-    """Chunks put together."""
+    """Rows of several chunks."""
 
     def __init__(self) -> None:
         self.values, self.indices = _Growing(np.float32), _Growing(np.int32)
@@ -181,6 +184,7 @@ class _Rows:
         self.last_text_row = -1
 
     def add(self, chunk: SparseChunk) -> None:
+        """Append the rows of a chunk."""
         if chunk.last_text_row >= 0:
             self.last_text_row = self.feature_ends.size + chunk.last_text_row
         self.feature_ends.extend(chunk.feature_ends + self.values.size)
@@ -190,7 +194,7 @@ class _Rows:
         self.labels.extend(chunk.labels)
 
     def drop_blank_tail(self, n_rows: int) -> int:
-        """Leave out blank lines behind the announced rows; returns the number of rows left."""
+        """Drop blank lines after the announced rows; return the number of rows left."""
         keep = max(self.last_text_row + 1, min(n_rows, self.feature_ends.size))
         self.feature_ends.size = self.label_ends.size = keep
         return keep
@@ -232,12 +236,10 @@ def iterate_sparse_text(
     zero_based: ZeroBased = "auto",
     skip_bad_lines: bool = False,
 ) -> Iterator[Dataset]:
-    """Read a file chunk by chunk; without a header the caller must say how wide the rows are and where
-    counting starts.
-    """
+    """Read a file chunk by chunk; without a header, `n_features` and `zero_based` must be given."""
     if not header and (n_features is None or zero_based == "auto"):
         raise ValueError(
-            "libsvm text in pieces needs n_features and zero_based=True or False: a piece cannot tell."
+            "libsvm text in batches needs n_features and zero_based=True or False: a batch cannot tell."
         )
     reader = SparseTextReader(stream, header, n_features, skip_bad_lines)
     for chunk in reader:

@@ -1,6 +1,4 @@
-"""Bytes from a file, a pipe or a compressed file: opened by what the first bytes say, with progress and
-clear errors.
-"""
+"""Bytes of files and pipes, decompressed according to their first bytes, with progress."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ Source = str | os.PathLike[str] | IO[bytes]
 
 _MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 SUFFIXES = (".gz", ".xz", ".zst")
-CHUNK = 8 << 20
+CHUNK_BYTES = 8 << 20
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _Counted(io.RawIOBase):
-    """A raw file that counts the bytes handed out and tells the callback."""
+    """A raw file that counts the bytes read and calls the callback."""
 
     def __init__(self, file: IO[bytes], total: int | None, progress: Progress | None) -> None:
         self._file, self._total, self._progress, self._done = file, total, progress, 0
@@ -57,14 +55,17 @@ class ByteStream:
     Parameters
     ----------
     source : path or binary file object
-        A path, or an open binary file such as ``sys.stdin.buffer`` (closed with the stream only if it was
-        opened here).
+        A path, or an open binary file such as ``sys.stdin.buffer``, which stays open.
     progress : callable or None
-        Called with the bytes read so far, compressed as they are in the file, and the size of the file (None
-        for a pipe).
+        Called with the bytes read so far, as they are in the file, and its size (None for a pipe).
+    chunk_bytes : int
+        Size of the chunks of `chunks`.
     """
 
-    def __init__(self, source: Source, *, progress: Progress | None = None) -> None:
+    def __init__(
+        self, source: Source, *, progress: Progress | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self.chunk_bytes = chunk_bytes
         total: int | None = None
         if isinstance(source, str | os.PathLike):
             self.name = os.fspath(source)
@@ -73,7 +74,7 @@ class ByteStream:
                 raise FileNotFoundError(f"{self.name}: there is no such file.")
             if path.is_dir():
                 raise IsADirectoryError(
-                    f"{self.name} is a folder; give a file, or a folder that holds X.npy."
+                    f"{self.name} is a folder without X.npy; give a file, or a folder that holds X.npy."
                 )
             total = path.stat().st_size
             file: Any = path.open("rb", buffering=0)
@@ -86,27 +87,25 @@ class ByteStream:
         self._stream: Any = _decompressed(raw, self.compression, self.name)
 
     def peek(self, n: int) -> bytes:
-        """Up to n bytes from the current position, without moving it."""
+        """Return up to n bytes from the current position, without moving it."""
         if not isinstance(self._stream, _Peekable):
             self._stream = _Peekable(self._stream)
         return self._guard(lambda: self._stream.peek(n))
 
     def read(self, n: int) -> bytes:
-        """Up to n bytes; fewer only at the end of a file or where a pipe has no more for now."""
+        """Read up to n bytes; fewer at the end of a file, or if a pipe has no more for now."""
         return self._guard(lambda: self._stream.read(n))
 
     def readable_text(self) -> io.TextIOWrapper:
-        """The rest as UTF-8 text; a byte that is no UTF-8 becomes a lone surrogate, which `bad_utf8`
-        finds.
-        """
+        """Return the rest as UTF-8 text; `bad_utf8` finds bytes that are no UTF-8."""
         return io.TextIOWrapper(_Guarded(self), encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[arg-type]
 
     def chunks(self) -> Iterator[bytearray]:
-        """Whole lines, some megabytes at a time; the last line gets a newline if it has none."""
+        """Yield whole lines, `chunk_bytes` at a time; the last line gets a newline if it has none."""
         if self.peek(3) == BYTE_ORDER_MARK:
             self.read(3)
         tail = b""
-        while data := self.read(CHUNK):
+        while data := self.read(self.chunk_bytes):
             cut = data.rfind(b"\n") + 1
             if cut == 0:
                 tail += data
@@ -119,6 +118,7 @@ class ByteStream:
             yield bytearray(tail + b"\n")
 
     def close(self) -> None:
+        """Close the stream, and the file if it was opened here."""
         self._stream.close()
 
     def __enter__(self) -> ByteStream:
@@ -131,7 +131,7 @@ class ByteStream:
         try:
             return call()
         except Exception as error:
-            # zstandard is optional: its error can only be known by name
+            # zstandard is optional: its error is recognised by name
             if isinstance(error, _DAMAGE) or type(error).__name__ == "ZstdError":
                 message = f"the compressed file is damaged or ends early ({error}); fetch it again."
                 raise DataFileError(self.name, message) from error
@@ -140,11 +140,11 @@ class ByteStream:
 
 @contextmanager
 def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
-    """The path of the bytes of a stream just opened from `source`, for formats that are opened in place.
+    """Yield a path with the bytes of a stream just opened from `source`, for formats that need a file.
 
-    What is compressed or comes from a pipe is first unpacked, some megabytes at a time, to a temporary file
-    that is removed at the end: arrays mapped from it stay valid, where the system keeps a file as long as
-    somebody uses it. Errors name `source`."""
+    Compressed bytes, and those of a pipe, are unpacked to a temporary file that is removed at the end; arrays
+    mapped from it stay valid on systems that keep a file as long as it is in use. Errors name `source`.
+    """
     if isinstance(source, str | os.PathLike) and not stream.compression:
         yield Path(source)
         return
@@ -152,12 +152,13 @@ def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
         path = Path(folder) / "unpacked"
         try:
             with path.open("wb") as file:
-                while data := stream.read(CHUNK):
+                while data := stream.read(CHUNK_BYTES):
                     file.write(data)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            message = f"there is no room in {tempfile.gettempdir()} to unpack it; set TMPDIR to a folder on a larger disk."
+            message = f"there is no space in {tempfile.gettempdir()} to unpack it;"
+            message += " set TMPDIR to a folder on a larger disk."
             raise DataFileError(stream.name, message) from error
         try:
             yield path
@@ -169,7 +170,7 @@ def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
 
 
 class _ShortReads(io.RawIOBase):
-    """A file whose reads return what a pipe has by now; a file that belongs to someone else stays open."""
+    """A file whose reads return what a pipe has by now; with ``close=False`` it stays open."""
 
     def __init__(self, file: IO[bytes], *, close: bool) -> None:
         self._file, self._close = file, close
@@ -216,7 +217,7 @@ class _Peekable(io.RawIOBase):
 
 
 class _Guarded(io.BufferedIOBase):
-    """What TextIOWrapper needs, on top of a ByteStream."""
+    """The methods of a ByteStream that TextIOWrapper needs."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -258,9 +259,7 @@ def _open_zstd(raw: Any, name: str) -> Any:
 
 
 class _ZstdFile(io.RawIOBase):
-    """Frames of Zstandard one after the other; unlike zstandard's own reader it notices a file that ends
-    inside a frame.
-    """
+    """Frames of Zstandard; unlike zstandard's own reader it notices a file that ends inside a frame."""
 
     def __init__(self, raw: Any, new_frame: Callable[[], Any]) -> None:
         self._raw, self._new_frame, self._frame, self._rest = raw, new_frame, new_frame(), b""
@@ -269,7 +268,7 @@ class _ZstdFile(io.RawIOBase):
         return True
 
     def read(self, n: int = -1) -> bytes:
-        while True:  # `n` only bounds what is read from below: a chunk of any size serves the callers
+        while True:  # any number of bytes may be returned, whatever `n`
             data = self._rest or self._raw.read1(1 << 18)
             self._rest = b""
             if not data:
@@ -287,7 +286,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def bad_utf8(text: str) -> int:
-    """Position of the first byte that was no UTF-8 in text decoded with surrogateescape, or -1."""
+    """Return the position of the first byte that was no UTF-8 in text decoded with surrogateescape, or -1."""
     if text.isascii():
         return -1
     try:

@@ -1,12 +1,12 @@
-"""Made-up data with a known truth: a planted hierarchy, a planted linear softmax, and few rows without
-structure.
+"""Synthetic data with a known distribution: a planted hierarchy, a planted softmax, and unstructured classes.
 
-All three are linear softmax models, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption behind Eq. 1 of the
-paper. For classes that are Gaussian clouds of one width s around means mu_y with prior pi_y this holds with
-``w_y = mu_y / s**2`` and ``b_y = log pi_y - |mu_y|**2 / (2 s**2)``, so the best possible log-likelihood can be computed.
+All three are linear softmax models, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption of Eq. 1 of the paper.
+For Gaussian classes of one standard deviation s around means mu_y with prior pi_y this holds with
+``w_y = mu_y / s**2`` and ``b_y = log pi_y - |mu_y|**2 / (2 s**2)``; the best log-likelihood is known.
 
-A set is a function of its arguments alone. Rows come in fixed blocks, each with its own random stream, so
-neither the thread count nor the memory of the machine changes a number."""
+A data set is a function of its arguments alone. Rows come in fixed blocks, each with its own random stream,
+so that neither the number of threads nor the memory of the machine changes a value.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.types import Float32, Float64, Int32
 
-_BLOCK = 8192  # rows per random stream: changing it changes every data set
+_BLOCK = 8192  # rows per random stream; another value would change every data set
 
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
 Law = Literal["uniform", "zipf"]
 
-# One number per purpose, so that no two parts of a data set share random numbers.
+# One number per purpose: no two parts of a data set share random numbers.
 _HIERARCHY, _NODES, _PRIOR, _LABELS, _ROWS, _FRESH_LABELS, _FRESH_ROWS = range(7)
 
 
@@ -35,31 +33,31 @@ def _stream(seed: int, purpose: int, block: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class GaussianTruth:
-    """The distribution behind a data set whose classes are Gaussian clouds of one width.
+    """The distribution of a data set whose classes are Gaussian with one standard deviation.
 
     Attributes
     ----------
     latent_means : float32 (n_classes, n_latent)
         Class means in the coordinates of `basis`.
     basis : float32 (n_latent, n_features) or None
-        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``. None: the coordinates are the
+        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``. None if the coordinates are the
         features.
     noise_scale : float
         Standard deviation of every feature around its class mean.
     prior : float64 (n_classes,)
         Class probabilities.
     class_leaf : int32 (n_classes,) or None
-        Position of each class in the planted hierarchy, left to right; None where there is none.
+        Position of each class in the planted hierarchy, left to right; None without a hierarchy.
     """
 
     latent_means: Float32
     basis: Float32 | None
     noise_scale: float
-    prior: NDArray[np.float64]
+    prior: Float64
     class_leaf: Int32 | None = None
 
-    def log_prob_all(self, X: Float32) -> NDArray[np.float64]:
-        """Log-probability of every class, (n, n_classes) in float64: for small problems."""
+    def log_prob_all(self, X: Float32) -> Float64:
+        """Return the log-probability of every class, (n, n_classes) in float64, for small problems."""
         latent = X.astype(np.float64)
         if self.basis is not None:
             latent = latent @ self.basis.T.astype(np.float64)
@@ -89,7 +87,7 @@ class GaussianTruth:
             means = self.latent_means[y[start:stop]]
             rows += means if self.basis is None else means @ self.basis
 
-        with one_blas_thread():  # the threads are ours; BLAS with its own would only add more
+        with one_blas_thread():  # the blocks run on several threads already
             run(fill, len(blocks), resolve_threads(n_jobs))
         return X
 
@@ -101,8 +99,8 @@ class SoftmaxTruth:
     weights: Float32
     biases: Float32
 
-    def log_prob_all(self, X: Float32) -> NDArray[np.float64]:
-        """Log-probability of every class, (n, n_classes) in float64."""
+    def log_prob_all(self, X: Float32) -> Float64:
+        """Return the log-probability of every class, (n, n_classes) in float64."""
         return _log_softmax(X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases)
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
@@ -114,7 +112,7 @@ class SoftmaxTruth:
 class SyntheticData:
     """Features, labels and the distribution they were drawn from.
 
-    `X_test` and `y_test` are empty unless the generator was asked for test rows.
+    `X_test` and `y_test` are empty unless test rows were asked for.
     """
 
     X: Float32
@@ -125,7 +123,7 @@ class SyntheticData:
     y_test: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
 
-def planted_hierarchy(
+def planted_hierarchy(  # noqa: PLR0913 (the parameters are the API)
     n_samples: int,
     n_classes: int,
     n_features: int,
@@ -139,19 +137,18 @@ def planted_hierarchy(
     n_test: int = 0,
     n_jobs: int | None = None,
 ) -> SyntheticData:
-    """Rows around class means that a random binary hierarchy has placed: near in the hierarchy is near in the
-    features.
+    """Make Gaussian classes whose means follow a random binary hierarchy.
 
-    From the root down, every node moves its two halves of the classes apart, by ``+v`` and ``-v`` with a
-    random v whose length shrinks by `decay` per level, in a space of `n_latent` dimensions; an orthonormal
-    basis carries that space into the features, where every coordinate gets noise.
+    From the root down, every node moves its two halves of the classes by ``+v`` and ``-v`` with a random v
+    whose length shrinks by `decay` per level, in a space of `n_latent` dimensions. An orthonormal basis maps
+    that space to the features, where every coordinate gets noise.
 
     Parameters
     ----------
     n_samples, n_classes, n_features : int
         Shape. With ``n_samples >= n_classes`` every class has at least one row.
     seed : int
-        Everything random follows from it.
+        Seed of all draws.
     law : {"zipf", "uniform"}
         Rows per class: proportional to ``rank ** -zipf_exponent``, or equal up to chance.
     zipf_exponent : float
@@ -159,8 +156,7 @@ def planted_hierarchy(
     n_latent : int
         Dimensions that carry the hierarchy; at most `n_features` are used.
     noise_scale : float
-        Standard deviation of each feature around its class mean; the first level moves the halves by a vector
-        of length 2.
+        Standard deviation of each feature around its class mean; the vector of the first level has length 2.
     decay : float
         Length of a level's vector relative to that of the level above.
     n_test : int
@@ -184,12 +180,12 @@ def planted_hierarchy(
     n_latent = min(n_latent, n_features)
     rng = _stream(seed, _HIERARCHY)
     class_leaf = rng.permutation(n_classes).astype(np.int32)
-    # Orthonormal rows: distances in the latent space are distances in the feature space.
+    # orthonormal rows: distances in the latent space are distances in the feature space
     basis = np.linalg.qr(rng.standard_normal((n_features, n_latent)))[0].T.astype(np.float32)
 
     depth = max(1, int(np.ceil(np.log2(n_classes)))) if n_classes > 1 else 0
     means = np.zeros((n_classes, n_latent), dtype=np.float32)
-    # The leaf's position scaled to 2**depth gives its path: bit l, from the top, is the turn at level l.
+    # the position of a leaf scaled to 2**depth is its path: bit l, from the top, is the branch at level l
     path = (class_leaf.astype(np.int64) << depth) // n_classes
     nodes = _stream(seed, _NODES)
     for level in range(depth):
@@ -204,7 +200,7 @@ def planted_hierarchy(
         extra = _draw_labels(prior, n_samples - n_classes, rng)
         y = np.concatenate([np.arange(n_classes, dtype=np.int32), extra])
         rng.shuffle(y)
-        # Fresh rows follow the classes' true share, which the guaranteed row has changed.
+        # the prior of fresh rows counts the guaranteed row of each class
         prior = (1.0 + (n_samples - n_classes) * prior) / n_samples
     else:
         y = _draw_labels(prior, n_samples, rng)
@@ -224,15 +220,14 @@ def planted_softmax(
     bias_scale: float = 0.5,
     n_test: int = 0,
 ) -> SyntheticData:
-    """Standard normal features and labels drawn from a linear softmax: small problems with known
-    log-probabilities.
+    """Make standard normal features, with labels drawn from a linear softmax.
 
     Parameters
     ----------
     n_samples, n_classes, n_features : int
         Shape; time and memory of one block grow with ``n_classes``.
     seed : int
-        Everything random follows from it.
+        Seed of all draws.
     scale : float
         Standard deviation of a class's score over x: larger is easier.
     bias_scale : float
@@ -259,7 +254,7 @@ def planted_softmax(
     return SyntheticData(X, y, truth, n_classes, X_test, y_test)
 
 
-def unstructured(
+def unstructured(  # noqa: PLR0913 (the parameters are the API)
     n_classes: int,
     rows_per_class: int = 3,
     n_features: int = 64,
@@ -271,18 +266,18 @@ def unstructured(
     n_test: int = 10_000,
     n_jobs: int | None = None,
 ) -> SyntheticData:
-    """Few rows per class around means that fill all dimensions alike: nothing for a hierarchy or a PCA to
-    find.
+    """Make Gaussian classes of few rows whose means are independent in all dimensions.
 
-    The hard case for a label tree: each direction says equally little about the class, and a node low in the
-    tree sees a handful of rows. A tree that trusts them is worse on fresh rows than the class frequencies.
+    This is a hard case for a label tree: each direction says equally little about the class, and a node low
+    in the tree has a handful of rows. A tree that fits them closely is worse on fresh rows than the class
+    frequencies.
 
     Parameters
     ----------
     n_classes, rows_per_class, n_features : int
         Shape; the training set has ``n_classes * rows_per_class`` rows.
     seed : int
-        Everything random follows from it.
+        Seed of all draws.
     noise_scale : float
         Standard deviation of each feature around its class mean; the means have standard deviation 1 per
         feature.
@@ -330,18 +325,18 @@ def _check_shape(n_samples: int, n_classes: int, n_features: int) -> None:
             raise ValueError(f"{name} is {value}; a synthetic data set needs at least 1.")
 
 
-def _prior(n_classes: int, law: str, exponent: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def _prior(n_classes: int, law: str, exponent: float, rng: np.random.Generator) -> Float64:
     if law == "uniform":
         return np.full(n_classes, 1.0 / n_classes)
     if law != "zipf":
         raise ValueError(f"law is {law!r}; use 'zipf' or 'uniform'.")
-    # Ranks in random order: how frequent a class is says nothing about its id or its place in the hierarchy.
+    # ranks in random order: the frequency of a class says nothing about its id or its place in the hierarchy
     mass = np.asarray((rng.permutation(n_classes) + 1.0) ** -exponent, dtype=np.float64)
-    prior: NDArray[np.float64] = mass / mass.sum()
+    prior: Float64 = mass / mass.sum()
     return prior
 
 
-def _draw_labels(prior: NDArray[np.float64], n_samples: int, rng: np.random.Generator) -> Int32:
+def _draw_labels(prior: Float64, n_samples: int, rng: np.random.Generator) -> Int32:
     cumulative = np.cumsum(prior)
     y = np.searchsorted(cumulative, rng.random(n_samples) * cumulative[-1], side="right")
     labels: Int32 = np.minimum(y, len(prior) - 1).astype(np.int32)
@@ -356,13 +351,13 @@ def _draw_softmax(
     y = np.empty(n_samples, dtype=np.int32)
     for i, (start, stop) in enumerate(split(n_samples, max(1, min(_BLOCK, 2**22 // n_classes)))):
         _stream(seed, row_purpose, i).standard_normal(out=X[start:stop], dtype=np.float32)
-        # argmax of log p + Gumbel noise is a draw from p.
+        # the argmax of log p + Gumbel noise is a draw from p
         gumbel = _stream(seed, label_purpose, i).gumbel(size=(stop - start, n_classes))
         y[start:stop] = np.argmax(truth.log_prob_all(X[start:stop]) + gumbel, axis=1)
     return X, y
 
 
-def _log_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_softmax(scores: Float64) -> Float64:
     scores = scores - scores.max(axis=1, keepdims=True)
     scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return scores

@@ -1,6 +1,6 @@
 """Texts with labels: CSV and TSV with a text and a label column, and fastText's ``__label__`` lines.
 
-Both come as a stream of rows ``(line, text, labels)`` so that a file can be read as a whole or in pieces.
+Readers yield rows ``(text, labels)``, so that a file can be read as a whole or in batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_REPORTS = 20
 
 @dataclass
 class TextReader(ABC):
-    """What the readers of texts share: bad lines, and pieces of rows turned into a Dataset."""
+    """Common part of the readers of texts: bad lines, and batches of rows as Datasets."""
 
     stream: ByteStream
     skip_bad_lines: bool = False
@@ -35,10 +35,10 @@ class TextReader(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[str, list[str] | None]]:
-        """Text and labels of every row; labels are None if the file has none."""
+        """Yield text and labels of every row; labels are None if the file has none."""
 
     def bad_line(self, message: str, line: int, column: int | None = None) -> None:
-        """Raise, or count and remember."""
+        """Raise for a bad line, or with `skip_bad_lines` count it."""
         if not self.skip_bad_lines:
             hint = "; correct it, or pass skip_bad_lines=True to leave such lines out."
             raise DataFileError(self.stream.name, message + hint, line=line, column=column)
@@ -46,8 +46,8 @@ class TextReader(ABC):
         if len(self.skipped) < _MAX_REPORTS:
             self.skipped.append(str(DataFileError(self.stream.name, message, line=line, column=column)))
 
-    def pieces(self, batch_rows: int | None) -> Iterator[Dataset]:
-        """Datasets of `batch_rows` rows each, or one of all rows."""
+    def batches(self, batch_rows: int | None) -> Iterator[Dataset]:
+        """Yield datasets of `batch_rows` rows each, or one of all rows."""
         texts: list[str] = []
         labels: list[list[str]] = []
         labelled = False
@@ -102,9 +102,7 @@ class FastTextReader(TextReader):
 
 @dataclass
 class LineReader(TextReader):
-    """Every line a text, empty lines too; no labels. In pieces, a pipe's lines come as soon as they are
-    there.
-    """
+    """Lines that are texts, empty ones too, without labels; in batches, a pipe's lines come at once."""
 
     format: str = "lines"
 
@@ -112,16 +110,16 @@ class LineReader(TextReader):
         for texts in self._chunks():
             yield from ((text, None) for text in texts)
 
-    def pieces(self, batch_rows: int | None) -> Iterator[Dataset]:
+    def batches(self, batch_rows: int | None) -> Iterator[Dataset]:
         if batch_rows is None:
-            yield from super().pieces(None)
+            yield from super().batches(None)
             return
         for texts in self._chunks():
             for start in range(0, len(texts), batch_rows):
                 yield self._finish(texts[start : start + batch_rows], None)
 
     def _chunks(self) -> Iterator[list[str]]:
-        """The texts of whole lines, as many as one read gives."""
+        """Yield the texts of whole lines, as many as one read gives."""
         rest, number = b"", 0
         if self.stream.peek(3) == BYTE_ORDER_MARK:
             self.stream.read(3)
@@ -145,9 +143,9 @@ class LineReader(TextReader):
 class TableReader(TextReader):
     """CSV or TSV.
 
-    Columns are chosen by name or by position from 0. Without a choice: by usual names in the first row; else,
-    in a file of two columns, the text is the column whose values are longer on average. A file of one column
-    is a file of texts."""
+    Columns are given by name or by position from 0. By default they are found by usual names in the first
+    row; else, in a file of two columns, the text is the column with longer values on average. A file of one
+    column holds texts."""
 
     delimiter: str = ","
     text_column: Column | None = None
@@ -156,15 +154,14 @@ class TableReader(TextReader):
     header: bool | None = None
 
     def rows(self) -> Iterator[tuple[str, list[str] | None]]:
-        # The module's limit on the length of a field is one for the whole process; documents may be longer
-        # than its default.
+        # the limit on the length of a field is one for the whole process; documents may exceed its default
         csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
         with self.stream.readable_text() as file:
             records = self._records(csv.reader(file, **self._dialect()))
             head: list[tuple[int, list[str]]] = []
             for record in records:
                 head.append(record)
-                # rows from a pipe are not held back without need
+                # rows from a pipe are not kept waiting without need
                 if len(head) == (100 if self.text_column is None else 1):
                     break
             if not head:
@@ -196,7 +193,7 @@ class TableReader(TextReader):
                     yield text, [label]
 
     def _dialect(self) -> dict[str, Any]:
-        # tab-separated files are written without quotes: a quote is a character like others
+        # in tab-separated files a quote is a character like others
         if self.delimiter == "\t":
             return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
         return {"delimiter": self.delimiter, "strict": True}
@@ -209,7 +206,7 @@ class TableReader(TextReader):
             except StopIteration:
                 return
             except csv.Error as error:
-                # all that follows was swallowed: nothing is left to go on with
+                # the rest of the file was read as one field
                 if "unexpected end of data" in str(error):
                     message = "a quote that opens in this row is never closed; double or remove it."
                     raise DataFileError(self.stream.name, message, line=line) from None
@@ -249,7 +246,8 @@ class TableReader(TextReader):
             text_at = 0 if text_at is None else text_at
         if text_at is None:
             columns = ", ".join(repr(name) for name in head[0][:10]) if header else f"0 to {width - 1}"
-            message = f"cannot tell which column holds the text; pass text_column and label_column. Columns are {columns}."
+            message = "cannot tell which column holds the text; pass text_column and label_column."
+            message += f" Columns are {columns}."
             raise DataFileError(self.stream.name, message, line=1)
         return text_at, label_at, header
 

@@ -1,17 +1,16 @@
-"""Wikipedia-500K and Amazon-670K as the paper used them: dense XML-CNN features and label lists in text
-files.
+"""Wikipedia-500K and Amazon-670K as in the paper: dense XML-CNN features and label lists in text files.
 
-The layout that the authors' scripts read (repository mandt-lab/adversarial-negative-sampling, folder of the
-set)::
+The layout is that of the authors' scripts (repository mandt-lab/adversarial-negative-sampling)::
 
     trn_ft_mat_dense.txt    "N K", then N lines of K numbers separated by spaces
     trn_lbl_mat.txt         "N L", then N lines "label:1 label:1 ...", labels counted from 0
     tst_ft_mat_dense.txt    the same for the test rows
     tst_lbl_mat.txt
 
-Each may be compressed (``.gz``, ``.xz``, ``.zst``). As there, the class of a row is its smallest label, test
-rows of classes without a training row are left out, and a random fifth of the other test rows serves as
-validation data."""
+Each file may be compressed (``.gz``, ``.xz``, ``.zst``). As there, the class of a row is its smallest label,
+test rows of classes without a training row are left out, and a random fifth of the other test rows are
+validation data.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ FILES = ("trn_ft_mat_dense.txt", "trn_lbl_mat.txt", "tst_ft_mat_dense.txt", "tst
 
 
 def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None = None) -> NDArray[np.float32]:
-    """Numbers of a text file with the header ``N K``: float32 (N, K).
+    """Return the numbers of a text file with the header ``N K``, as float32 (N, K).
 
     Examples
     --------
@@ -71,7 +70,7 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
 
 
 def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None = None) -> sp.csr_matrix:
-    """Labels of a text file with the header ``N L`` and lines ``label:1 label:1``: CSR indicator (N, L)."""
+    """Return the labels of a text file with the header ``N L`` as a CSR indicator matrix (N, L)."""
     flat: list[int] = []
     ends = [0]
     shape: tuple[int, int] | None = None
@@ -102,7 +101,7 @@ def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None =
 
 
 def find_files(folder: Path) -> dict[str, Path]:
-    """The four files of a set, compressed or not; a missing one is named."""
+    """Return the four files of a data set, compressed or not."""
     found = {}
     for name in FILES:
         choices = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]

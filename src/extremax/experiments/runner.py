@@ -50,7 +50,7 @@ OnPoint = Callable[[Point], None]
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
-def run(
+def run(  # noqa: PLR0913 (the parameters are the API)
     recipe: Recipe,
     out: str | os.PathLike[str],
     *,

@@ -1,12 +1,14 @@
-"""Train on a stretch of minibatches, on several threads that wait for one another between the phases.
+"""Train on a stretch of minibatches, on several threads that share the tasks of each phase.
 
-Every thread runs the same kernel with its own ``part``.  Per minibatch: scores and coefficients of its part
-of the rows, from frozen weights; wait; updates of the classes it owns; wait.  Waiting inside the kernel costs
-about a microsecond, so that minibatches can be small enough for the rows that were scored to be still in the
-cache when they are updated.
+A minibatch has two phases: scores and coefficients of the rows, from frozen weights; then updates of the
+classes. A phase is cut into ``n_parts`` tasks, which threads claim (see kernels/phases.py): on a quiet machine
+each thread runs its own, on a busy one a thread that runs does the work of another that does not. Each class is
+updated in the order of the rows, whoever does it. Going from one phase to the next costs about a microsecond,
+so that minibatches can be small enough for the rows that were scored to be still in the cache when they are
+updated.
 
-The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimiser when a kernel is
-compiled: a kernel contains one of each.
+The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimizer when a kernel is compiled,
+so that only what is used is compiled.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.kernels.barrier import wait_for_all
 from extremax.kernels.compile import by_class, helper, njit_extensible
+from extremax.kernels.phases import claim_task, finish_task
 from extremax.kernels.row_losses import coefficients_of
 from extremax.kernels.row_updates import (
     adagrad_csr,
@@ -90,56 +92,52 @@ _update_csr = by_class({PerWeight: _per_weight_csr, AlongRow: _along_row_csr})
 
 
 @njit_extensible
-def train_dense(X, pairs, model, step, barrier, part, n_parts):
-    """Train on all minibatches of `pairs`, in order, as thread `part` of `n_parts`; X is an array."""
-    for start in range(0, pairs.rows.shape[0], step.batch_size):
-        stop = min(start + step.batch_size, pairs.rows.shape[0])
-        first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_dense(
-            X,
-            pairs.rows,
-            pairs.labels,
-            model.weights,
-            model.biases,
-            step.sizes.scale,
-            pairs.scores,
-            first,
-            last,
-        )
-        coefficients_of(step.objective, pairs, first, last)
-        wait_for_all(barrier, n_parts)
-        rows, labels, coefficients = (
-            pairs.rows[start:stop],
-            pairs.labels[start:stop],
-            pairs.coefficients[start:stop],
-        )
-        _update_dense(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
-        wait_for_all(barrier, n_parts)
+def train_dense(X, pairs, model, step, schedule, part, n_parts):
+    """Train on all minibatches of `pairs`, in order, with the other threads of `schedule`; X is an array."""
+    n_rows = pairs.rows.shape[0]
+    n_phases = 2 * ((n_rows + step.batch_size - 1) // step.batch_size)
+    task = claim_task(schedule, part, n_parts, n_phases)
+    while task >= 0:
+        phase, number = task // n_parts, task % n_parts
+        start = phase // 2 * step.batch_size
+        stop = min(start + step.batch_size, n_rows)
+        if phase % 2 == 0:
+            first = start + number * (stop - start) // n_parts
+            last = start + (number + 1) * (stop - start) // n_parts
+            scale = step.sizes.scale
+            score_dense(
+                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
+            )
+            coefficients_of(step.objective, pairs, first, last)
+        else:
+            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
+            coefficients = pairs.coefficients[start:stop]
+            _update_dense(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
+        finish_task(schedule, n_parts)
+        task = claim_task(schedule, part, n_parts, n_phases)
 
 
 @njit_extensible
-def train_csr(X, pairs, model, step, barrier, part, n_parts):
+def train_csr(X, pairs, model, step, schedule, part, n_parts):
     """Do the same for X as `CSRRows`."""
-    for start in range(0, pairs.rows.shape[0], step.batch_size):
-        stop = min(start + step.batch_size, pairs.rows.shape[0])
-        first, last = start + part * (stop - start) // n_parts, start + (part + 1) * (stop - start) // n_parts
-        score_csr(
-            X,
-            pairs.rows,
-            pairs.labels,
-            model.weights,
-            model.biases,
-            step.sizes.scale,
-            pairs.scores,
-            first,
-            last,
-        )
-        coefficients_of(step.objective, pairs, first, last)
-        wait_for_all(barrier, n_parts)
-        rows, labels, coefficients = (
-            pairs.rows[start:stop],
-            pairs.labels[start:stop],
-            pairs.coefficients[start:stop],
-        )
-        _update_csr(step.sizes, X, rows, labels, coefficients, model, part, n_parts)
-        wait_for_all(barrier, n_parts)
+    n_rows = pairs.rows.shape[0]
+    n_phases = 2 * ((n_rows + step.batch_size - 1) // step.batch_size)
+    task = claim_task(schedule, part, n_parts, n_phases)
+    while task >= 0:
+        phase, number = task // n_parts, task % n_parts
+        start = phase // 2 * step.batch_size
+        stop = min(start + step.batch_size, n_rows)
+        if phase % 2 == 0:
+            first = start + number * (stop - start) // n_parts
+            last = start + (number + 1) * (stop - start) // n_parts
+            scale = step.sizes.scale
+            score_csr(
+                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
+            )
+            coefficients_of(step.objective, pairs, first, last)
+        else:
+            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
+            coefficients = pairs.coefficients[start:stop]
+            _update_csr(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
+        finish_task(schedule, n_parts)
+        task = claim_task(schedule, part, n_parts, n_phases)

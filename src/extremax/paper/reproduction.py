@@ -42,7 +42,7 @@ class Reproduction:
     figures: list[Path]
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913 (the parameters are the API)
     data: str,
     out: str | os.PathLike[str],
     *,

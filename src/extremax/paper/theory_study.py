@@ -16,6 +16,7 @@ from scipy.optimize import minimize_scalar
 
 from extremax.data import PCA, TextFeatures, load_icd10cm, planted_hierarchy, seen_classes
 from extremax.estimator import ExtremeClassifier
+from extremax.examples import Examples
 from extremax.noise import FrequencyNoise, Noise, TreeNoise, UniformNoise
 from extremax.paper import theory
 from extremax.tree.tuning import fit_tuned
@@ -86,7 +87,8 @@ def three_ways(
     """
     # wide clouds: the simulation would miss a class whose probability is far below 1 / n_draws
     data = planted_hierarchy(4000, 8, 8, seed=seed, n_latent=8, noise_scale=3.0, n_test=5)
-    p_data, tables = _tables(data.X, data.y, data.X_test, data.truth.log_prob_all(data.X_test), seed, n_jobs)
+    log_p_data = data.truth.log_prob_all(data.X_test)
+    p_data, tables = _tables(Examples(data.X, data.y), data.X_test, log_p_data, seed, n_jobs)
     result = []
     for number, (name, p_noise) in enumerate(tables.items()):
         own_seed = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])  # independent deviations
@@ -116,9 +118,8 @@ def planted_study(
         n_samples, n_classes, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=n_rows, n_jobs=n_jobs
     )
     words = f"planted hierarchy, {n_samples:,} training rows"
-    return _study(
-        words, data.X, data.y, data.X_test, data.y_test, data.truth.log_prob_all(data.X_test), seed, n_jobs
-    )
+    train, test = Examples(data.X, data.y), Examples(data.X_test, data.y_test)
+    return _study(words, train, test, data.truth.log_prob_all(data.X_test), seed, n_jobs)
 
 
 def icd10cm_study(
@@ -174,7 +175,7 @@ def icd10cm_study(
     Z, Z_test = projection.transform(X, n_jobs=n_jobs), projection.transform(X_test, n_jobs=n_jobs)
     y = np.array([place[code] for code in codes], np.int32)
     words = "ICD-10-CM test rows, p_D by a classifier"
-    return _study(words, Z, y, Z_test, y_test, log_p_data, seed, n_jobs)
+    return _study(words, Examples(Z, y), Examples(Z_test, y_test), log_p_data, seed, n_jobs)
 
 
 def best_temperature(log_prob: NDArray[Any], y: Int32) -> float:
@@ -205,9 +206,10 @@ def _log_softmax(scores: NDArray[Any]) -> Float64:
 
 
 def _tables(
-    Z: Float32, y: Int32, Z_test: Float32, log_p_data: Float64, seed: int, n_jobs: int | None
+    train: Examples, Z_test: Float32, log_p_data: Float64, seed: int, n_jobs: int | None
 ) -> tuple[Float64, dict[str, Float64]]:
-    n_classes = log_p_data.shape[1]
+    """Return p_D of the test rows, and the probabilities of each noise, whose tree is fitted to `train`."""
+    Z, y, n_classes = train.X, train.y, log_p_data.shape[1]
     tree = fit_tuned(Z, y, n_classes=n_classes, seed=seed, n_jobs=n_jobs).tree
     noises: dict[str, Noise] = {
         "uniform": UniformNoise(n_classes),
@@ -223,22 +225,14 @@ def _tables(
 
 
 def _study(
-    words: str,
-    Z: Float32,
-    y: Int32,
-    Z_test: Float32,
-    y_test: Int32,
-    log_p_data: Float64,
-    seed: int,
-    n_jobs: int | None,
+    words: str, train: Examples, test: Examples, log_p_data: Float64, seed: int, n_jobs: int | None
 ) -> TheoryStudy:
-    p_data, tables = _tables(Z, y, Z_test, log_p_data, seed, n_jobs)
-    rows = np.arange(len(y_test))
+    p_data, tables = _tables(train, test.X, log_p_data, seed, n_jobs)
     return TheoryStudy(
         data=words,
-        n_rows=len(y_test),
+        n_rows=test.n_rows,
         n_classes=p_data.shape[1],
         noises=theory.compare_noises(p_data, tables),
-        log_likelihood=tuple(float(np.log(table[rows, y_test]).mean()) for table in tables.values()),
+        log_likelihood=tuple(float(np.log(table[test.rows, test.y]).mean()) for table in tables.values()),
         curve=theory.mixing_curve(p_data, tables["uniform"], WEIGHTS),
     )

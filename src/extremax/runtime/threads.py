@@ -31,10 +31,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def available_threads() -> int:
-    """Number of processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of processors that this process may use.
+
+    The least of: the machine's processors, the affinity mask, the quota of a container (cgroup v1 and v2,
+    rounded up), and the environment variable LOKY_MAX_CPU_COUNT.
+    """
+    # Not joblib.cpu_count: that one says 1 where processes cannot share semaphores, which threads do not need.
+    from joblib.externals.loky import cpu_count
+
+    return int(cpu_count())
 
 
 def resolve_threads(n_jobs: int | None) -> int:

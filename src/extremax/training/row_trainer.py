@@ -7,6 +7,7 @@ time."""
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.kernels.compile import JIT_DISABLED
+from extremax.kernels.phases import abandon, new_schedule
 from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
+from extremax.kernels.row_updates import ModelArrays
 from extremax.noise import Noise, mean_log_prob
 from extremax.runtime.threads import run, run_together, split
 from extremax.training.base import (
@@ -120,7 +123,6 @@ class RowTrainer(TrainerBase):
         prior = _PriorSchedule(self, tables, data)
         width = 1 + config.n_negatives
         stretch = max(1, config.numbers.rows.progress_pairs // width // config.batch_size) * config.batch_size
-        barrier = np.zeros(64, np.int64)
         total, weight_done, pairs_done = 0.0, 0.0, 0
         order = epoch_windows(prepared.source, data, seed, state.n_epochs, config.numbers.order)
         for number, window in order:
@@ -131,12 +133,7 @@ class RowTrainer(TrainerBase):
             for start in range(0, len(chosen), stretch):
                 cut = slice(start, start + stretch)
                 pairs = Pairs(*(table[cut] for table in tables_of_pairs))
-                run_together(
-                    lambda part: prepared.source.train(
-                        window.X, pairs, tables.arrays, step, barrier, part, threads
-                    ),
-                    threads,
-                )
+                train_together(prepared.source.train, window.X, pairs, tables.arrays, step, threads)
                 total += float(pairs.losses.sum())
                 weight_done += float(pairs.row_weight.sum())
                 pairs_done += len(pairs.rows)
@@ -183,6 +180,22 @@ class RowTrainer(TrainerBase):
             losses=np.empty(n, np.float64),
             eta=np.empty(0, np.float32),
         )
+
+
+def train_together(
+    train: Callable[..., None], X: Any, pairs: Pairs, arrays: ModelArrays, step: Step, threads: int
+) -> None:
+    """Train on all minibatches of `pairs`, by several threads that share the work."""
+    schedule = new_schedule(threads)
+
+    def work(part: int) -> None:
+        try:
+            train(X, pairs, arrays, step, schedule, part, threads)
+        except BaseException:
+            abandon(schedule)  # the other threads must not wait for what this one has begun
+            raise
+
+    run_together(work, threads)
 
 
 class _PriorSchedule:

@@ -131,12 +131,7 @@ def flat_labels(
     y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
 ) -> NDArray[Any] | list[Any]:
     """Return one label per row, as a 1-D array or a list; reject missing labels."""
-    if y is None:
-        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
-    if sparse.issparse(y):
-        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name)
-    if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
-        raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
+    _check_label_source(y, name, estimator_name)
     values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
     if isinstance(values, list) or (values.dtype == object and values.ndim == 1):
         if not {list, set, np.ndarray}.isdisjoint(map(type, values)):
@@ -145,20 +140,8 @@ def flat_labels(
         _warn_column()
         values = values[:, 0]
     if isinstance(values, np.ndarray):
-        if values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.isin(values[:1000], (0, 1)).all()):
-            _reject_many_labels((values != 0).sum(axis=1), name)
-        if values.ndim == 2:
-            _reject_many_labels(np.full(values.shape[0], values.shape[1]), name)
-        if values.ndim != 1:
-            raise ValueError(
-                f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
-            )
-        if values.dtype.kind == "c":
-            raise ValueError(
-                f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
-            )
-        if values.dtype.kind == "V":
-            values = values.tolist()
+        _check_label_array(values, name, estimator_name)
+        values = values.tolist() if values.dtype.kind == "V" else values
     if n_samples is not None and len(values) != n_samples:
         raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
     if len(values) == 0:
@@ -168,6 +151,32 @@ def flat_labels(
         if bad.any():
             _reject_missing(values[int(np.argmax(bad))], f"{name}[{int(np.argmax(bad))}]")
     return values
+
+
+def _check_label_source(y: Any, name: str, estimator_name: str) -> None:
+    """Raise for labels that are missing, sparse, a string, or not iterable."""
+    if y is None:
+        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
+    if sparse.issparse(y):
+        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name)
+    if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
+        raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
+
+
+def _check_label_array(values: NDArray[Any], name: str, estimator_name: str) -> None:
+    """Raise for an array that is not one-dimensional, or complex."""
+    if values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.isin(values[:1000], (0, 1)).all()):
+        _reject_many_labels((values != 0).sum(axis=1), name)
+    if values.ndim == 2:
+        _reject_many_labels(np.full(values.shape[0], values.shape[1]), name)
+    if values.ndim != 1:
+        raise ValueError(
+            f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
+        )
+    if values.dtype.kind == "c":
+        raise ValueError(
+            f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
+        )
 
 
 def _warn_column() -> None:
