@@ -1,6 +1,6 @@
 # make test    create .venv, install, then lint, type check and the whole suite
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
-# make bench   every benchmark, and one table of their figures in build/benchmarks.md
+# make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
 # make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make clean   remove the environment and every cache
@@ -26,7 +26,7 @@ quick: lint .cache/kernels-fresh
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
 bench: install
-	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md
+	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md $(BENCH_ARGS)
 
 install: $(VENV)/.installed
 

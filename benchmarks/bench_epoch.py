@@ -16,7 +16,7 @@ import numpy as np
 
 from extremax import ExtremeClassifier
 from extremax.data import SyntheticData, planted_hierarchy
-from timing import MemoryCopy, machine, make_parser, write_rows
+from timing import MemoryCopy, count, machine, make_parser, write_rows
 
 NAME = "bench_epoch"
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             epochs, copies = time_epochs(data, parameters, copy, moved["adagrad"], args.repeats)
             medians[optimizer, threads] = seconds = float(np.median(epochs))
             row = {
-                "case": f"{optimizer}, {threads} threads",
+                "case": f"{optimizer}, {count(threads, 'thread')}",
                 "seconds": seconds,
                 "rows/s": args.rows / seconds,
                 "GB/s": bytes_moved / seconds / 1e9,
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_rows(NAME, [row])
     for threads in args.threads:
         ratio = medians["adagrad_row", threads] / medians["adagrad", threads]
-        write_rows(NAME, [{"case": f"adagrad_row / adagrad, {threads} threads", "ratio": ratio}])
+        write_rows(NAME, [{"case": f"adagrad_row / adagrad, {count(threads, 'thread')}", "ratio": ratio}])
     if {1, 2} <= set(args.threads):
         speedups = {optimizer: medians[optimizer, 1] / medians[optimizer, 2] for optimizer in moved}
         write_rows(NAME, [{"case": "one thread / two threads", **speedups}])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from extremax import LabelTree
-from timing import best_of, machine, make_parser, write_rows
+from timing import best_of, count, machine, make_parser, write_rows
 
 NAME = "bench_sample"
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for threads in (1, 2):
         repeats = max(2, args.repeats // 3)
         seconds = best_of(lambda: tree.log_prob_all(Z[:64], out=out, n_jobs=threads), repeats).wall
-        case = f"log_prob_all, {tree.n_classes:,} classes, {threads} threads"
+        case = f"log_prob_all, {tree.n_classes:,} classes, {count(threads, 'thread')}"
         write_rows(NAME, [{"case": case, "ns per class": 1e9 * seconds / out.size}])
 
 

@@ -18,7 +18,7 @@ from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.runtime.threads import available_threads
 from extremax.search import ExactSearch, Scorer, TreeBeamSearch
-from timing import machine, make_parser, stopwatch, write_rows
+from timing import count, machine, make_parser, stopwatch, write_rows
 
 NAME = "bench_topk"
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_rows(NAME, [row])
     gigaflops = 2.0 * table.size * args.features / product.min() / 1e9
     rows = [
-        {"case": f"product, {threads} threads", "Gflop/s": gigaflops},
+        {"case": f"product, {count(threads, 'thread')}", "Gflop/s": gigaflops},
         {"case": "exact / product (goal 1.5)", "ratio": float(np.median(seconds["exact"] / product))},
         {"case": "exact / beam (goal 25)", "ratio": float(np.median(seconds["exact"] / seconds["beam"]))},
     ]

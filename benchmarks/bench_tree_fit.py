@@ -17,7 +17,7 @@ import numpy as np
 
 from extremax import LabelTree
 from extremax.data import PCA, planted_hierarchy
-from timing import Clock, MemoryCopy, machine, make_parser, stopwatch, write_rows
+from timing import Clock, MemoryCopy, count, machine, make_parser, stopwatch, write_rows
 
 NAME = "bench_tree_fit"
 # Per row: x once; weights and Adagrad sums of a positive and a negative, read and written.
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             fits[i] = stopwatch(lambda: fit(n_jobs=threads))
         seconds = float(np.median(fits))
         row = {
-            "case": f"fit, {threads} threads",
+            "case": f"fit, {count(threads, 'thread')}",
             "seconds": seconds,
             "best seconds": float(fits.min()),
             f"times a copy of {moved / 1e9:.3g} GB": float(np.median(fits / copies)),
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds = clock.read().wall
         best = float(converged.log_prob(Z, y).mean(dtype=np.float64))
         row = {
-            "case": f"all points, converged, {starts} starts",
+            "case": f"all points, converged, {count(starts, 'start')}",
             "seconds": seconds,
             "log-likelihood of training rows": best,
             "of the fit, less this": likelihood - best,

@@ -130,6 +130,9 @@ class Stop(Watcher):
         self.when = when
 
     def during_epoch(self, moment: Moment) -> None:
+        self(moment.record)
+
+    def __call__(self, record: dict[str, Any]) -> None:
         if time.perf_counter() >= self.when:
             raise KeyboardInterrupt
 

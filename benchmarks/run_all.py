@@ -1,12 +1,12 @@
 """Run all benchmarks and write their figures to one table.
 
-    python benchmarks/run_all.py                             # everything: hours; data sets that are missing are left out
+    python benchmarks/run_all.py                             # everything: hours; missing data are left out
     python benchmarks/run_all.py --tiny                      # does every benchmark run: a minute or two
     python benchmarks/run_all.py --only bench_epoch bench_topk
 
-A benchmark is ``bench_*.py`` in this folder, or one of `STUDIES`: a module with ``main(argv=None) -> None`` that
-understands ``--tiny`` and calls `timing.write_rows`.  Each runs in a process of its own; one that fails is
-reported at the end, and the others still run.  The rows are also kept as JSON lines beside the table.
+A benchmark is ``bench_*.py`` in this folder, or one of `STUDIES`: a module with ``main(argv=None) -> None``
+that understands ``--tiny`` and calls `timing.write_rows`.  Each runs in a process of its own; one that fails
+is reported at the end, and the others still run.  The rows are also kept as JSON lines beside the table.
 """
 
 from __future__ import annotations

@@ -116,6 +116,15 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "thread"), count(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def write_rows(name: str, rows: Iterable[Mapping[str, Any]], *, show: bool = True) -> None:
     """Print rows of figures, and append them to the file of a run of all benchmarks.
 

@@ -1,8 +1,7 @@
-"""Embeddings in memory -> a classifier over thousands of classes -> probabilities, a saved model, and quick
-top-k search.
+"""Train a classifier over thousands of classes on embeddings in memory, ask it, save it and load it.
 
-Takes any float array of embeddings and any labels; here both are made up: 5,000 classes whose members lie
-around a centre.
+Any float array of embeddings and any labels will do; here both are made up: 5,000 classes, each a cloud of
+points around its mean.
 
     python examples/embeddings_in_memory.py
 """
@@ -17,11 +16,11 @@ from extremax import ExtremeClassifier, load_model
 def make_embeddings(
     n_classes: int = 5_000, n_rows: int = 30_000, n_features: int = 64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Stand-in for the output of your encoder: float32 rows, and a string label for each."""
+    """Return float32 rows and a string label for each, in place of the output of your encoder."""
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(n_classes, n_features)).astype(np.float32)
+    means = rng.normal(size=(n_classes, n_features)).astype(np.float32)
     ids = rng.integers(n_classes, size=n_rows)
-    rows = centres[ids] + 0.6 * rng.normal(size=(n_rows, n_features)).astype(np.float32)
+    rows = means[ids] + 0.6 * rng.normal(size=(n_rows, n_features)).astype(np.float32)
     return rows, np.array([f"product-{i}" for i in ids])
 
 
@@ -38,7 +37,7 @@ def main() -> None:
 
     labels, log_prob = clf.predict_topk(X_test[:3], k=3)  # over all classes: log_prob is normalised
     for row, p, truth in zip(labels, np.exp(log_prob), y_test, strict=False):
-        print(truth, "->", ", ".join(f"{label} {share:.0%}" for label, share in zip(row, p, strict=True)))
+        print(truth, "->", ", ".join(f"{label} {prob:.0%}" for label, prob in zip(row, p, strict=True)))
 
     clf.save("model")  # safetensors and JSON in a folder
     again = load_model("model")  # memory-mapped

@@ -1,11 +1,11 @@
-"""A PyTorch encoder with an output layer over many classes: train it, look at the result, ask it for the five
-best classes.
+"""Train a PyTorch encoder with an output layer over many classes, and ask it for the five best classes.
 
     python examples/pytorch_head.py
 
 The classes form a hierarchy, and the encoder sees them through a random layer that it has to undo. A dense
 output layer would compute a score for every class in every step; this one computes 1 + n_negatives scores per
-row, whatever the number of classes."""
+row, whatever the number of classes.
+"""
 
 import time
 import warnings
@@ -18,8 +18,8 @@ from extremax.data import planted_hierarchy
 from extremax.nn import AdversarialSoftmax
 
 N_CLASSES = 1000
-torch.set_num_threads(1)  # for so small a model threads cost more than they bring
-warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's optimisers, once per process
+torch.set_num_threads(1)  # for so small a model, threads cost more time than they save
+warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's optimizers, once per process
 
 # Data: any float tensor and integer labels will do.
 data = planted_hierarchy(12_000, N_CLASSES, 32, n_test=1000, noise_scale=0.5, seed=0)
@@ -27,18 +27,17 @@ warp = (np.random.default_rng(0).normal(size=(32, 64)) / np.sqrt(32)).astype(np.
 X, X_test = (torch.from_numpy(np.tanh(features @ warp)) for features in (data.X, data.X_test))
 y, y_test = (torch.from_numpy(labels).long() for labels in (data.y, data.y_test))
 
-# Model: any encoder, then the head.  The tree that proposes negatives is fitted to the hidden states every
-# 100 steps.
+# Model: any encoder, then the head.  The tree that negatives come from is fitted every 100 steps.
 torch.manual_seed(0)
 encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 counts = torch.bincount(y, minlength=N_CLASSES)
 head = AdversarialSoftmax(in_features=64, n_classes=N_CLASSES, class_counts=counts, refit_every=100)
 
-# The head's gradients are sparse: an optimiser of its own that can use them.
+# The head's gradients are sparse: an optimizer of its own that can use them.
 N_EPOCHS, BATCH = 4, 256
-optimisers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
+optimizers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
 n_steps = N_EPOCHS * -(-len(y) // BATCH)
-schedules = [torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, n_steps) for optimiser in optimisers]
+schedules = [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, n_steps) for optimizer in optimizers]
 
 
 def report(name: str) -> None:
@@ -59,11 +58,11 @@ started = time.perf_counter()
 for epoch in range(N_EPOCHS):
     for rows in torch.randperm(len(y)).split(BATCH):
         out = head(encoder(X[rows]), y[rows])
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         out.loss.backward()
-        for optimiser, schedule in zip(optimisers, schedules, strict=True):
-            optimiser.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
             schedule.step()
     report(f"epoch {epoch + 1}")
 print(f"{time.perf_counter() - started:.1f} s")

@@ -1,4 +1,4 @@
-"""A CSV of texts and labels -> a trained model -> answers over HTTP, with the standard library's server.
+"""Train a classifier on a CSV of texts and labels, and answer questions over HTTP.
 
     python examples/text_csv_to_answers.py tickets.csv --port 8000
     curl -s localhost:8000 -d '{"texts": ["cannot log in"], "k": 3}'
@@ -24,7 +24,7 @@ from extremax.data import load_dataset
 
 
 def train(table: Path, folder: Path) -> None:
-    """Read the table, train, save; columns are found by their usual names (text, label, ...)."""
+    """Train on a table and save the model; columns are found by their usual names (text, label, ...)."""
     data = load_dataset(table)
     TextClassifier().fit(data.texts, data.y).save(folder)
 
@@ -60,7 +60,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def serve(folder: Path, port: int) -> ThreadingHTTPServer:
-    """A server on this machine alone; put a real one in front of it before the world may ask."""
+    """Return a server for this machine alone; for others, put a full web server in front of it."""
     handler = type("ModelAnswers", (Answers,), {"model": load_model(folder)})
     return ThreadingHTTPServer(("127.0.0.1", port), handler)
 
@@ -72,7 +72,7 @@ def ask(port: int, texts: list[str], k: int) -> list[list[dict[str, object]]]:
 
 
 def make_table(path: Path) -> None:
-    """Support tickets of a made-up shop: 40 products, each with its own queue."""
+    """Write the support tickets of a made-up shop: 40 products, each with its own queue."""
     products = [
         f"{kind} {name}" for kind in ("printer", "router", "phone", "camera") for name in "ABCDEFGHIJ"
     ]

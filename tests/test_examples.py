@@ -1,6 +1,4 @@
-"""Every script in examples/ runs to its end in an empty folder. A new script is run as soon as it lies
-there.
-"""
+"""Every script in examples/ runs to its end in an empty folder; a new one is run as soon as it exists."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def _check_pytorch_head(printed: str) -> None:
 
 
 def _check_embeddings_in_memory(printed: str) -> None:
-    """Most of 5,000 classes are told apart, and the model loaded again says the same."""
+    """Most of 5,000 classes are told apart, and the model loaded again predicts the same."""
     assert float(printed.split("accuracy ")[1].split("%")[0]) > 85.0
     assert printed.splitlines()[-1].endswith("the same predictions")
 

@@ -150,6 +150,25 @@ class TreeTuningConfig:
 
 
 @dataclass(frozen=True)
+class PCAConfig:
+    """Principal components: exact up to a number of features, by subspace iteration beyond."""
+
+    exact_features: int = 1024  # features up to which the covariance matrix is formed
+    oversampling: int = 16  # directions of the subspace beyond those asked for
+    power_steps: int = 4  # iterations of the subspace
+    block_rows: int = 4096  # rows per partial sum
+
+
+@dataclass(frozen=True)
+class SVDConfig:
+    """Truncated SVD by subspace iteration."""
+
+    oversampling: int = 16  # directions of the subspace beyond those asked for
+    n_iter: int = 2  # iterations: 96.5% of the squared singular values that five reach
+    block_rows: int = 8192  # rows per task and partial sum
+
+
+@dataclass(frozen=True)
 class SearchConfig:
     """Blocks and tiles of exact search, and the beam down the label tree (docs/tuning.md#searchconfig).
 

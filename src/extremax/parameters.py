@@ -222,7 +222,8 @@ def rename_parameters(
 ) -> dict[str, Any]:
     """Return parameters under their present names, with a warning for each old name.
 
-    `spell` turns a name into what a user wrote, such as ``--n-components``.
+    `spell` turns a name into what a user wrote, such as ``--n-components``; `stacklevel` is that of a warning
+    issued by the caller.
 
     Examples
     --------

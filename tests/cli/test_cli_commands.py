@@ -24,6 +24,7 @@ from extremax.data import TextFeatures
 from extremax.parameters import PARAMETERS
 
 RUN = [sys.executable, "-m", "extremax"]
+GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
 ROWS = [
     (f"{verb} {place} a {thing}", thing)
@@ -43,7 +44,7 @@ def cli(*arguments: Any, text: str | bytes | None = None, code: int = 0) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of texts, and a model trained on it from the command line."""
+    """Write a table of texts, and train a model on it from the command line."""
     path = tmp_path_factory.mktemp("cli")
     with (path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *ROWS])
@@ -63,8 +64,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def tree_model(folder: Path) -> Path:
+    """Train a model of the same texts with a label tree."""
+    options = [
+        "--objective",
+        "negative_sampling",
+        "--text-features",
+        16,
+        "--tree-components",
+        4,
+        "--n-epochs",
+        6,
+    ]
+    cli("train", folder / "data.csv", "--out", folder / "tree_model", *options)
+    return folder / "tree_model"
+
+
+@pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for features: a folder of npy files with integer labels."""
+    """Write a folder of npy files with integer labels, and train a model on it."""
     path = tmp_path_factory.mktemp("features")
     rng = np.random.default_rng(0)
     y = rng.integers(20, size=300)
@@ -370,8 +388,8 @@ def test_evaluation_of_several_labels(features: Path, tmp_path: Path) -> None:
     assert figures["precision@4"] == 0.5
 
 
-def test_inspection_tells_sizes_and_tree(folder: Path) -> None:
-    facts = json.loads(cli("inspect", folder / "model", "--json").stdout)
+def test_inspection_tells_sizes_and_tree(tree_model: Path) -> None:
+    facts = json.loads(cli("inspect", tree_model, "--json").stdout)
     assert (facts["input"], facts["n_classes"], facts["n_samples"], facts["tree_depth"]) == (
         "texts",
         8,
@@ -379,16 +397,33 @@ def test_inspection_tells_sizes_and_tree(folder: Path) -> None:
         3,
     )
     assert facts["frequencies_log_likelihood"] == pytest.approx(-np.log(8))
-    assert sum(facts["memory"].values()) == sum(file.stat().st_size for file in (folder / "model").iterdir())
+    assert sum(facts["memory"].values()) == sum(file.stat().st_size for file in tree_model.iterdir())
     assert {"weights", "text features", "noise (TreeNoise)", "label names"} <= set(facts["memory"])
-    assert "tree held out log likelihood" in cli("inspect", folder / "model").stdout
+    assert "header" in facts["memory"]
+    assert "tree held out log likelihood" in cli("inspect", tree_model).stdout
 
 
-def test_inspection_of_a_label_matches_reference(folder: Path) -> None:
-    hardest = json.loads(cli("inspect", folder / "model", "--label", "ladder", "-k", 3, "--json").stdout)[
-        "hardest"
-    ]
-    clf = load_model(folder / "model")
+def test_inspection_of_a_model_without_tree(folder: Path) -> None:
+    facts = json.loads(cli("inspect", folder / "model", "--json").stdout)
+    assert facts["tree_depth"] is None
+    assert facts["temperature"] > 0.0
+    assert {"weights", "text features", "label names", "class counts"} <= set(facts["memory"])
+
+
+def test_inspection_of_a_folder_of_version_1() -> None:
+    model = GOLDEN / "described_labels" / "model"
+    facts = json.loads(cli("inspect", model, "--json").stdout)
+    assert facts["input"] == "texts"
+    assert {"weights", "accumulators (for further training)", "descriptions", "text features"} <= set(
+        facts["memory"]
+    )
+    assert set(facts["memory"]) & {"header"} == {"header"}
+
+
+def test_inspection_of_a_label_matches_reference(tree_model: Path) -> None:
+    shown = cli("inspect", tree_model, "--label", "ladder", "-k", 3, "--json").stdout
+    hardest = json.loads(shown)["hardest"]
+    clf = load_model(tree_model)
     model = clf.model_
     assert model.projection is not None
     assert model.tree is not None
@@ -490,10 +525,9 @@ def test_several_labels_are_reduced_or_kept(tmp_path: Path) -> None:
 
 
 def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*RUN, "train", str(folder / "data.csv"), "--out", str(tmp_path / "m"), "--n-epochs", "1", "--text-features", "4"],
-        capture_output=True, text=True, check=True, env=os.environ,
-    )  # fmt: skip
+    command = [*RUN, "train", str(folder / "data.csv"), "--out", str(tmp_path / "m")]
+    command += ["--n-epochs", "1", "--text-features", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 3
     assert "\r" not in done.stderr

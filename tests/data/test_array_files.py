@@ -57,8 +57,8 @@ def test_compressed_arrays_are_unpacked(kind, name, tmp_path, monkeypatch):
     assert list(scratch.iterdir()) == []
     np.testing.assert_array_equal(data.X, X)
     np.testing.assert_array_equal(data.y, y)
-    pieces = list(iter_dataset(path, batch_rows=20))
-    np.testing.assert_array_equal(np.concatenate([piece.X for piece in pieces]), X)
+    batches = list(iter_dataset(path, batch_rows=20))
+    np.testing.assert_array_equal(np.concatenate([batch.X for batch in batches]), X)
     with path.open("rb") as stream:
         np.testing.assert_array_equal(load_dataset(stream).X, X)
     path.write_bytes(path.read_bytes()[:-20])
@@ -85,7 +85,7 @@ def test_full_disk_rejects(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Path, "open", lambda path, mode="r", **named: Full() if "w" in mode else opened(path, mode, **named)
     )
-    with pytest.raises(DataFileError, match=r"a\.npy\.gz: there is no room in .*TMPDIR"):
+    with pytest.raises(DataFileError, match=r"a\.npy\.gz: there is no space in .*TMPDIR"):
         load_dataset(tmp_path / "a.npy.gz")
 
 

@@ -136,9 +136,7 @@ def test_npm_owner_rows_keep_their_split(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_unknown_name_rejects() -> None:
-    with pytest.raises(
-        ValueError, match="'icd10' is not a data set that extremax knows; did you mean 'icd10cm'"
-    ):
+    with pytest.raises(ValueError, match="'icd10' is not a known data set; did you mean 'icd10cm'"):
         load_named("icd10")
 
 

@@ -1,6 +1,4 @@
-"""Readers: every format gives what was written, compressed or not, in one go or in pieces; a bad line is
-named.
-"""
+"""Readers: every format gives what was written, compressed or not, at once or in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from extremax.data.streams import ByteStream
 
 
 def xmc_text(X, label_lists, n_labels, *, header=True, one_based=False):
-    """The file of a matrix, written number by number."""
+    """Write a matrix as XMC text, number by number."""
     X = sp.csr_matrix(X)
     lines = [f"{X.shape[0]} {X.shape[1]} {n_labels}"] if header else []
     for i, labels in enumerate(label_lists):
@@ -132,8 +130,8 @@ def test_libsvm_matches_reference(one_based, sample, tmp_path):
     assert (X[:, : data.X.shape[1]] != data.X).nnz == 0
     wide = load_dataset(path, n_features=50, zero_based=not one_based)
     assert wide.X.shape == (40, 50)
-    pieces = list(iter_dataset(path, n_features=50, zero_based=not one_based))
-    assert (pieces[0].X != wide.X).nnz == 0
+    batches = list(iter_dataset(path, n_features=50, zero_based=not one_based))
+    assert (batches[0].X != wide.X).nnz == 0
     if not one_based:
         with pytest.raises(DataFileError, match="feature index 0"):
             load_dataset(path, zero_based=False)
@@ -265,9 +263,9 @@ def test_table_matches_reference(delimiter, tmp_path):
     assert data.y.tolist() == ["A1", "B2", "A1"]
     assert load_dataset(path, text_column="text", label_column="label").texts == data.texts
     assert load_dataset(path, text_column=1).y.tolist() == data.y.tolist()
-    pieces = list(iter_dataset(path, batch_rows=2))
-    assert [piece.n_samples for piece in pieces] == [2, 1]
-    assert [text for piece in pieces for text in piece.texts] == data.texts
+    batches = list(iter_dataset(path, batch_rows=2))
+    assert [batch.n_samples for batch in batches] == [2, 1]
+    assert [text for batch in batches for text in batch.texts] == data.texts
 
 
 def test_csv_quotes_and_guessing():
@@ -363,7 +361,7 @@ def test_npy_is_mapped(tmp_path):
         np.testing.assert_array_equal(data.X, X)
         np.testing.assert_array_equal(data.y, np.arange(20))
     assert load_dataset(tmp_path / "X.npy", labels_path=tmp_path / "names.npy").y[1] == "b"
-    assert [piece.n_samples for piece in iter_dataset(tmp_path, batch_rows=8)] == [8, 8, 4]
+    assert [batch.n_samples for batch in iter_dataset(tmp_path, batch_rows=8)] == [8, 8, 4]
     np.save(tmp_path / "y.npy", np.arange(19))
     with pytest.raises(DataFileError, match=r"one label for each of 20 rows, got shape \(19,\)"):
         load_dataset(tmp_path)
@@ -429,12 +427,12 @@ def test_columns_match_reference(kind, fixed, tmp_path):
         assert seen[-1] == (20, 20)
     np.testing.assert_array_equal(data.X, X)
     assert data.y.tolist() == names
-    pieces = list(
+    batches = list(
         iter_dataset(
             path, batch_rows=6, format="parquet" if kind == "parquet" else "arrow", text_column="text"
         )
     )
-    assert [text for piece in pieces for text in piece.texts] == names
+    assert [text for batch in batches for text in batch.texts] == names
     with pytest.raises(DataFileError, match="no column 'vec'; columns are id, embedding"):
         load_dataset(path, vector_column="vec", format="arrow" if kind == "stream" else "auto")
 
@@ -516,8 +514,8 @@ def test_bad_requests_rejects(tmp_path):
 )
 def test_lines_are_texts(text, expected):
     assert load_dataset(io.BytesIO(text), format="lines").texts == expected
-    pieces = iter_dataset(io.BytesIO(text), format="lines", batch_rows=1)
-    assert [line for piece in pieces for line in piece.texts] == expected
+    batches = iter_dataset(io.BytesIO(text), format="lines", batch_rows=1)
+    assert [line for batch in batches for line in batch.texts] == expected
 
 
 def test_line_of_other_bytes_rejects():

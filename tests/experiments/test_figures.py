@@ -23,7 +23,7 @@ def comparison(tmp_path: Path) -> Path:
 def test_figure_is_written_in_every_format(comparison: Path, tmp_path: Path) -> None:
     runs = sorted((comparison / "runs").iterdir())
     other = write_run(tmp_path / "other", "adversarial", [0.1, 0.2], data="eurlex57k")
-    written = plot([*runs, other], tmp_path / "pictures" / "figure.png", formats=("png", "svg", "pdf"))
+    written = plot([*runs, other], tmp_path / "figures" / "figure.png", formats=("png", "svg", "pdf"))
     assert [path.name for path in written] == ["figure.png", "figure.svg", "figure.pdf"]
     assert written[0].read_bytes().startswith(PNG)
     assert written[2].read_bytes().startswith(b"%PDF")
@@ -39,9 +39,9 @@ def test_figure_is_written_in_every_format(comparison: Path, tmp_path: Path) -> 
         "test accuracy",
     ):
         assert text in svg
-    # the same files, the same picture
+    # the same files, the same figure
     assert svg == plot([*runs, other], tmp_path / "again.svg")[0].read_text()
-    assert not list((tmp_path / "pictures").glob(".*"))
+    assert not list((tmp_path / "figures").glob(".*"))
 
 
 def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from extremax.data import PCA, planted_hierarchy
-from extremax.defaults_features import PCAConfig
+from extremax.defaults import PCAConfig
 
 
 def reference(X, k, weight=None):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from extremax.defaults_features import SVDConfig
 from extremax.features.svd import truncated_svd
 
 
@@ -15,7 +14,7 @@ def test_truncated_svd_matches_reference():
     rng = np.random.default_rng(0)
     U, V = np.linalg.qr(rng.standard_normal((300, 40)))[0], np.linalg.qr(rng.standard_normal((200, 40)))[0]
     A = (U * 0.7 ** np.arange(40)) @ V.T
-    vectors, values = truncated_svd(sp.csr_matrix(A, dtype=np.float32), 6, config=SVDConfig(n_iter=3))
+    vectors, values = truncated_svd(sp.csr_matrix(A, dtype=np.float32), 6, n_iter=3)
     np.testing.assert_allclose(values, 0.7 ** np.arange(6), rtol=1e-4)  # float32 products
     np.testing.assert_allclose(np.abs((vectors * V[:, :6]).sum(axis=0)), 1.0, atol=1e-4)
     low_rank, values = truncated_svd(sp.csr_matrix(A[:, :1] @ np.ones((1, 200)), dtype=np.float32), 6)

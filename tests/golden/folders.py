@@ -40,7 +40,7 @@ def read_folder(folder: Path) -> Arrays:
 
 # Components that have arrays of the same names as the classifier's own.
 _OTHER_PARTS = {"noise", "tree", "projection", "whitening", "index", "search", "searches", "text", "features"}
-_RENAMED = {"squares": ("accumulators", "weight_squares"), "bias_squares": ("bias_accumulators",)}
+_RENAMED = {"eta": ("pair_values",)}
 
 
 def find_array(arrays: Arrays, name: str) -> NDArray[Any] | None:
@@ -73,3 +73,11 @@ _RENAMED_CHOICES = {
 def read_choices(stored: NDArray[Any]) -> dict[str, Any]:
     """Read the JSON of an observed ``choices_``, with old keys under their new names."""
     return {_RENAMED_CHOICES.get(key, key): value for key, value in json.loads(str(stored)).items()}
+
+
+def has_tuned_tree(found: Arrays, prefix: str = "") -> bool:
+    """Tell whether an observed model fitted a label tree whose regularization it chose.
+
+    Version 0.1 fitted one for every default; later versions do where minibatches come from its cells.
+    """
+    return "tree_regularization" in read_choices(found[f"{prefix}choices"])

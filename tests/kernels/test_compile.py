@@ -17,6 +17,7 @@ import extremax
 from extremax.kernels import compile as compile_module
 from extremax.kernels.compile import JIT_DISABLED, by_class, njit
 from extremax.kernels.math import sigmoid32, softplus32
+from extremax.kernels.phases import new_schedule
 from extremax.kernels.row_losses import NegativeSampling, register_loss
 from extremax.kernels.row_training import AlongRow, Pairs, Step, train_dense
 from extremax.kernels.row_updates import ModelArrays
@@ -149,7 +150,7 @@ def train(settings, n=40, n_negatives=0):
         np.zeros(5, np.float32),
     )
     step = Step(batch_size=8, objective=settings, sizes=AlongRow(np.float32(1.0), np.float32(0.1)))
-    train_dense(X, pairs, model, step, np.zeros(64, np.int64), 0, 1)
+    train_dense(X, pairs, model, step, new_schedule(1), 0, 1)
     return pairs.losses, model
 
 
@@ -233,7 +234,7 @@ OWN_LOSS = """
 """
 RUN_LOSSES = """
     import numpy as np
-    from extremax.kernels import row_losses, row_training
+    from extremax.kernels import phases, row_losses, row_training
     from extremax.kernels.row_updates import ModelArrays
 
     def train(settings):
@@ -246,7 +247,7 @@ RUN_LOSSES = """
         model = ModelArrays(np.zeros((1, 2), f), np.zeros(1, f), np.zeros((1, 0), f), np.zeros(1, f))
         step = row_training.Step(4, settings, row_training.AlongRow(f(1.0), f(0.1)))
         X = np.zeros((4, 2), f)
-        row_training.train_dense(X, pairs, model, step, np.zeros(64, np.int64), 0, 1)
+        row_training.train_dense(X, pairs, model, step, phases.new_schedule(1), 0, 1)
         print(round(float(pairs.losses[0]), 3))
 
     if __name__ == "__main__":

@@ -39,6 +39,8 @@ ONE_HOT = np.eye(N_POINTS, dtype=np.float32)
 POINTS = np.array([[-1.0, 0.2], [1.2, -0.3], [0.1, 1.0]], np.float32)  # the tree's features of each x
 TO_POINTS = PCA(np.ascontiguousarray(POINTS.T), np.zeros(N_POINTS, np.float32), np.ones(2))  # of one-hot rows
 
+pytestmark = pytest.mark.planted
+
 NOISES = ["uniform", "frequency", "adversarial", "bad adversarial", "mixture"]
 
 
@@ -118,8 +120,9 @@ class Training:
 
 
 def expected_gradient(objective, noise, n_negatives, **parameters):
-    """Train on all (x, y, negatives), weighted by p(y|x) p_n(negatives|x): a full batch of them has the
-    expected gradient.
+    """Train on all (x, y, negatives), each weighted by its probability.
+
+    A full batch of them has the expected gradient.
     """
     log_noise = noise.log_prob_all(POINTS)
     rows = np.array(

@@ -1,6 +1,4 @@
-"""The signal-to-noise ratio of section 4: three ways to it agree, it is best at p_n = p_D, and Theorem 1
-by optimisation.
-"""
+"""The signal-to-noise ratio of section 4: three computations agree, and it is best at p_n = p_D."""
 
 from __future__ import annotations
 
@@ -12,6 +10,8 @@ from extremax.data import planted_hierarchy
 from extremax.noise import FrequencyNoise, TreeNoise, UniformNoise
 from extremax.paper import theory
 from extremax.tree.tuning import fit_tuned
+
+pytestmark = pytest.mark.identity
 
 
 def random_tables(n, n_classes, seed, concentration=1.0):
@@ -83,9 +83,7 @@ def test_hessian_and_gradient_match_differences():
 
 @pytest.mark.parametrize("n_negatives", [1, 2])
 def test_covariance_matches_enumeration(n_negatives):
-    """Every x, positive and tuple of negatives, one by one, with the gradient estimate as the appendix
-    writes it.
-    """
+    """Enumerate every x, positive and tuple of negatives, with the gradient of the paper's appendix."""
     p_data, p_noise = random_tables(2, 3, seed=5)
     n, n_classes = p_data.shape
     xi = theory.optimal_scores(p_data, p_noise)
@@ -154,10 +152,8 @@ def test_any_change_of_the_best_noise_lowers_the_ratio(size):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_optimiser_recovers_the_data_distribution(seed):
-    """Maximise over all noise distributions from a random start, by a generic optimiser in the logits of
-    p_n.
-    """
+def test_optimizer_recovers_the_data_distribution(seed):
+    """A generic optimizer, over the logits of p_n, finds p_D as the best noise distribution."""
     p_data, start = random_tables(2, 5, seed=10 + seed)
 
     def inverse_snr(logits):
@@ -224,9 +220,7 @@ def test_tree_is_between_frequencies_and_truth(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_minimising_the_loss_recovers_the_softmax_scores(seed):
-    """From a random start, scores plus log p_n are log p_D up to a constant of each x (here zero),
-    whatever the noise.
-    """
+    """From a random start, scores plus log p_n become log p_D, for any noise."""
     p_data, p_noise = random_tables(3, 6, seed=30 + seed)
     start = np.random.default_rng(seed).normal(size=p_data.size)
 

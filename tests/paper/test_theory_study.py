@@ -101,14 +101,14 @@ def test_command_prints_what_the_study_says_same_everywhere(
     checks = theory_study.three_ways(n_draws=1000)
     monkeypatch.setattr(theory_study, "three_ways", lambda **_: checks)
     monkeypatch.setattr(theory_study, "planted_study", lambda **_: study)
-    picture = tmp_path / "snr.svg"
-    done = CliRunner().invoke(app, ["theory", "--json", "--figure", str(picture)])
+    figure_file = tmp_path / "snr.svg"
+    done = CliRunner().invoke(app, ["theory", "--json", "--figure", str(figure_file)])
     assert done.exit_code == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["noises"][2]["overlap"] == study.noises[2].overlap
     assert printed["three_ways"][0]["exact"] == checks[0].exact
     assert len(printed["curve"]["weights"]) == len(study.curve.weights)
-    assert picture.read_bytes().startswith(b"<?xml")
+    assert figure_file.read_bytes().startswith(b"<?xml")
     table = CliRunner().invoke(app, ["theory"]).stdout.splitlines()
     assert table[0].split("\t") == ["noise", "exact", "matrices", "simulated", "standard error"]
     assert [line.split("\t")[0] for line in table[1:5]] == NOISES

@@ -1,6 +1,4 @@
-"""The thread pool: every task once, errors after the last task, any number of callers, nested calls,
-forked children.
-"""
+"""The thread pool: every task once, errors, any number of callers, nested calls, forked children."""
 
 from __future__ import annotations
 

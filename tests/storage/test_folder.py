@@ -19,8 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from extremax.storage import folder as persist
-from extremax.storage.folder import ModelFileError, load_folder, save_folder
+from extremax.errors import ModelFileError
+from extremax.storage import folder
+from extremax.storage.dtypes import DTYPES
+from extremax.storage.folder import load_folder, save_folder
+from extremax.storage.labels import pack_labels, unpack_labels
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "weights": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -46,8 +49,8 @@ def save(path: Path, **changes: Any) -> Path:
 
 
 def large(path: Path) -> Path:
-    """A model of 64 chunks, of which a load looks at 16."""
-    n = 64 * persist._CHUNK // 4
+    """Save a model of 64 chunks, of which a load checks 16."""
+    n = 64 * folder.CHUNK_BYTES // 4
     return save(path, arrays={"weights": np.arange(n, dtype=np.float32)})
 
 
@@ -74,7 +77,7 @@ def test_arrays_and_header_identity(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, array)
 
 
-@pytest.mark.parametrize("dtype", sorted(persist._DTYPES))
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_dtype_identity_and_readable_by_safetensors(tmp_path: Path, dtype: str) -> None:
     array = np.arange(-3, 4).astype(dtype)
     path = save(tmp_path / "model", arrays={"x.y_1": array})
@@ -160,11 +163,34 @@ def test_plain_label_arrays_identity(tmp_path: Path, labels: np.ndarray[Any, Any
 
 
 ODD_LABELS: list[Any] = [
-    "text", "", "a\0", "\ud800", 1, -(2**80), True, 0.1, float("inf"), 1 - 2j, b"\x00\xff", (), (1, "a", (2.5, None)),
-    frozenset({1, "b"}), datetime.date(2020, 2, 29), datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
-    datetime.time(1, 2), uuid.UUID(int=7), Decimal("1.10"), Fraction(1, 3), np.int8(5), np.float32(0.1), np.str_("n"),
-    np.datetime64("2020-01-01"), np.bool_(True), np.bytes_(b"z"), ["not", "hashable"][0],
-]  # fmt: skip
+    "text",
+    "",
+    "a\0",
+    "\ud800",
+    1,
+    -(2**80),
+    True,
+    0.1,
+    float("inf"),
+    1 - 2j,
+    b"\x00\xff",
+    (),
+    (1, "a", (2.5, None)),
+    frozenset({1, "b"}),
+    datetime.date(2020, 2, 29),
+    datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
+    datetime.time(1, 2),
+    uuid.UUID(int=7),
+    Decimal("1.10"),
+    Fraction(1, 3),
+    np.int8(5),
+    np.float32(0.1),
+    np.str_("n"),
+    np.datetime64("2020-01-01"),
+    np.bool_(True),
+    np.bytes_(b"z"),
+    ["not", "hashable"][0],
+]
 
 
 def as_objects(labels: list[Any]) -> np.ndarray[Any, Any]:
@@ -205,8 +231,8 @@ LABELS = st.recursive(
 
 @given(st.lists(LABELS, max_size=10))
 def test_any_labels_identity(labels: list[Any]) -> None:
-    coding, arrays = persist._pack_labels(as_objects(labels))
-    got = list(persist._unpack_labels(json.loads(json.dumps(coding)), arrays))
+    coding, arrays = pack_labels(as_objects(labels))
+    got = list(unpack_labels(json.loads(json.dumps(coding)), arrays))
     assert got == labels
     assert repr([type(label) for label in got]) == repr([type(label) for label in labels])
 
@@ -290,7 +316,9 @@ def test_flipped_byte_in_a_sampled_chunk_rejects(tmp_path: Path) -> None:
 
 def test_flipped_byte_anywhere_rejects_when_verified(tmp_path: Path) -> None:
     path = large(tmp_path / "model")
-    flip(path / "weights.safetensors", 128 + 2 * persist._CHUNK + 5)  # the third chunk is not in the sample
+    flip(
+        path / "weights.safetensors", 128 + 2 * folder.CHUNK_BYTES + 5
+    )  # the third chunk is not in the sample
     load_folder(path, kind="demo")
     with pytest.raises(ModelFileError, match="is damaged near byte 524,"):
         load_folder(path, kind="demo", verify=True)
@@ -310,9 +338,11 @@ def change_header(path: Path, **changes: Any) -> None:
 
 def test_newer_format_rejects(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
-    change_header(path, format_version=2, package_version="9.9")
+    newer = folder.FORMAT_VERSION + 1
+    change_header(path, format_version=newer, package_version="9.9")
     with pytest.raises(
-        ModelFileError, match=r"is in format 2, written by extremax 9\.9; .* Upgrade extremax to open it\."
+        ModelFileError,
+        match=rf"is in format {newer}, written by extremax 9\.9; .* Upgrade extremax to open it\.",
     ):
         load_folder(path, kind="demo")
 
@@ -358,7 +388,7 @@ def test_model_is_replaced_and_nothing_is_left_behind(
     path = save(tmp_path / "model")
     old = load_folder(path, kind="demo")
     if not has_exchange:
-        monkeypatch.setattr(persist, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(folder, "_exchange", lambda first, second: False)
     save(path, arrays={"weights": np.full(3, 8.0)})
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     assert not (path / "mask.safetensors").exists()
@@ -388,7 +418,7 @@ def test_failed_write_leaves_the_old_model(
         if next(calls) == stops_at:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(persist, "_flush", fail)
+    monkeypatch.setattr(folder, "_flush", fail)
     with pytest.raises(OSError, match="No space left"):
         save(path, arrays={**ARRAYS, "weights": np.zeros(5)})
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
@@ -404,7 +434,7 @@ def test_failed_rename_puts_the_old_model_back(tmp_path: Path, monkeypatch: pyte
             raise PermissionError("not now")
         rename(source, destination)
 
-    monkeypatch.setattr(persist, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(folder, "_exchange", lambda first, second: False)
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(PermissionError, match="not now"):
         save(path, arrays={"weights": np.zeros(5)})

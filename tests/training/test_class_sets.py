@@ -30,7 +30,6 @@ def test_set_of_all_classes_has_each_for_certain():
     assert (inclusion_probabilities(np.random.default_rng(0).pareto(1.0, size=500) + 1e-3, 500) == 1.0).all()
 
 
-@pytest.mark.property
 def test_drawn_sets_have_their_inclusion_probabilities():
     rng = np.random.default_rng(0)
     counts = np.ceil(20 * rng.pareto(1.0, size=60))

@@ -303,7 +303,9 @@ def test_pairs_that_share_rows_match_repeated_rows(storage, tmp_path):
     shared = Examples(stored(X, storage, tmp_path), y, rows, weight)
     repeated = Examples(stored(X[rows], storage, tmp_path), y, weight=weight)
     runs = [
-        run_by_rows(data, noise, projection=FirstColumns(3), scale=1.0, n_threads=n, numbers=numbers).epochs(2)
+        run_by_rows(data, noise, projection=FirstColumns(3), scale=1.0, n_threads=n, numbers=numbers).epochs(
+            2
+        )
         for data, n in ((shared, 1), (repeated, 1), (shared, 2))
     ]
     assert runs[0].weights.any()

@@ -8,6 +8,7 @@ import pytest
 from extremax.defaults import WarmStartConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
+from extremax.runtime.context import Context
 from extremax.training.optimizers import Tables
 from extremax.training.warm_start import discriminant_projection, start_discriminant
 
@@ -27,9 +28,9 @@ def data():
 
 def started(X, y, *, scale=0.5, config=SMALL_RIDGE, weight=None, pca=None, n_threads=1):
     tables = Tables.zeros(N_CLASSES, X.shape[1], "adagrad_row")
-    weight = np.ones(len(y), np.float32) if weight is None else weight
     pca = PCA.fit(X, X.shape[1], max_rows=None) if pca is None else pca
-    start = start_discriminant(tables, scale, pca, Examples(X, y), weight, config, 0, n_threads)
+    context = Context(n_threads=n_threads)
+    start = start_discriminant(tables, scale, pca, Examples(X, y, weight=weight), config, context)
     return tables, start.whitening, start.scale
 
 
@@ -109,11 +110,11 @@ def test_pairs_that_share_rows_match_repeated_rows(data):
     X, y = data
     row_index = np.repeat(np.arange(len(y)), 2)
     labels = np.column_stack([y, (y + 1) % N_CLASSES]).ravel().astype(np.int32)
-    pca, ones = PCA.fit(X, 6, max_rows=None), np.ones(2 * len(y), np.float32)
+    pca = PCA.fit(X, 6, max_rows=None)
     made = []
     for examples in (Examples(X, labels, row_index), Examples(X[row_index], labels)):
         tables = Tables.zeros(N_CLASSES, 6, "adagrad_row")
-        start_discriminant(tables, 0.5, pca, examples, ones, SMALL_RIDGE, 0, 1)
+        start_discriminant(tables, 0.5, pca, examples, SMALL_RIDGE, Context())
         made.append(tables)
     np.testing.assert_array_equal(made[0].weights, made[1].weights)
     np.testing.assert_array_equal(made[0].biases, made[1].biases)
@@ -153,8 +154,8 @@ def test_thread_count_invariant(data):
 def test_discriminants_separate_the_classes_most(data):
     X, y = data
     tables = Tables.zeros(N_CLASSES, 6, "adagrad_row")
-    pca, ones = PCA.fit(X, 6, max_rows=None), np.ones(len(y), np.float32)
-    start = start_discriminant(tables, 0.5, pca, Examples(X, y), ones, SMALL_RIDGE, 0, 1)
+    pca = PCA.fit(X, 6, max_rows=None)
+    start = start_discriminant(tables, 0.5, pca, Examples(X, y), SMALL_RIDGE, Context())
     found = discriminant_projection(tables, 0.5, start, np.bincount(y), 2, SMALL_RIDGE, 1)
     Z = found.transform(X)
     assert np.mean(np.sum(Z.astype(np.float64) ** 2, axis=1)) == pytest.approx(1.0, rel=0.1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from extremax.defaults_tree import TreeFitConfig, TreeTuningConfig
 
 from extremax.data.synthetic import planted_hierarchy
+from extremax.defaults import TreeFitConfig, TreeTuningConfig
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
 

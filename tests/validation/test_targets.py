@@ -31,7 +31,7 @@ def check(targets: Examples, rows: Any = ROWS, ids: Any = IDS, n_rows: int = 4) 
 
 
 def unsorted_matrix() -> sparse.csr_matrix:
-    """The same in any order, with a pair stored twice and a stored zero."""
+    """Return the same in any order, with a pair stored twice and a stored zero."""
     matrix = sparse.csr_matrix((4, 4), dtype=np.float32)
     matrix.data = np.array([1, 1, 1, 1, 1, 1, 0, 1], np.float32)
     matrix.indices = np.array([2, 0, 2, 1, 3, 0, 1, 2], np.int32)

@@ -83,7 +83,6 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     from extremax.parameters import check_estimator_parameters
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
-    from extremax.training.objectives import OBJECTIVES
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
@@ -92,7 +91,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         **given(parameters), random_state=seed, n_jobs=threads, verbose=int(verbose)
     )
     # before an hour of training, not after
-    check_estimator_parameters(classifier.get_params(deep=False), OBJECTIVES)
+    check_estimator_parameters(classifier.get_params(deep=False))
     check_target(out)
     started = time.perf_counter()
     rows = _load(load_dataset, data, reading, reduce)

@@ -84,12 +84,10 @@ class ByteStream:
         raw = io.BufferedReader(_Counted(file, total, progress), 1 << 20)
         head = raw.peek(6)[:6]
         self.compression = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
-        self._stream: Any = _decompressed(raw, self.compression, self.name)
+        self._stream = _Peekable(_decompressed(raw, self.compression, self.name))
 
     def peek(self, n: int) -> bytes:
         """Return up to n bytes from the current position, without moving it."""
-        if not isinstance(self._stream, _Peekable):
-            self._stream = _Peekable(self._stream)
         return self._guard(lambda: self._stream.peek(n))
 
     def read(self, n: int) -> bytes:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from extremax.estimator import ExtremeClassifier
 from extremax.loading import load_model
@@ -45,9 +45,7 @@ def load_checkpoint(folder: Path) -> tuple[ExtremeClassifier, dict[str, Any]] | 
     if not found:
         return None
     state = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
-    clf = load_model(found[-1] / "model")
-    assert isinstance(clf, ExtremeClassifier)
-    return clf, state
+    return cast("ExtremeClassifier", load_model(found[-1] / "model")), state
 
 
 def clear_checkpoints(folder: Path) -> None:

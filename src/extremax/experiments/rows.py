@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
-from extremax.defaults_features import SVDConfig
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
@@ -208,8 +207,8 @@ def _features(
     log(f"TF-IDF and SVD of {X['train'].shape[0]:,} rows to {features.n_components} columns")
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
     weighted = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
-    svd, n_threads = SVDConfig(n_iter=5), resolve_threads(n_jobs)
-    basis, _ = truncated_svd(weighted["train"], features.n_components, n_threads=n_threads, config=svd)
+    n_threads = resolve_threads(n_jobs)
+    basis, _ = truncated_svd(weighted["train"], features.n_components, n_iter=5, n_threads=n_threads)
     dense = {name: sparse_times_dense(part, basis, n_threads=n_threads) for name, part in weighted.items()}
     return dense, None
 

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -372,9 +372,7 @@ def _note_machine(folder: Path) -> None:
 
 
 def _reopen(folder: Path) -> ExtremeClassifier:
-    clf = load_model(folder)
-    assert isinstance(clf, ExtremeClassifier)
-    return clf
+    return cast("ExtremeClassifier", load_model(folder))
 
 
 def _save_model(path: Path, clf: ExtremeClassifier, rows: Rows) -> None:

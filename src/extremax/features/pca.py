@@ -21,7 +21,7 @@ import scipy.linalg
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.defaults_features import PCAConfig
+from extremax.defaults import PCAConfig
 from extremax.kernels.project import project_rows
 from extremax.runtime.products import one_blas_thread, read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run, split

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
-from extremax.defaults_features import SVDConfig
+from extremax.defaults import SVDConfig
 from extremax.runtime.products import one_blas_thread, sparse_times_dense
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64
@@ -23,7 +23,13 @@ _CONFIG = SVDConfig()
 
 
 def truncated_svd(
-    A: sp.csr_matrix, n_components: int, *, seed: int = 0, n_threads: int = 1, config: SVDConfig = _CONFIG
+    A: sp.csr_matrix,
+    n_components: int,
+    *,
+    n_iter: int = _CONFIG.n_iter,
+    oversampling: int = _CONFIG.oversampling,
+    seed: int = 0,
+    n_threads: int = 1,
 ) -> tuple[Float32, Float64]:
     """Return the leading right singular vectors and singular values.
 
@@ -34,12 +40,14 @@ def truncated_svd(
     n_components : int
         Number of vectors; at most ``min(n, f)`` are returned, and none whose singular value is rounding
         error.
+    n_iter : int
+        Steps of the iteration.
+    oversampling : int
+        Directions of the subspace beyond those asked for.
     seed : int
         Seed of the random start.
     n_threads : int
         Threads; the result does not depend on it.
-    config : SVDConfig
-        Numbers of the iteration.
 
     Returns
     -------
@@ -49,16 +57,16 @@ def truncated_svd(
         Singular values, decreasing.
     """
     n_components = min(n_components, *A.shape)
-    width = min(n_components + config.oversampling, *A.shape)
+    width = min(n_components + oversampling, *A.shape)
     if width == 0 or A.nnz == 0:
         return np.zeros((A.shape[1], 0), dtype=np.float32), np.zeros(0)
     transposed = A.T.tocsr()
     product = partial(sparse_times_dense, n_threads=n_threads)
-    blocked = _Blocked(config.block_rows, n_threads)
+    blocked = _Blocked(_CONFIG.block_rows, n_threads)
     rng = np.random.Generator(np.random.SFC64(seed))
     Q = rng.standard_normal((A.shape[1], width), dtype=np.float32)
     with one_blas_thread():
-        for _ in range(config.n_iter):
+        for _ in range(n_iter):
             Q = blocked.orthonormal(product(transposed, product(A, Q)))
         squares, rotation = scipy.linalg.eigh(blocked.gram(product(A, Q)))
         squares, rotation = squares[::-1][:n_components], rotation[:, ::-1][:, :n_components]

@@ -192,9 +192,13 @@ def make_tables(rows, centroids, tables, steps, offsets, squares):
                     tables[i, m, c] = np.uint8(whole[m])
         else:
             steps[i], offsets[i] = _ZERO, _ZERO
-            tables[i] = 0
+            for m in range(n_tables):
+                for c in range(N_CENTROIDS):
+                    tables[i, m, c] = np.uint8(0)
     for i in range(n, tables.shape[0]):
-        tables[i] = tables[n - 1]
+        for m in range(n_tables):  # an assignment of arrays would take seconds to compile
+            for c in range(N_CENTROIDS):
+                tables[i, m, c] = tables[n - 1, m, c]
         steps[i], offsets[i], squares[i] = steps[n - 1], offsets[n - 1], squares[n - 1]
 
 

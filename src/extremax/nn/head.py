@@ -124,7 +124,7 @@ class AdversarialSoftmax(nn.Module):
 
     n_steps: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
         in_features: int,
         n_classes: int,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Interrupts:
@@ -15,21 +16,20 @@ class Interrupts:
     Examples
     --------
     >>> interrupts, done = Interrupts(), []
-    >>> with interrupts.deferred():
-    ...     for batch in range(3):
-    ...         signal.raise_signal(signal.SIGINT)
-    ...         done.append(batch)
-    ...         interrupts.check()
-    Traceback (most recent call last):
-        ...
-    KeyboardInterrupt
-    >>> done
+    >>> try:
+    ...     with interrupts.deferred():
+    ...         for batch in range(3):
+    ...             signal.raise_signal(signal.SIGINT)
+    ...             done.append(batch)
+    ...             interrupts.check()
+    ... except KeyboardInterrupt:
+    ...     print(done)
     [0]
     """
 
     def __init__(self) -> None:
         self._pressed: tuple[int, FrameType | None] | None = None
-        self._handler: object = None
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -71,6 +71,6 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise KeyboardInterrupt, or do what the program's own handler does, if Ctrl-C was pressed."""
-        if self._pressed is not None and callable(self._handler):
+        if self._pressed is not None and self._handler is not None:
             pressed, self._pressed = self._pressed, None
             self._handler(*pressed)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -169,23 +166,6 @@ def run_together(task: Callable[[int], object], n_threads: int) -> None:
             raise errors[0]
         finally:
             errors.clear()  # they refer to this frame, and so to the caller's arrays
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block: for changes in place that must not stop half way."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # Python interrupts the main thread alone
-        return
-    pressed: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if pressed:
-            handler(*pressed[0])
 
 
 def split(n_items: int, block: int) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ FORMAT = "extremax"
 FORMAT_VERSION = 2
 HEADER = "header.json"
 
-_CHUNK = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
+CHUNK_BYTES = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
 _SAMPLED = 16  # chunks of each array that every load checks: all of an array of up to 4 MiB
 _ALIGNMENT = 64
 _HINT = "Copy or save the model again."
@@ -245,8 +245,8 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
     sums = []
     with open(folder / f"{name}.safetensors", "xb") as file:
         file.write(prefix)
-        for start in range(0, len(data), _CHUNK):
-            chunk = data[start : start + _CHUNK]
+        for start in range(0, len(data), CHUNK_BYTES):
+            chunk = data[start : start + CHUNK_BYTES]
             sums.append(_sum_of(chunk))
             file.write(chunk)
         _flush(file.fileno())
@@ -255,7 +255,7 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
         "shape": list(shape),
         "offset": len(prefix),
         "prefix_checksum": _sum_of(prefix),
-        "chunk": _CHUNK,
+        "chunk": CHUNK_BYTES,
         "checksums": "".join(sums),
     }
 

@@ -104,14 +104,6 @@ class _Best:
             np.copyto(self.parameters[0], state.tables.weights)
             np.copyto(self.parameters[1], state.tables.biases)
 
-    def waited(self, state: TrainState, record: Record) -> int:
-        """Return the epochs since the best one; keep this one if it is better."""
-        if "valid_log_likelihood" not in record:
-            return 0
-        if record["valid_log_likelihood"] > self.log_likelihood:
-            self.keep(state, record)
-        return int(record["epoch"]) - self.epoch
-
     def is_over(self, state: TrainState, record: Record, patience: int | None, log: ProgressLine) -> bool:
         """Keep the epoch if it is the best; return whether patience is at its end."""
         if patience is None or "valid_log_likelihood" not in record:
@@ -182,8 +174,9 @@ class _Clock:
         if self.watchers:
             self.end()
             record = {"epoch": self.epoch, "rows": pairs_done, "seconds": self.seconds, "loss": loss}
-            for watcher in self.watchers:
-                watcher.during_epoch(Moment(record, self.make_model))
+            with self.context.interrupts.immediate():
+                for watcher in self.watchers:
+                    watcher.during_epoch(Moment(record, self.make_model))
             self.started = time.perf_counter()
 
 
@@ -207,39 +200,47 @@ def run_epochs(
     if schedule.patience is not None and validated:
         best.keep(state, history[-1])  # where the run starts may stay the best
     clock = _Clock(context, hooks, schedule.n_epochs, history[-1]["seconds"], state.n_epochs)
+    interrupts = context.interrupts
     try:
-        with context.interrupts.deferred():
-            for watcher in hooks.watchers:
-                watcher.at_start(Moment(history[-1], hooks.make_model))
-            for _ in range(schedule.n_epochs):
-                clock.begin(state.n_epochs + 1, prepared.data.n_pairs)
-                rates = schedule.rates(state.n_epochs)
-                loss = trainer.epoch(state, prepared, rates, clock)
-                clock.end()
-                _check_loss(loss, state.n_epochs, schedule.learning_rate)
-                record = {
-                    "epoch": state.n_epochs,
-                    "seconds": clock.seconds,
-                    "loss": loss,
-                    "learning_rate": rates[0],
-                }
-                model = hooks.make_model()
-                if hooks.evaluate is not None:
-                    record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
-                history.append(record)
-                hooks.publish(model)
-                log.log(_line(record))
-                # each hears of it, whatever others want
-                wishes = [callback(record) for callback in hooks.callbacks]
-                if any(wishes) or best.is_over(state, record, schedule.patience, log):
-                    break
-                context.interrupts.check()
+        with interrupts.deferred():
+            try:
+                with interrupts.immediate():
+                    for watcher in hooks.watchers:
+                        watcher.at_start(Moment(history[-1], hooks.make_model))
+                for _ in range(schedule.n_epochs):
+                    clock.begin(state.n_epochs + 1, prepared.data.n_pairs)
+                    rates = schedule.rates(state.n_epochs)
+                    loss = trainer.epoch(state, prepared, rates, clock)
+                    clock.end()
+                    _check_loss(loss, state.n_epochs, schedule.learning_rate)
+                    record = {"epoch": state.n_epochs, "seconds": clock.seconds, "loss": loss}
+                    history.append({**record, "learning_rate": rates[0]})
+                    stop = _close_epoch(history[-1], hooks, context)
+                    if best.is_over(state, history[-1], schedule.patience, log) or stop:
+                        break
+                    interrupts.check()
+            finally:  # Ctrl-C must not put the best epoch back by half
+                log.close()
+                best.restore(state)
     except KeyboardInterrupt:
         return True
-    finally:
-        log.close()
-        best.restore(state)
     return False
+
+
+def _close_epoch(record: Record, hooks: Hooks, context: Context) -> bool:
+    """Validate the model after an epoch and tell callbacks of it; return whether one wants to stop.
+
+    Both may take long: Ctrl-C ends them at once, and the record stays as far as it got.
+    """
+    model = hooks.make_model()
+    if hooks.evaluate is not None:
+        with context.interrupts.immediate():
+            record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
+    hooks.publish(model)
+    context.progress.log(_line(record))
+    with context.interrupts.immediate():
+        wishes = [callback(record) for callback in hooks.callbacks]  # each hears of it, whatever others want
+    return any(wishes)
 
 
 def _check_loss(loss: float, epoch: int, learning_rate: float) -> None:
