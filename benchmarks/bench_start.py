@@ -1,21 +1,24 @@
-"""Seconds from a new process to the first answer: import, fit and predict on a small problem, with an empty
-and a filled cache.
+"""Seconds from a new process to the first answer: import, fit and predict on a small problem.
 
-python benchmarks/bench_start.py
+    python benchmarks/bench_start.py
+
+With an empty and with a filled cache of compiled kernels; ``--tiny`` uses the cache that there is.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 
-from timing import machine
+from timing import Clock, machine, make_parser, write_rows
 
+NAME = "bench_start"
 PROGRAM = """
-import time
+import json, time
 started = time.perf_counter()
 import numpy as np
 from extremax import ExtremeClassifier
@@ -26,21 +29,29 @@ X = (rng.normal(size=(100, 32))[y] + 0.5 * rng.normal(size=(3000, 32))).astype(n
 model = ExtremeClassifier(random_state=0).fit(X, y)
 fitted = time.perf_counter()
 model.predict(X)
-print(f"import {imported - started:.1f} s, fit {fitted - imported:.1f} s, predict {time.perf_counter() - fitted:.1f} s;"
-      f" processor {time.process_time():.1f} s")
+ended = time.perf_counter()
+figures = {"import s": imported - started, "fit s": fitted - imported, "predict s": ended - fitted}
+print(json.dumps({**figures, "processor s": time.process_time()}))
 """
 
 
-def main() -> None:
+def start(case: str, **environment: str) -> None:
+    """Run the program in a new process and write a row about it."""
+    clock = Clock()
+    command, variables = [sys.executable, "-c", PROGRAM], {**os.environ, **environment}
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables).stdout
+    write_rows(NAME, [{"case": case, "seconds": clock.read().wall, **json.loads(out)}])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = make_parser(__doc__).parse_args(argv)
     print(machine())
+    if args.tiny:
+        start("usual cache")
+        return
     with tempfile.TemporaryDirectory() as cache:
-        for state in ("empty", "filled", "filled"):
-            started = time.perf_counter()
-            environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-            out = subprocess.run(
-                [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
-            )
-            print(f"{state} cache: {time.perf_counter() - started:5.1f} s in all ({out.stdout.strip()})")
+        for case in ("empty cache", "filled cache", "filled cache, again"):
+            start(case, NUMBA_CACHE_DIR=cache)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ read    the folder that the old tree saved, opened by the new one: predictions, 
 stored  arrays of the old tree's folder that the new tree's folder holds under no name: these are listed, but
         are no failure, since a later format may store less
 
-One change is known and allowed for: version 0.1 fitted a label tree that nothing used in training, and refused a
-beam without a tree.  Where the new tree has no label tree, a beam of 6 has to give what its exact search gives.
+One change is known and allowed for: version 0.1 fitted a label tree that nothing used in training, and refused
+a beam without one.  Where the new code has no label tree, a beam has to give what its exact search gives.
 
 Ends with 1 if anything differs.  Compiled code is kept in a folder of its own for each state of the kernels,
 because numba does not notice a change in a function that a cached one calls.

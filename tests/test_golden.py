@@ -110,7 +110,7 @@ def check_training(found: Arrays, expected: Arrays) -> None:
 
 
 def check_choices(found: Arrays, expected: Arrays, *, rtol: float) -> None:
-    """Compare the choices that version 1 told of; later versions may tell of more, or have no tree to tell of."""
+    """Compare the choices that version 1 told of, but for those of a tree that is no longer fitted."""
     now = read_choices(found["choices"])
     for key, value in read_choices(expected["choices"]).items():
         if key.startswith("tree_") and without_tree(found, expected):

@@ -8,31 +8,18 @@ import re
 
 import numpy as np
 import pytest
-from extremax.labelled_rows import LabelledRows
 from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.splits import split_rows
-from extremax.validation import NotEnoughMemoryError, Targets, format_bytes
+from extremax.errors import NotEnoughMemoryError
+from extremax.runtime.memory import format_bytes
+from extremax.training.row_trainer import RowTrainer
+from planted import LIST_CLASSES as N_CLASSES
+from planted import LIST_FEATURES as N_FEATURES
+from planted import indicator
+from planted import label_lists as make_rows
 
-N_CLASSES, N_FEATURES = 40, 24
 UNLABELLED = r"2 of [\d,]+ rows of y have no label; they are left out\."
-
-
-def make_rows(n, seed=0, fewest=1):
-    rng = np.random.default_rng(seed)
-    means = np.random.default_rng(99).normal(size=(N_CLASSES, N_FEATURES))
-    y = [
-        sorted(rng.choice(N_CLASSES, size=rng.integers(fewest, 4), replace=False).tolist()) for _ in range(n)
-    ]
-    X = np.stack([means[labels].sum(axis=0) for labels in y]) + 0.3 * rng.normal(size=(n, N_FEATURES))
-    return X.astype(np.float32), y
-
-
-def indicator(y, n_classes=N_CLASSES):
-    rows = np.repeat(np.arange(len(y)), [len(labels) for labels in y])
-    ids = [label for labels in y for label in labels]
-    return sparse.csr_array((np.ones(len(ids), np.int8), (rows, ids)), shape=(len(y), n_classes))
 
 
 def model(**settings):
@@ -44,7 +31,7 @@ def model(**settings):
 def same_bits(a, b):
     tree = a.model_.tree is None or np.array_equal(a.model_.tree.weights, b.model_.tree.weights)
     return tree and all(
-        np.array_equal(getattr(a.model_.linear, name), getattr(b.model_.linear, name))
+        np.array_equal(getattr(a.model_.weights, name), getattr(b.model_.weights, name))
         for name in ("weights", "biases")
     )
 
@@ -123,18 +110,17 @@ def test_rows_on_disk_invariant(rows, fitted, tmp_path):
 
 def test_features_are_not_copied(rows, monkeypatch):
     X, y = rows
-    seen = []
-    monkeypatch.setattr("extremax.fitting.training_set", lambda m, X, *a, **k: seen.append(X) or 1 / 0)
-    with (
-        pytest.raises(ZeroDivisionError),
-        pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"),
-    ):
-        model(n_epochs=0).fit(X, [[], *y[1:]], sample_weight=np.arange(len(y)) % 5 > 0)
-    assert seen[0] is X
+    seen, start = [], RowTrainer.start
+    monkeypatch.setattr(
+        RowTrainer, "start", lambda self, data, n: seen.append(data.X) or start(self, data, n)
+    )
+    some = np.arange(len(y)) % 5 > 0
+    with pytest.warns(UserWarning, match=r"1 of 1,200 rows of y have no label"):
+        model(n_epochs=0).fit(X, [[], *y[1:]], sample_weight=some)
     one = [labels[0] for labels in y]
-    with pytest.raises(ZeroDivisionError):
-        model(n_epochs=0, validation_fraction=0.1).fit(X, one, sample_weight=np.arange(len(y)) % 5 > 0)
-    assert seen[1] is X
+    model(n_epochs=0, validation_fraction=0.1).fit(X, one, sample_weight=some)
+    assert len(seen) == 2
+    assert all(features is X for features in seen)
 
 
 @pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
@@ -148,7 +134,7 @@ def test_rows_of_weight_zero_are_as_good_as_absent_identity(rows, objective):
 
 def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
     X, y = rows
-    settings = {"n_epochs": 0, "n_components": 8, "random_state": 0, "verbose": 1}
+    settings = {"n_epochs": 0, "tree_components": 8, "random_state": 0, "verbose": 1}
     ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(
         sparse.csr_array(X), y
     )
@@ -178,11 +164,32 @@ def test_rows_without_labels_are_left_out(rows):
     with pytest.warns(UserWarning, match=UNLABELLED):
         more = model(noise="uniform").fit(X_more, [[], *y, []])
     assert same_bits(model(noise="uniform").fit(X, y), more)
-    assert more.model_.n_samples == len(y)
+    assert more.model_.classes.n_samples == len(y)
     with pytest.warns(UserWarning, match=UNLABELLED):
         assert more.score(X_more, [[], *y, []]) == more.score(X, y)
     with pytest.warns(UserWarning, match=UNLABELLED):
         assert more.log_likelihood(X_more, [[], *y, []]) == pytest.approx(more.log_likelihood(X, y), abs=1e-5)
+
+
+def test_warnings_name_the_line_that_called(rows, fitted):
+    X, y = rows[0][:60], [[], *rows[1][1:60]]
+    clf = model(noise="uniform", n_epochs=0)
+    calls = [
+        lambda: clf.fit(X, y),
+        lambda: clf.fit(X, rows[1][:60], eval_set=(X, y)),
+        lambda: clf.fit(X, rows[1][:60], eval_set=(X, [["unknown"], *y[1:]])),
+        lambda: model(noise="uniform").partial_fit(X, y),
+        lambda: fitted.log_likelihood(X, y),
+        lambda: fitted.score(X, y),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="they are left out") as caught:
+            call()
+        assert [warning.filename for warning in caught] == [__file__]
+    begun = model(noise="uniform").partial_fit(*rows)
+    with pytest.warns(UserWarning, match="they are left out") as caught:
+        begun.partial_fit(X, y)
+    assert caught[0].filename == __file__
 
 
 def test_weight_of_a_row_is_that_of_its_pairs(rows):
@@ -239,30 +246,12 @@ def test_validation(rows):
 def test_validation_fraction_keeps_rows_whole(rows):
     X, y = rows
     clf = model(n_epochs=60, validation_fraction=0.2, patience=2, learning_rate=1.0).fit(X, y)
-    assert clf.model_.n_samples == len(y) - round(0.2 * len(y))
-    assert clf.model_.class_counts.min() > 0
+    assert clf.model_.classes.n_samples == len(y) - round(0.2 * len(y))
+    assert clf.model_.classes.counts.min() > 0
     assert len(clf.history_) < 61
-    data = LabelledRows.of(
-        X, Targets(np.concatenate(y).astype(np.int32), len(y), np.repeat(np.arange(len(y)), [*map(len, y)]))
-    )
-    train, valid = data.hold_out(0.2, seed=3)
-    assert train.X is X
-    assert valid.X is X
-    valid = valid.labelled()
-    assert valid.X.shape[0] == 240
-    assert len(train.ids) + len(valid.ids) == len(data.ids)
-    held_out = np.setdiff1d(np.arange(len(y)), train.rows)
-    assert np.array_equal(valid.X, X[held_out])
-    assert [valid.ids[valid.rows == i].tolist() for i in range(5)] == [y[row] for row in held_out[:5]]
 
 
-def test_split_of_indicator_keeps_every_label():
-    y = [[i % 7] for i in range(60)] + [[7, 8], [9, 0], []]
-    for seed in range(20):
-        train, valid = split_rows(indicator(y, 10), fractions=(0.5,), seed=seed)
-        assert {label for i in train for label in y[i]} == set(range(10))
-        assert len(np.intersect1d(train, valid)) == 0
-        assert 62 in train  # has no label, so nothing to judge by
+def test_no_row_to_keep_back_rejects():
     with pytest.raises(ValueError, match="no row can be kept back"):
         model(validation_fraction=0.5).fit(np.eye(4, dtype=np.float32), [[0, 1], [2], [3, 4], [5]])
 
@@ -297,15 +286,15 @@ def test_save_and_load_same_everywhere(fitted, tmp_path):
     again = load_model(tmp_path / "model")
     assert np.array_equal(again.predict_topk(X)[0], fitted.predict_topk(X)[0])
     assert again.log_likelihood(X, indicator(y)) == fitted.log_likelihood(X, y)
-    assert np.array_equal(again.model_.class_counts, fitted.model_.class_counts)
-    assert again.model_.n_samples == 1200
+    assert np.array_equal(again.model_.classes.counts, fitted.model_.classes.counts)
+    assert again.model_.classes.n_samples == 1200
 
 
 def test_labels_without_rows_are_classes_too(rows):
     X, y = rows
     wide = model().fit(X, indicator(y, N_CLASSES + 3))
     assert len(wide.classes_) == N_CLASSES + 3
-    assert wide.model_.class_counts[-3:].tolist() == [0, 0, 0]
+    assert wide.model_.classes.counts[-3:].tolist() == [0, 0, 0]
     assert not np.isin(wide.predict(X), [N_CLASSES, N_CLASSES + 1, N_CLASSES + 2]).any()
     declared = model().fit(X, y, classes=np.arange(N_CLASSES + 3))
     assert same_bits(wide, declared)
@@ -320,18 +309,51 @@ def test_texts():
 
 
 BAD_CALLS = [
-    (lambda X, y: model().fit(X, [[1]] * len(X)), r"y has one class, .*1.*; ExtremeClassifier needs rows of at least two"),
-    (lambda X, y: model().fit(X, y[:-1]), r"y has 19 lists of labels, but there are 20 rows of features\."),
-    (lambda X, y: model().fit(X, indicator(y)[:-1]), r"y has 19 rows of labels, but there are 20 rows of features\."),
-    (lambda X, y: model().fit(X, [[]] * len(X)), r"y has no label in any of its 20 rows"),
-    (lambda X, y: model().fit(X, y, eval_set=(X, [["z"]] * len(X))), r"eval_set has no row of a class that occurs in y"),
-    (lambda X, y: model().fit(X, y, sample_weight=np.ones(21)), r"sample_weight has shape \(21,\), but there are 20 rows"),
-    (lambda X, y: model().fit(X, [*y[1:], []], np.arange(20) == 19), r"sample_weight is zero for every row with a label; at"),
-    (lambda X, y: model().fit(X, y).score(X, [*y[1:], []], np.arange(20) == 19), r"sample_weight is zero for every row with a"),
-    (lambda X, y: model().fit(X, y, sample_weight=np.full(20, 1e20)), r"largest sample_weight is 1e\+20; .* by their mean\."),
-    (lambda X, y: model().fit(X, indicator(y)).log_likelihood(X, indicator(y)[:, :9]), r"y has 9 columns, but there are 40 cl"),
-    (lambda X, y: model().fit(X, y).log_likelihood(X, [["z"]] * len(X)), r"is 'z', which is not .* Leave out rows of classes"),
-]  # fmt: skip
+    (
+        lambda X, y: model().fit(X, [[1]] * len(X)),
+        r"y has one class, .*1.*; ExtremeClassifier needs rows of at least two",
+    ),
+    (
+        lambda X, y: model().fit(X, y[:-1]),
+        r"y has 19 lists of labels, but there are 20 rows of features\.",
+    ),
+    (
+        lambda X, y: model().fit(X, indicator(y)[:-1]),
+        r"y has 19 rows of labels, but there are 20 rows of features\.",
+    ),
+    (
+        lambda X, y: model().fit(X, [[]] * len(X)),
+        r"y has no label in any of its 20 rows",
+    ),
+    (
+        lambda X, y: model().fit(X, y, eval_set=(X, [["z"]] * len(X))),
+        r"eval_set has no row of a class that occurs in y",
+    ),
+    (
+        lambda X, y: model().fit(X, y, sample_weight=np.ones(21)),
+        r"sample_weight has shape \(21,\), but there are 20 rows",
+    ),
+    (
+        lambda X, y: model().fit(X, [*y[1:], []], np.arange(20) == 19),
+        r"sample_weight is zero for every row with a label; at",
+    ),
+    (
+        lambda X, y: model().fit(X, y).score(X, [*y[1:], []], np.arange(20) == 19),
+        r"sample_weight is zero for every row with a",
+    ),
+    (
+        lambda X, y: model().fit(X, y, sample_weight=np.full(20, 1e20)),
+        r"largest sample_weight is 1e\+20, .* by their mean\.",
+    ),
+    (
+        lambda X, y: model().fit(X, indicator(y)).log_likelihood(X, indicator(y)[:, :9]),
+        r"y has 9 columns, but there are 40 cl",
+    ),
+    (
+        lambda X, y: model().fit(X, y).log_likelihood(X, [["z"]] * len(X)),
+        r"is 'z', which is not .* Leave out rows of classes",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "sentence"), BAD_CALLS)
@@ -339,22 +361,3 @@ def test_bad_input_rejects(call, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence) as error:
         call(*make_rows(20))
     assert "\n" not in str(error.value)
-
-
-def test_no_rows_to_set_aside_rejects():
-    with pytest.raises(ValueError, match="at least one"):
-        LabelledRows(np.ones((3, 1), np.float32), np.zeros(3, np.int32)).set_aside(0, 0)
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_some_rows_keep_their_labels(several):
-    X = np.arange(20.0, dtype=np.float32)[:, None]
-    rows = np.repeat(np.arange(20), 2) if several else None
-    data = LabelledRows(X, np.arange(40 if several else 20, dtype=np.int32), rows)
-    few = data.some_rows(5)
-    assert few.X.shape == (5, 1)
-    place = few.X[few.row_index, 0].astype(int)
-    assert np.array_equal(few.ids // (2 if several else 1), place)
-    assert len(few.ids) == (10 if several else 5)
-    assert len(set(np.diff(few.X[:, 0]))) > 1  # not the first ones
-    assert data.some_rows(50).X.shape == X.shape

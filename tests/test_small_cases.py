@@ -1,6 +1,6 @@
 """Whole runs on tiny data, through every kernel: the suite repeats them interpreted and with bounds checks.
 
-What is checked is the plumbing: shapes, normalisation, agreement between doors. Quality is the business of
+What is checked is the plumbing: shapes, normalisation, agreement of the methods. Quality is the business of
 other files."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_model(clf: ExtremeClassifier, X: Any, y: Any) -> None:
 def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     X, y = make_data()
     features = sparse.csr_array(X) if storage == "sparse" else X
-    clf = ExtremeClassifier(optimizer=optimizer, n_epochs=2, n_negatives=2, n_components=4, random_state=0)
+    clf = ExtremeClassifier(optimizer=optimizer, n_epochs=2, n_negatives=2, tree_components=4, random_state=0)
     check_model(clf.fit(features, y), features, y)
 
 
@@ -53,7 +53,7 @@ def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
 @pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
 def test_every_objective_and_noise(objective: str, noise: str) -> None:
     X, y = make_data()
-    clf = ExtremeClassifier(objective, noise, n_epochs=1, n_negatives=3, n_components=4, random_state=0)
+    clf = ExtremeClassifier(objective, noise, n_epochs=1, n_negatives=3, tree_components=4, random_state=0)
     clf.fit(X, y, sample_weight=np.linspace(0.5, 1, len(y)))
     prob = clf.predict_proba(X)
     np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-5)  # rounding of eleven float32
@@ -64,7 +64,7 @@ def test_memmap_save_load_and_further_epochs(tmp_path: Path) -> None:
     X, y = make_data()
     mapped = np.memmap(tmp_path / "X", dtype=np.float32, mode="w+", shape=X.shape)
     mapped[:] = X
-    clf = ExtremeClassifier(n_epochs=1, n_components=4, random_state=0).fit(mapped, y, eval_set=(X, y))
+    clf = ExtremeClassifier(n_epochs=1, tree_components=4, random_state=0).fit(mapped, y, eval_set=(X, y))
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(X), clf.predict_proba(X))

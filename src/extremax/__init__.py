@@ -33,8 +33,7 @@ _MODULES = {
     "load_model": "loading",
 }
 # Packages that are attributes without an import of their own: `extremax.data` works at once.
-_PACKAGES = ("data", "errors", "features", "metrics", "nn", "noise", "paper", "search", "tree")
-_MOVED = {"theory": "paper.theory"}
+_PACKAGES = ("data", "errors", "features", "metrics", "nn", "noise", "paper", "search", "theory", "tree")
 
 __all__ = [
     "ExtremeClassifier",
@@ -56,8 +55,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"extremax.{_MODULES[name]}"), name)
     elif name in _PACKAGES:
         value = import_module(f"extremax.{name}")
-    elif name in _MOVED:
-        return _moved(name)
     elif name == "__version__":
         value = _version()
     else:
@@ -68,16 +65,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES, "__version__"})
-
-
-def _moved(name: str) -> Any:
-    import warnings
-
-    message = (
-        f"extremax.{name} is now called extremax.{_MOVED[name]}; the old name will go with the next release."
-    )
-    warnings.warn(message, FutureWarning, stacklevel=3)
-    return import_module(f"extremax.{_MOVED[name]}")
 
 
 def _version() -> str:

@@ -419,7 +419,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Check the rows of a first call and fix the classes and the columns."""
         features = check_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
-        data = self._weighted(targets.with_features(features), sample_weight)
+        data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
         self._remember(X, features, known)
         return data
 
@@ -466,11 +466,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "eval_set has no row of a class that occurs in y; validate on rows of the same classes."
             )
-        _warn_unlabelled(data, "eval_set[1]")
+        _warn_unlabelled(data, "eval_set[1]", stacklevel=5)
         if unseen:
             what = "rows of eval_set are of" if data.row_index is None else "labels of eval_set are"
             warnings.warn(
-                f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=3
+                f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=4
             )
         return data.usable().compact()
 
@@ -478,15 +478,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         targets = lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
         return targets.with_features(features)
 
-    def _weighted(self, data: Examples, sample_weight: ArrayLike | None) -> Examples:
+    def _weighted(self, data: Examples, sample_weight: ArrayLike | None, stacklevel: int = 4) -> Examples:
         """Give the pairs the weights of their rows, and warn of rows without a label."""
-        weight = check_sample_weight(sample_weight, data.n_rows)
-        if weight is not None and not weight[data.rows].any():
-            raise ValueError(
-                "sample_weight is zero for every row with a label; at least one of their weights must be"
-                " above zero."
-            )
-        _warn_unlabelled(data, "y", stacklevel=5)
+        weight = _row_weight(data, sample_weight)
+        _warn_unlabelled(data, "y", stacklevel)
         return data.with_row_weight(weight)
 
     def _require_fitted(self, before: str = "first") -> None:
@@ -581,7 +576,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         theirs."""
         features = self._check_fitted(X)
         data = self._lookup(y, features, allow_unseen=True)
-        weight = check_sample_weight(sample_weight, data.n_rows)
+        weight = _row_weight(data, sample_weight)
         _warn_unlabelled(data, "y")
         best, _ = self.model_.topk(features, 1, n_threads=self._threads)
         hit = np.bincount(data.rows, weights=data.y == best[data.rows, 0], minlength=data.n_rows)
@@ -648,6 +643,17 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ]
         estimator._publish(Fitted(saved.model, saved.state, history))
         return estimator
+
+
+def _row_weight(data: Examples, sample_weight: ArrayLike | None) -> Float32 | None:
+    """Return the weights of the rows, which must not all be zero where there are labels."""
+    weight = check_sample_weight(sample_weight, data.n_rows)
+    if weight is not None and not weight[data.rows].any():
+        raise ValueError(
+            "sample_weight is zero for every row with a label; at least one of their weights must be"
+            " above zero."
+        )
+    return weight
 
 
 def _warn_unlabelled(data: Examples, name: str, stacklevel: int = 3) -> None:

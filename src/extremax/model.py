@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from extremax import search
 from extremax.calibration import Calibration
 from extremax.defaults import DEFAULTS, FitConfig
+from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import Noise
@@ -329,6 +330,11 @@ class Model:
     @classmethod
     def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
         """Build a model from what `header` and `components` gave."""
+        if header["objective"] not in OBJECTIVES:
+            raise ModelFileError(
+                f"the model's objective {header['objective']!r} is unknown (known: {', '.join(OBJECTIVES)});"
+                " a newer extremax, or the module that registers it, may be able to read it."
+            )
         noise = restore("noise", parts["noise"]) if "noise" in parts else None
         config = None if header["config"] is None else FitConfig.from_dict(header["config"], noise)
         searches = {

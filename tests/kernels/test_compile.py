@@ -217,41 +217,44 @@ def test_by_class_finds_entries_that_are_added_later() -> None:
 
 OWN_LOSS = """
     from typing import NamedTuple
-    import numpy as np
     from extremax.kernels.compile import njit
     from extremax.kernels.row_losses import register_loss
 
     class Constant(NamedTuple):
-        value: np.float32
+        value: float
 
     @njit
     def constant(settings, pairs, start, stop):
-        for i in range(start, stop):
-            pairs.coefficients[i, 0] = 0.0
-            pairs.losses[i] = {value}
+        pairs.losses[start] = {value}
 
     register_loss(Constant, constant)
 """
-RUN_LOSSES = """
-    import numpy as np
-    from extremax.kernels import phases, row_losses, row_training
-    from extremax.kernels.row_updates import ModelArrays
+# In the package, as the training kernels are, but compiled in a second.
+LOOP = """
+    from extremax.kernels.compile import njit_extensible
+    from extremax.kernels.row_losses import coefficients_of
 
-    def train(settings):
-        f = np.float32
-        table = np.zeros((4, 1), f)
-        pairs = row_training.Pairs(
-            np.arange(4), table.astype(np.int32), table, table, np.ones(4, f), table.copy(), table.copy(),
-            np.empty(4), np.empty(4, f),
+    @njit_extensible
+    def loop(settings, pairs):
+        coefficients_of(settings, pairs, 0, 1)
+"""
+RUN_LOOP = """
+    import numpy as np
+    from extremax.kernels.loop import loop
+    from extremax.kernels.row_losses import NegativeSampling
+    from extremax.kernels.row_training import Pairs
+
+    def run(settings):
+        f, table = np.float32, np.zeros((1, 1), np.float32)
+        pairs = Pairs(
+            np.zeros(1, np.int64), np.zeros((1, 1), np.int32), table, table, np.ones(1, f), table.copy(),
+            table.copy(), np.empty(1), np.empty(1, f),
         )
-        model = ModelArrays(np.zeros((1, 2), f), np.zeros(1, f), np.zeros((1, 0), f), np.zeros(1, f))
-        step = row_training.Step(4, settings, row_training.AlongRow(f(1.0), f(0.1)))
-        X = np.zeros((4, 2), f)
-        row_training.train_dense(X, pairs, model, step, phases.new_schedule(1), 0, 1)
+        loop(settings, pairs)
         print(round(float(pairs.losses[0]), 3))
 
     if __name__ == "__main__":
-        train(row_losses.NegativeSampling(np.float32(0.0)))
+        run(NegativeSampling(np.float32(0.0)))
         {more}
 """
 
@@ -259,17 +262,22 @@ RUN_LOSSES = """
 @needs_compiler
 def test_registered_losses_stay_out_of_the_cache(package_copy: Path) -> None:
     """A changed loss is used at once, and a process without its module reads the cache of the others."""
-    with_own = "import own_loss; train(own_loss.Constant(np.float32(0.0)))"
-    (package_copy / "with_own.py").write_text(textwrap.dedent(RUN_LOSSES).format(more=with_own))
-    (package_copy / "without.py").write_text(textwrap.dedent(RUN_LOSSES).format(more=""))
+    with_own = "import own_loss; run(own_loss.Constant(0.0))"
+    (package_copy / "extremax" / "kernels" / "loop.py").write_text(textwrap.dedent(LOOP))
+    (package_copy / "with_own.py").write_text(textwrap.dedent(RUN_LOOP).format(more=with_own))
+    (package_copy / "without.py").write_text(textwrap.dedent(RUN_LOOP).format(more=""))
     for value in ("7.0", "8.0"):
         (package_copy / "own_loss.py").write_text(textwrap.dedent(OWN_LOSS).format(value=value))
         assert run_file(package_copy, "with_own.py") == ["0.693", value]
-    cached = {
-        path: path.stat().st_mtime_ns for path in cache_files(package_copy, "row_training.train_dense*")
-    }
-    assert len(cached) == 2  # the index and the kernel of negative sampling
+    written = {path: path.stat().st_mtime_ns for path in cache_files(package_copy, "loop.loop*")}
+    assert len(written) == 2  # the index, and the kernel of negative sampling
     (package_copy / "own_loss.py").unlink()
     assert run_file(package_copy, "without.py") == ["0.693"]
-    again = cache_files(package_copy, "row_training.train_dense*")
-    assert {path: path.stat().st_mtime_ns for path in again} == cached
+    assert {path: path.stat().st_mtime_ns for path in cache_files(package_copy, "loop.loop*")} == written
+
+
+@needs_compiler
+def test_training_kernels_do_not_cache_registered_losses() -> None:
+    train(Doubled(np.float32(1.0)))
+    assert "Doubled" in str(train_dense.uncached.signatures)
+    assert "Doubled" not in str(train_dense.cached.signatures)

@@ -1,4 +1,4 @@
-"""Softmax with classes shared in a minibatch: against the softmax written out, on all classes and in expectation."""
+"""Softmax with classes shared in a minibatch, against the softmax written out, and in expectation."""
 
 from __future__ import annotations
 

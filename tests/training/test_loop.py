@@ -1,4 +1,4 @@
-"""The loop over epochs: records, clock, early stopping, callbacks, moments, Ctrl-C, and the lines it writes."""
+"""The loop over epochs: records, clock, early stopping, callbacks, Ctrl-C, lines in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Gaussian prior: its steps against their formula, and training with it against the mode of the posterior."""
+"""The Gaussian prior: steps against their formula, training against the mode of the posterior."""
 
 from __future__ import annotations
 

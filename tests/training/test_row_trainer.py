@@ -1,4 +1,4 @@
-"""Training with negatives for each row: epochs against a replay in float64, and all that must not change them."""
+"""Training with negatives for each row: epochs against a replay in float64, and what must not change them."""
 
 from __future__ import annotations
 

@@ -42,11 +42,12 @@ def demo(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train on ICD-10-CM, compare with two baselines, classify five phrases.
+    """Train on ICD-10-CM and compare with two baselines.
 
     \b
     Each short text describes a diagnosis; its label is the parent code.
-    The model and a figure of the learning curves are saved in --out.
+    Five phrases are classified at the end; the model and a figure of the
+    learning curves are saved in --out.
     """
     terminal.set_quiet(quiet)
     from extremax.estimator import ExtremeClassifier
@@ -162,7 +163,7 @@ def compile_kernels(parameters: dict[str, Any]) -> None:
     from extremax.estimator import ExtremeClassifier
 
     rng = np.random.default_rng(0)
-    y = np.arange(2100) % 1050  # more classes than a minibatch shares: its classes are drawn
+    y = np.arange(21_000) % 2100  # large enough for cells of the tree, calibration rows and the index
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
     for objective, noise in (("auto", "adversarial"), ("negative_sampling", "uniform")):
         clf = ExtremeClassifier(objective, noise, n_epochs=1, **parameters | {"verbose": 0})

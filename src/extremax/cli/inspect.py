@@ -50,7 +50,7 @@ def inspect(
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Classes to show with --label.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show facts about a model, or the classes it confuses with one class.
+    """Show facts about a model, or confusable classes.
 
     \b
     --label X lists the classes to which the label tree gives the highest

@@ -40,7 +40,7 @@ def theory(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the gradients of negative sampling under different noise.
+    """Compare noise distributions by the paper's theory.
 
     First table: the signal-to-noise ratio of the paper's section 4 computed in three ways on a small problem.
     Second table: the same ratio on many classes, relative to the best one (p_n = p_D), with the overlap of

@@ -63,7 +63,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     reading: Reading,
     parameters: Parameters,
 ) -> None:
-    """Train a model on a file of texts or features with labels, and save it.
+    """Train a model on a file, and save it.
 
     \b
     DATA may be CSV or TSV with a text and a label column, fastText lines,

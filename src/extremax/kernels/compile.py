@@ -56,6 +56,7 @@ def njit_extensible(func: F) -> F:
     def call(*arguments: Any) -> Any:
         return (uncached if any(map(_is_foreign, arguments)) else cached)(*arguments)
 
+    call.cached, call.uncached = cached, uncached  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 

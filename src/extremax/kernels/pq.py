@@ -428,7 +428,3 @@ def choose_classes(scores, found, counts, order, inverse_temperature, tail, labe
             if best_labels[r] == NO_LABEL:
                 best_labels[r] = -1
                 best_scores[r] = _MINUS_INF
-
-
-# old names, until search/pq.py uses the new ones
-CENTRES, turn_rows = N_CENTROIDS, rotate_rows

@@ -81,10 +81,6 @@ class Scaling(NamedTuple):
     features: np.float32
     inverse_temperature: np.float32
 
-    @property
-    def sharpness(self):  # until search/scan.py uses the new name
-        return self.inverse_temperature
-
 
 @inline
 def exp_nonpositive(x):

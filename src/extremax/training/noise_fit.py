@@ -55,9 +55,10 @@ def fit_tree(
     log(f"fitting the label tree over {n_classes:,} classes")
     Z = data.expand(Z)
     if config.tree_regularization != "auto":
-        tree = LabelTree.fit(
+        tree = LabelTree.fit_with_config(
             Z,
             data.y,
+            config.numbers.tree_fit,
             n_classes=n_classes,
             regularization=float(config.tree_regularization),
             sample_weight=data.weight,
@@ -75,6 +76,7 @@ def fit_tree(
         n_jobs=context.n_threads,
         seed=context.seed,
         config=config.numbers.tree_tuning,
+        fit_config=config.numbers.tree_fit,
     )
     levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
     held_out = tuned.held_out_log_likelihood
