@@ -10,8 +10,8 @@ read    the folder that the old tree saved, opened by the new one: predictions, 
 stored  arrays of the old tree's folder that the new tree's folder holds under no name: these are listed, but
         are no failure, since a later format may store less
 
-One change is known and allowed for: version 0.1 fitted a label tree that nothing used in training, and refused
-a beam without one.  Where the new code has no label tree, a beam has to give what its exact search gives.
+One change is known and allowed for: version 0.1 fitted a label tree that training did not use, and refused a
+beam without one.  Where the new code has neither tree nor index, a beam has to give what exact search gives.
 
 Ends with 1 if anything differs.  Compiled code is kept in a folder of its own for each state of the kernels,
 because numba does not notice a change in a function that a cached one calls.
@@ -171,10 +171,10 @@ def _without_tree(old: Arrays, new: Arrays, prefix: str) -> set[str]:
     given_up = has_tuned_tree(old, prefix) and not has_tuned_tree(new, prefix)
     refused = beam[0] not in old
     is_exact = all(_difference(new[a], new[b]) is None for a, b in zip(beam, exact, strict=True))
-    if not is_exact or not (given_up or refused):
-        return set()
     keys = ("tree_regularization", "tree_held_out_log_likelihood") if given_up else ()
-    return {*beam, *(f"{prefix}choices[{key}]" for key in keys)}
+    allowed = {f"{prefix}choices[{key}]" for key in keys}
+    # With an index, the beam needs no tree and has to give what it gave.
+    return allowed | set(beam) if is_exact and (given_up or refused) else allowed
 
 
 def _difference(old: NDArray[Any], new: NDArray[Any]) -> str | None:

@@ -29,7 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {"errors", "kernels", "types"},
     "storage": {"errors"},
     "training.objectives": {"kernels"},
-    "defaults": {"noise", "training.objectives"},
+    "defaults": set(),
+    "config": {"defaults", "noise", "training.objectives"},
     "metrics": {"types"},
     "features": {"defaults", "kernels", "runtime", "storage", "types"},
     "tree": {"defaults", "kernels", "runtime", "storage", "types", "validation"},
@@ -42,18 +43,18 @@ ALLOWED: dict[str, set[str]] = {
         "types", "weights",
     },
     "training": {
-        "defaults", "examples", "features", "kernels", "model", "noise", "runtime", "storage", "training.objectives",
+        "config", "defaults", "examples", "features", "kernels", "model", "noise", "runtime", "storage", "training.objectives",
         "tree", "types", "weights",
     },
     "model": {
-        "calibration", "defaults", "examples", "features", "noise", "runtime", "search", "storage", "training",
+        "config", "calibration", "defaults", "errors", "examples", "features", "noise", "runtime", "search", "storage", "training",
         "training.objectives", "tree", "types", "validation", "weights",
     },
-    "fit": {"defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
+    "fit": {"config", "defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
     "storage.models": {"errors", "features", "model", "storage", "training", "types"},
     "classifier": {"examples", "model", "training", "types"},
     "estimator": {
-        "defaults", "errors", "examples", "fit", "model", "noise", "parameters", "runtime", "storage", "storage.models",
+        "config", "defaults", "errors", "examples", "fit", "model", "noise", "parameters", "runtime", "storage", "storage.models",
         "training", "training.objectives", "types", "validation",
     },
     "text_classifier": {"estimator", "examples", "features", "model", "runtime", "storage", "training", "types"},
@@ -84,7 +85,7 @@ INPUT_CHECKS = {
     ("text_classifier.py", "ExtremeClassifier"),
     ("training/loop.py", "Watcher"),
 }
-LONGEST_CHAIN = 16
+LONGEST_CHAIN = 19
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier
-from extremax.defaults import (
-    DEFAULTS,
-    RESOLVED,
-    Defaults,
-    FitConfig,
-    ProblemSize,
-    replace_numbers,
-    resolve,
-    resume_config,
-)
+from extremax.config import RESOLVED, FitConfig, resolve, resume_config
+from extremax.defaults import DEFAULTS, Defaults, ProblemSize, replace_numbers
 from extremax.noise import UniformNoise
 
 PROBLEM = ProblemSize(n_rows=10_000, n_pairs=10_000, n_features=8, n_classes=300)

@@ -28,6 +28,7 @@ from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10
 
+
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)

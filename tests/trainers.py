@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from extremax import ExtremeClassifier
-from extremax.defaults import DEFAULTS, ProblemSize, resolve
+from extremax.config import resolve
+from extremax.defaults import DEFAULTS, ProblemSize
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.training.base import TrainState

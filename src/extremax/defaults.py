@@ -1,22 +1,15 @@
-"""Every number that steers a result: its value, its unit and its reason; and how open parameters are
-resolved.
+"""Every number that steers a result: its value, its unit and its reason.
 
-A config dataclass belongs to one component, which receives it as an argument. `FitConfig` holds all of them
-with the resolved public parameters of a fit and is stored in the model folder: a fit resumed with a later
-version goes on with the numbers it began with. Measurements behind the values: docs/tuning.md."""
+A config dataclass belongs to one component, which receives it as an argument.  `extremax.config.FitConfig` holds
+all of them and is stored in the model folder: a fit resumed with a later version goes on with the numbers it began
+with.  Measurements behind the values: docs/tuning.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_type_hints
-
-import numpy as np
-
-from extremax.training.objectives import OBJECTIVES, Objective
-
-if TYPE_CHECKING:
-    from extremax.noise import Noise
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -272,151 +265,11 @@ class Defaults:
 
 
 DEFAULTS = Defaults()
-CUSTOM_NOISE = "custom"
-
-
-@dataclass(frozen=True)
-class FitConfig:
-    """The public parameters of one fit, resolved, and the tuned numbers of every component."""
-
-    objective: str
-    noise: str | Noise
-    optimizer: str
-    n_epochs: int
-    learning_rate: float
-    n_negatives: int
-    n_shared: int
-    precondition: bool
-    score_penalty: float
-    prior_variance: float | None
-    batch_size: int
-    tree_components: int
-    tree_regularization: float | str
-    noise_exponent: float
-    tree_share: float
-    numbers: Defaults = field(default_factory=Defaults)
-
-    @property
-    def definition(self) -> Objective:
-        """The objective's entry in the registry."""
-        return OBJECTIVES[self.objective]
-
-    @property
-    def uses_tree(self) -> bool:
-        return self.noise in ("adversarial", "tree", "mixture")
-
-    @property
-    def decays(self) -> bool:
-        """Whether the learning rate of a whole fit falls to zero."""
-        return self.definition.shares_classes and self.precondition
-
-    def set_size(self, n_classes: int) -> int:
-        """Return how many classes a minibatch shares."""
-        return n_classes if self.definition.all_classes else min(self.n_shared, n_classes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config as JSON can hold it."""
-        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        noise = self.noise if isinstance(self.noise, str) else CUSTOM_NOISE
-        return {**plain, "noise": noise, "numbers": asdict(self.numbers)}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any], noise: Noise | None = None) -> Self:
-        """Restore a config; numbers that an earlier version did not have get today's values."""
-        known = {entry.name for entry in fields(cls)}
-        given = {name: value for name, value in content.items() if name in known}
-        given["numbers"] = _restore(Defaults, content.get("numbers", {}))
-        if given["noise"] == CUSTOM_NOISE and noise is not None:
-            given["noise"] = noise
-        return cls(**given)
-
-
-def _restore(cls: type[T], content: Mapping[str, Any]) -> T:
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for name, value in content.items():
-        if name not in hints:
-            continue
-        if is_dataclass(hints[name]):
-            values[name] = _restore(hints[name], value)
-        else:
-            values[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**values)
 
 
 def has_many_classes(n_classes: int, n_shared: int, config: BatchConfig) -> bool:
     """Whether classes are so many that those of a tree's cell are no harder than others."""
     return n_classes > config.many_classes * n_shared
-
-
-def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
-    """Return a minibatch in which hardly two rows share a class, and which stays in the cache."""
-    wanted = min(problem.n_classes // config.classes_per_row, problem.n_pairs // config.batches_per_epoch)
-    return int(np.clip(wanted, config.min_batch, config.max_batch))
-
-
-def resolve(
-    parameters: Mapping[str, Any],
-    problem: ProblemSize,
-    *,
-    streaming: bool = False,
-    numbers: Defaults = DEFAULTS,
-) -> FitConfig:
-    """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
-
-    `streaming` is for rows that arrive in parts: a start and a scale taken from the first part would be
-    arbitrary."""
-    names = {entry.name for entry in fields(FitConfig)} - {"numbers"}
-    given = {name: value for name, value in parameters.items() if name in names}
-    batch, rows = numbers.batch, numbers.rows
-    if given["objective"] == "auto":
-        fits = problem.n_features <= batch.max_features and isinstance(given["noise"], str) and not streaming
-        fits = fits and given["prior_variance"] is None
-        given["objective"] = "shared_softmax" if fits else "negative_sampling"
-    objective = OBJECTIVES[given["objective"]]
-    if objective.shares_classes and not isinstance(given["noise"], str):
-        raise ValueError(
-            f"objective={given['objective']!r} draws the classes of a minibatch by itself and cannot use"
-            " noise of type"
-            f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or"
-            " another objective."
-        )
-    defaults: dict[str, Any]
-    if objective.shares_classes:
-        size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
-        wanted = min(problem.n_pairs // batch.batches_per_epoch, batch.max_scores // size)
-        defaults = {"batch_size": int(np.clip(wanted, batch.min_batch, batch.max_batch))}
-        n_batches = -(-problem.n_pairs // (given["batch_size"] or defaults["batch_size"]))
-        epochs = int(np.clip(-(-batch.min_steps // n_batches), batch.min_epochs, batch.max_epochs))
-        rate = batch.learning_rate_plain
-        if given["precondition"]:
-            many = has_many_classes(problem.n_classes, size, batch)
-            rate = batch.learning_rate_many_classes if many else batch.learning_rate
-        defaults |= {"n_epochs": epochs, "learning_rate": rate, "optimizer": batch.optimizer}
-    else:
-        defaults = {
-            "batch_size": row_batch_size(problem, rows),
-            "n_epochs": rows.n_epochs,
-            "learning_rate": rows.learning_rate,
-            "optimizer": rows.optimizer,
-        }
-    given |= {name: value for name, value in defaults.items() if given[name] is None}
-    return FitConfig(**given, numbers=numbers)
-
-
-def resume_config(
-    begun: FitConfig, parameters: Mapping[str, Any], problem: ProblemSize, noise: Noise | None
-) -> FitConfig:
-    """Return the config with which a fit goes on: parameters that are left open stay as they were begun."""
-    open_ones = {name: getattr(begun, name) for name in RESOLVED if parameters.get(name, "") is None}
-    given = {**parameters, **open_ones, "objective": begun.objective}
-    if not isinstance(given["noise"], str) and noise is not None:
-        given["noise"] = noise
-    return resolve(given, problem, numbers=begun.numbers)
-
-
-# parameters that may be left open
-RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
 
 
 def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
@@ -431,3 +284,16 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
         name: replace(getattr(numbers, name), **values) for name, values in parts.items()
     }
     return replace(numbers, **changed)
+
+
+def restore_numbers(cls: type[T], content: Mapping[str, Any]) -> T:
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in hints:
+            continue
+        if is_dataclass(hints[name]):
+            values[name] = restore_numbers(hints[name], value)
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)

@@ -14,7 +14,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax.defaults import DEFAULTS, Defaults, FitConfig, ProblemSize, resolve, resume_config
+from extremax.config import FitConfig, resolve, resume_config
+from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.errors import ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.fit import Fitted, Request, fit_index, fit_model, resume_model, train_epoch

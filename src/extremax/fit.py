@@ -15,7 +15,8 @@ import numpy as np
 from scipy import sparse
 
 from extremax import search
-from extremax.defaults import DEFAULTS, FitConfig, ProblemSize
+from extremax.config import FitConfig
+from extremax.defaults import DEFAULTS, ProblemSize
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model

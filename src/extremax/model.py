@@ -8,14 +8,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax import search
 from extremax.calibration import Calibration
-from extremax.defaults import DEFAULTS, FitConfig
+from extremax.config import FitConfig
+from extremax.defaults import DEFAULTS
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
@@ -25,10 +26,12 @@ from extremax.search import Evaluation, ExactSearch, RankedPairs, Scorer, Search
 from extremax.storage.state import State, restore
 from extremax.training.base import TrainState, chosen_header
 from extremax.training.objectives import OBJECTIVES
-from extremax.tree import LabelTree
 from extremax.types import Features, Float32, Float64, Int32, Int64
 from extremax.validation import LabelIndex, check_features, lookup_targets
 from extremax.weights import Weights
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
 
 
 class Descriptions(NamedTuple):

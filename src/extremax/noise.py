@@ -11,7 +11,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,9 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage.state import State, merge, register, restore
-from extremax.tree import LabelTree
 from extremax.types import Float32, Float64, Int32
 from extremax.validation import check_random_state
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
 
 _ROWS_PER_TASK = 4096
 _MEAN_ROWS = 16  # rows of all classes held at once: 640 MB for ten million classes
@@ -295,6 +297,7 @@ class TreeNoise(NoiseBase):
     --------
     >>> import numpy as np
     >>> Z = np.array([[-1.0], [1.0], [-1.1], [0.9]], np.float32)
+    >>> from extremax import LabelTree
     >>> noise = TreeNoise(LabelTree.fit(Z, np.array([0, 1, 0, 1])))
     >>> noise.log_prob(Z, np.array([0, 1, 0, 1], np.int32)).min() > -0.69
     np.True_
@@ -331,6 +334,8 @@ class TreeNoise(NoiseBase):
 
     @classmethod
     def from_state(cls, state: State) -> TreeNoise:
+        from extremax.tree import LabelTree
+
         return cls(LabelTree.from_arrays(state.arrays))
 
 

@@ -23,7 +23,7 @@ several_threads = pytest.mark.skipif(JIT_DISABLED, reason="interpreted kernels r
 
 @njit
 def count_up(schedule, part, n_parts, n_phases, values, wrong):
-    """Each task of phase p turns the value p of its place into p + 1; all other places must be at p already."""
+    """Each task of phase p turns the value p of its place into p + 1; all others must be at p already."""
     task = claim_task(schedule, part, n_parts, n_phases)
     while task >= 0:
         phase, number = task // n_parts, task % n_parts

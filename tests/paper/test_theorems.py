@@ -17,8 +17,9 @@ from scipy.optimize import minimize
 
 import reference
 from extremax.calibration import Calibration
+from extremax.config import resolve
 from extremax.data import planted_softmax
-from extremax.defaults import ProblemSize, resolve
+from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise

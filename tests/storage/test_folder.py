@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import shutil
-import time
 import uuid
 from decimal import Decimal
 from fractions import Fraction
@@ -124,13 +123,19 @@ def test_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
         assert file.read_bytes() == (two / file.name).read_bytes()
 
 
-def test_large_model_opens_at_once(tmp_path: Path) -> None:
+def is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
+
+
+def test_large_model_is_mapped_not_read(tmp_path: Path) -> None:
     path = tmp_path / "model"
     save(path, arrays={"weights": np.ones((1 << 15, 1 << 10), dtype=np.float32)})  # 128 MiB
-    start = time.perf_counter()
-    load_folder(path, kind="demo")
-    # 10 ms on an idle machine; reading and checking everything takes as many tenths
-    assert time.perf_counter() - start < 0.5
+    weights = load_folder(path, kind="demo").arrays["weights"]
+    assert is_mapped(weights)
 
 
 # -- labels
@@ -242,13 +247,11 @@ def test_without_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["<U", "object"])
-def test_a_million_strings_load_fast(tmp_path: Path, kind: str) -> None:
+def test_a_million_strings_come_back_identity(tmp_path: Path, kind: str) -> None:
     labels = np.char.add("product ", np.arange(10**6).astype("<U7"))
     labels = labels.astype(object) if kind == "object" else labels
     path = save(tmp_path / "model", labels=labels)
-    start = time.perf_counter()
     got = load_folder(path, kind="demo").labels
-    assert time.perf_counter() - start < 3  # 0.1 s and 0.3 s on an idle machine
     np.testing.assert_array_equal(got, labels)
 
 

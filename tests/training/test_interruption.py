@@ -13,6 +13,7 @@ import pytest
 from extremax import ExtremeClassifier, load_model
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import TrainingInterruptedWarning
+from extremax.features.whitening import Whitening
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.model import Model
 from extremax.runtime.progress import ProgressLine
@@ -141,6 +142,53 @@ def test_ctrl_c_at_random_moments(data, objective, n_jobs):
         timer.join()
         assert 2 <= clf.model_.n_epochs < 100_000
         assert_consistent(clf, X, y)
+
+
+def press_in(monkeypatch, method, turn):
+    """Press Ctrl-C before and after one of the conversions between coordinates."""
+    convert, calls = getattr(Whitening, method), itertools.count(1)
+
+    def interrupted(whitening, *args):
+        here = next(calls) == turn
+        if here:
+            press()
+        convert(whitening, *args)
+        if here:
+            press()
+
+    monkeypatch.setattr(Whitening, method, interrupted)
+
+
+def test_ctrl_c_while_weights_go_to_training_coordinates(data, monkeypatch):
+    X, y = data
+    press_in(monkeypatch, "to_training", 3)
+    clf = fit_interrupted(make("shared_softmax"), X, y, lambda record: None)
+    assert clf.model_.n_epochs == 2
+    assert_consistent(clf, X, y)
+
+
+@pytest.mark.identity
+def test_ctrl_c_while_weights_come_back_from_training_coordinates(data, monkeypatch):
+    X, y = data
+    press_in(monkeypatch, "to_features", 4)  # the start, and the ends of three epochs
+    clf = fit_interrupted(make("shared_softmax"), X, y, lambda record: None)
+    assert_consistent(clf, X, y)
+    monkeypatch.undo()
+    assert clf.model_.n_epochs == 3  # the epoch was complete
+    three = make("shared_softmax").fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
+    np.testing.assert_array_equal(weights_of(clf), weights_of(three))
+
+
+def test_ctrl_c_while_a_moment_makes_its_model(data, monkeypatch):
+    X, y = data
+
+    def look(moment):
+        press_in(monkeypatch, "to_features", 1)
+        moment.model()
+
+    clf = fit_interrupted(make("shared_softmax"), X, y, At(3, 200, look))
+    assert clf.model_.n_epochs == 2
+    assert_consistent(clf, X, y)
 
 
 @pytest.mark.identity

@@ -70,27 +70,35 @@ def test_start_predicts_nearly_as_well_as_the_true_means(data):
 
 
 @pytest.mark.reference
-def test_scale_is_the_most_likely_one_of_rows_left_out(data):
+@pytest.mark.parametrize("n_rows", [70, 400])
+def test_scale_is_the_most_likely_one_of_rows_left_out(data, n_rows):
     """The scale written out: each row left out of the mean of its class, all classes compared."""
-    X, y = data
-    scales = (1.0, 2.0, 4.0, 8.0, 16.0)
-    config = WarmStartConfig(ridge=1e-6, scales=scales, sample_rows=len(y), tolerance=0.0)
-    _, white, scale = started(X, y, config=config)
-    x, n = white.rows(X, 0.5).astype(np.float64), np.bincount(y)
+    X, y = data[0][:n_rows], data[1][:n_rows]
+    scales = tuple(1.3**i for i in range(14))
+    options = {"ridge": 1e-6, "scales": scales, "sample_rows": n_rows}
+    _, white, scale = started(X, y, config=WarmStartConfig(tolerance=0.0, **options))
+    x, n = white.rows(X, 0.5).astype(np.float64), np.bincount(y, minlength=N_CLASSES)
     sums = np.stack([x[y == c].sum(axis=0) for c in range(N_CLASSES)])
-    figures = []
-    for factor in scales:
-        total = 0.0
-        for row, label in zip(x, y, strict=True):
-            means = sums / (n + 1.0)[:, None]
-            means[label] = (sums[label] - row) / n[label]
-            scores = factor * (means @ row - (means**2).sum(axis=1) / 2) + np.log(n / n.sum())
-            total += scores[label] - np.logaddexp.reduce(scores)
-        figures.append(total)
-    assert scale == scales[int(np.argmax(figures))]
+
+    def likelihoods(leave_out):
+        figures = []
+        for factor in scales:
+            total = 0.0
+            for row, label in zip(x, y, strict=True):
+                means = sums / (n + 1.0)[:, None]
+                if leave_out:
+                    means[label] = (sums[label] - row) / n[label]
+                log_prior = np.log(np.maximum(n, 0.5) / n.sum())
+                scores = factor * (means @ row - (means**2).sum(axis=1) / 2) + log_prior
+                total += scores[label] - np.logaddexp.reduce(scores)
+            figures.append(total)
+        return figures
+
+    assert scale == scales[int(np.argmax(likelihoods(True)))]
+    if n_rows == 70:  # with few rows per class it matters that they are left out
+        assert scale < scales[int(np.argmax(likelihoods(False)))]
     # The smallest scale that is nearly as good is taken.
-    close = WarmStartConfig(ridge=1e-6, scales=scales, sample_rows=len(y), tolerance=100.0)
-    assert started(X, y, config=close)[2] == scales[0]
+    assert started(X, y, config=WarmStartConfig(tolerance=100.0, **options))[2] == scales[0]
 
 
 @pytest.mark.identity

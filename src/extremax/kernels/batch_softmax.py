@@ -211,6 +211,8 @@ def apply_shared(
 ):
     """Update the classes in slots [first, last) by Adagrad or SGD.
 
+    The slots are all below `n_set`, classes of the set, or all from `n_set` on, positives outside of it.
+
     Parameters
     ----------
     gradients : (slots, K)

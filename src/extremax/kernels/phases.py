@@ -136,7 +136,7 @@ else:
 
         return types.void(), codegen
 
-    # Numbers of the system call futex. Where there is none, a thread that waits looks again every now and then.
+    # Numbers of the system call futex. Where there is none, a thread that waits looks again now and then.
     _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(platform.machine())
 
     if sys.platform == "linux" and sys.maxsize > 2**32 and _FUTEX is not None:
@@ -175,7 +175,7 @@ else:
 
 @helper
 def _await_next_phase(schedule: Any, phase: Any) -> bool:
-    """Return True when the tasks of another phase than `phase` can be claimed, False if that will never be."""
+    """Wait until tasks of a later phase than `phase` can be claimed; return False if that will never be."""
     for _ in range(_SPINS):
         if _load(schedule, _PHASE) != phase:
             return True

@@ -1,14 +1,14 @@
 """Train on a stretch of minibatches, on several threads that share the tasks of each phase.
 
 A minibatch has two phases: scores and coefficients of the rows, from frozen weights; then updates of the
-classes. A phase is cut into ``n_parts`` tasks, which threads claim (see kernels/phases.py): on a quiet machine
-each thread runs its own, on a busy one a thread that runs does the work of another that does not. Each class is
-updated in the order of the rows, whoever does it. Going from one phase to the next costs about a microsecond,
-so that minibatches can be small enough for the rows that were scored to be still in the cache when they are
-updated.
+classes.  A phase is cut into ``n_parts`` tasks, which threads claim (`extremax.kernels.phases`): on a quiet
+machine each thread runs its own, on a busy one a running thread does the work of one that is not running.
+Each class is updated in the order of the rows, by whichever thread.  A change of phase costs about a
+microsecond, so that minibatches can be small enough for the rows that were scored to be still in the cache
+when they are updated.
 
-The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimizer when a kernel is compiled,
-so that only what is used is compiled.
+The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimizer when a kernel is
+compiled: a kernel contains one of each.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._pressed: tuple[int, FrameType | None] | None = None
+        self._pressed: list[tuple[int, FrameType | None]] = []
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
     @contextmanager
@@ -41,16 +41,16 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
             return
-        self._pressed, self._handler = None, handler
+        self._pressed, self._handler = [], handler
         signal.signal(signal.SIGINT, self._press)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, handler)
             self._handler = None
-        pressed, self._pressed = self._pressed, None
-        if pressed is not None:
-            handler(*pressed)
+        pressed, self._pressed = self._pressed, []
+        if pressed:
+            handler(*pressed[0])
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
@@ -67,10 +67,10 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._press)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = number, frame
+        self._pressed.append((number, frame))
 
     def check(self) -> None:
         """Raise KeyboardInterrupt, or do what the program's own handler does, if Ctrl-C was pressed."""
-        if self._pressed is not None and self._handler is not None:
-            pressed, self._pressed = self._pressed, None
-            self._handler(*pressed)
+        if self._pressed and self._handler is not None:
+            pressed, self._pressed = self._pressed, []
+            self._handler(*pressed[0])

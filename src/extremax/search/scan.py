@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from extremax.kernels import topk, tree_tiles
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.search.base import Scorer
-from extremax.tree import LabelTree
 from extremax.types import Features, Float32, Int32, Int64
 from extremax.weights import BlockScores, Buffers
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
 
 # First row, last row, and log p_n of one tile for these rows.
 NoiseRows: TypeAlias = tuple[int, int, topk.LogNoise]

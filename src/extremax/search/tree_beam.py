@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from extremax.runtime.threads import run, split
 from extremax.search.base import Scorer
 from extremax.search.scores import remove_bias
 from extremax.storage.state import State, register
-from extremax.tree import LabelTree
 from extremax.types import Features, Float32, Int32
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
 
 _TASK_ROWS = 64  # rows whose best candidates a thread chooses at a time
 
@@ -84,6 +87,8 @@ class TreeBeamSearch:
     @classmethod
     def from_state(cls, state: State) -> TreeBeamSearch:
         """Build the search that `state` described."""
+        from extremax.tree import LabelTree
+
         return cls(LabelTree.from_arrays(state.arrays))
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.defaults import FitConfig, ProblemSize, ScaleConfig
+from extremax.config import FitConfig
+from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from extremax.defaults import BatchConfig
 from extremax.noise import class_weights
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.tree import LabelTree
 from extremax.types import Float32, Float64, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
 
 _ROUTE_ROWS = 8192  # rows that a thread routes at a time
 

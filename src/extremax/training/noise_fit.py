@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from extremax.defaults import FitConfig
+from extremax.config import FitConfig
 from extremax.examples import Examples
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
 from extremax.runtime.context import Context

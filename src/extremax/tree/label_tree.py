@@ -151,7 +151,7 @@ class LabelTree:
         return cls.from_arrays(state.arrays)
 
     @classmethod
-    def fit(
+    def fit(  # noqa: PLR0913 (the parameters are the API)
         cls,
         Z: ArrayLike,
         y: ArrayLike,
@@ -220,7 +220,7 @@ class LabelTree:
         )
 
     @classmethod
-    def fit_with_config(
+    def fit_with_config(  # noqa: PLR0913 (those of `fit`)
         cls,
         Z: ArrayLike,
         y: ArrayLike,
@@ -256,7 +256,7 @@ class LabelTree:
         )
         return cls(nodes.table[:, :k], nodes.biases, leaves_of(nodes.order))
 
-    def refit(
+    def refit(  # noqa: PLR0913 (the parameters are the API)
         self,
         Z: ArrayLike,
         y: ArrayLike,
@@ -294,7 +294,7 @@ class LabelTree:
             random_state=random_state,
         )
 
-    def refit_with_config(
+    def refit_with_config(  # noqa: PLR0913 (those of `refit`)
         self,
         Z: ArrayLike,
         y: ArrayLike,

@@ -32,7 +32,7 @@ class TunedTree(NamedTuple):
     held_out_log_likelihood: float | None
 
 
-def fit_tuned(
+def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
     Z: Float32,
     y: Int32,
     *,
