@@ -39,41 +39,136 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"kernels", "runtime", "storage", "types"},
     "calibration": {"defaults", "examples", "runtime", "storage", "types"},
     "search": {
-        "calibration", "defaults", "errors", "examples", "kernels", "metrics", "noise", "runtime", "storage", "tree",
-        "types", "weights",
+        "calibration",
+        "defaults",
+        "errors",
+        "examples",
+        "kernels",
+        "metrics",
+        "noise",
+        "runtime",
+        "storage",
+        "tree",
+        "types",
+        "weights",
     },
     "training": {
-        "config", "defaults", "examples", "features", "kernels", "model", "noise", "runtime", "storage", "training.objectives",
-        "tree", "types", "weights",
+        "config",
+        "defaults",
+        "examples",
+        "features",
+        "kernels",
+        "model",
+        "noise",
+        "runtime",
+        "storage",
+        "training.objectives",
+        "tree",
+        "types",
+        "weights",
     },
     "model": {
-        "config", "calibration", "defaults", "errors", "examples", "features", "noise", "runtime", "search", "storage", "training",
-        "training.objectives", "tree", "types", "validation", "weights",
+        "config",
+        "calibration",
+        "defaults",
+        "errors",
+        "examples",
+        "features",
+        "noise",
+        "runtime",
+        "search",
+        "storage",
+        "training",
+        "training.objectives",
+        "tree",
+        "types",
+        "validation",
+        "weights",
     },
     "fit": {"config", "defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
     "storage.models": {"errors", "features", "model", "storage", "training", "types"},
     "classifier": {"examples", "model", "training", "types"},
     "estimator": {
-        "config", "defaults", "errors", "examples", "fit", "model", "noise", "parameters", "runtime", "storage", "storage.models",
-        "training", "training.objectives", "types", "validation",
+        "config",
+        "defaults",
+        "errors",
+        "examples",
+        "fit",
+        "model",
+        "noise",
+        "parameters",
+        "runtime",
+        "storage",
+        "storage.models",
+        "training",
+        "training.objectives",
+        "types",
+        "validation",
     },
-    "text_classifier": {"estimator", "examples", "features", "model", "runtime", "storage", "training", "types"},
+    "text_classifier": {
+        "estimator",
+        "examples",
+        "features",
+        "model",
+        "runtime",
+        "storage",
+        "training",
+        "types",
+    },
     "loading": {"estimator", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},
     "nn": {"calibration", "features", "noise", "parameters", "runtime", "search", "tree", "types", "weights"},
     "experiments": {
-        "data", "errors", "estimator", "evaluation", "examples", "features", "loading", "model", "parameters", "runtime",
-        "splits", "storage", "text_classifier", "training", "training.objectives", "types", "validation",
+        "data",
+        "errors",
+        "estimator",
+        "evaluation",
+        "examples",
+        "features",
+        "loading",
+        "model",
+        "parameters",
+        "runtime",
+        "splits",
+        "storage",
+        "text_classifier",
+        "training",
+        "training.objectives",
+        "types",
+        "validation",
     },
-    "paper": {"data", "estimator", "examples", "experiments", "noise", "runtime", "tree", "types", "validation"},
+    "paper": {
+        "data",
+        "estimator",
+        "examples",
+        "experiments",
+        "noise",
+        "runtime",
+        "tree",
+        "types",
+        "validation",
+    },
     "cli": {
-        "data", "errors", "estimator", "evaluation", "experiments", "features", "loading", "model", "paper", "parameters",
-        "runtime", "storage", "text_classifier", "training", "types",
+        "data",
+        "errors",
+        "estimator",
+        "evaluation",
+        "experiments",
+        "features",
+        "loading",
+        "model",
+        "paper",
+        "parameters",
+        "runtime",
+        "storage",
+        "text_classifier",
+        "training",
+        "types",
     },
     "__init__": {"estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
     "__main__": {"cli"},
     "theory": set(),
-}  # fmt: skip
+}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}  # they run code from a file
 ONLY_IN = {"torch": "nn", "numba": "kernels", "llvmlite": "kernels"}
@@ -336,7 +431,8 @@ def test_cycle_and_chain_are_found() -> None:
 
 _WATCHED_IMPORT = """
 import sys
-heavy = {"torch", "matplotlib", "optuna", "typer", "rich"}  # pandas is imported by scikit-learn, where it is installed
+# pandas is imported by scikit-learn, where it is installed
+heavy = {"torch", "matplotlib", "optuna", "typer", "rich"}
 asked = []
 class Watch:  # sees attempts to import what is not installed, too
     def find_spec(self, name, path=None, target=None):
@@ -344,7 +440,8 @@ class Watch:  # sees attempts to import what is not installed, too
             asked.append(name)
 sys.meta_path.insert(0, Watch())
 import MODULE
-[getattr(MODULE, name) for name in getattr(MODULE, "__all__", ())]  # names may be imported when they are first used
+# names may be imported when they are first used
+[getattr(MODULE, name) for name in getattr(MODULE, "__all__", ())]
 print(*asked)
 """
 

@@ -498,10 +498,18 @@ def test_failed_fit_leaves_no_model_under_new_labels_rejects(data):
 
 
 BAD_CALLS = [
-    (lambda c, X, y: c.set_params(patience=2).fit(X, y), r"patience is 2, but there are no rows to validate on; give"),
-    (lambda c, X, y: c.fit(X * np.float32(1e36), y), r"the rows of X are [\d.]+e\+36 long on average, .* divide all features"),
     (
-        lambda c, X, y: c.set_params(objective="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y),
+        lambda c, X, y: c.set_params(patience=2).fit(X, y),
+        r"patience is 2, but there are no rows to validate on; give",
+    ),
+    (
+        lambda c, X, y: c.fit(X * np.float32(1e36), y),
+        r"the rows of X are [\d.]+e\+36 long on average, .* divide all features",
+    ),
+    (
+        lambda c, X, y: c.set_params(objective="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(
+            X, y
+        ),
         r"Training diverged: the loss of",
     ),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
@@ -512,17 +520,35 @@ BAD_CALLS = [
     (lambda c, X, y: c.fit(X[:0], y[:0]), "0 sample"),
     (lambda c, X, y: c.fit(X[0], y), "Reshape your data"),
     (lambda c, X, y: c.fit(X, y[:-1]), r"y has 1,799 labels, but there are 1,800 rows"),
-    (lambda c, X, y: c.fit(X, np.zeros(len(y))), r"y has one class, .*0\.0.*; ExtremeClassifier needs rows of at least two"),
+    (
+        lambda c, X, y: c.fit(X, np.zeros(len(y))),
+        r"y has one class, .*0\.0.*; ExtremeClassifier needs rows of at least two",
+    ),
     (lambda c, X, y: c.fit(X, y, eval_set=X), r"eval_set must be a pair"),
-    (lambda c, X, y: c.fit(X, y).predict(X[:, :3]), r"X has 3 features, but ExtremeClassifier is expecting 10 features"),
-    (lambda c, X, y: c.fit(X, y).predict_topk(X, k=61), r"The 'k' parameter of predict_topk must be an integer >= 1 and <= 60"),
+    (
+        lambda c, X, y: c.fit(X, y).predict(X[:, :3]),
+        r"X has 3 features, but ExtremeClassifier is expecting 10 features",
+    ),
+    (
+        lambda c, X, y: c.fit(X, y).predict_topk(X, k=61),
+        r"The 'k' parameter of predict_topk must be an integer >= 1 and <= 60",
+    ),
     (lambda c, X, y: c.fit(X, y).predict_topk(X, search="bean"), r"Did you mean 'beam'\?"),
-    (lambda c, X, y: c.fit(X, y).predict_topk(X, search="baem"), r"'search' .* must be one of 'exact', 'beam'"),
-    (lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1), r"is 60, which is not one of the 60 known classes\. Leave out rows"),
+    (
+        lambda c, X, y: c.fit(X, y).predict_topk(X, search="baem"),
+        r"'search' .* must be one of 'exact', 'beam'",
+    ),
+    (
+        lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1),
+        r"is 60, which is not one of the 60 known classes\. Leave out rows",
+    ),
     (lambda c, X, y: c.set_params(noise="unifrom").fit(X, y), r"Did you mean 'uniform'\?"),
-    (lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y), r"must be a number > 0\.0 or None\. Got -1\.0"),
+    (
+        lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y),
+        r"must be a number > 0\.0 or None\. Got -1\.0",
+    ),
     (lambda c, X, y: c.set_params(n_epochs=1.5).fit(X, y), r"must be an integer >= 0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "sentence"), BAD_CALLS)
@@ -589,11 +615,13 @@ def test_same_model_in_another_process(data, tmp_path):
     runs = [
         subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "data.npz"), jobs],
-            capture_output=True, text=True, check=True,
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONHASHSEED": jobs, "OPENBLAS_NUM_THREADS": jobs},
         ).stdout
         for jobs in ("1", "2")
-    ]  # fmt: skip
+    ]
     assert runs[0] == runs[1]
     assert len(runs[0]) > 1000
 

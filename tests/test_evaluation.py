@@ -146,9 +146,15 @@ BAD_CALLS = [
     (lambda c, X, y: evaluate(c, X, y, ks=(0,)), r"ks is \(0,\); give one or more"),
     (lambda c, X, y: evaluate(object(), X, y), r"model must be an ExtremeClassifier, .* got object\."),
     (lambda c, X, y: evaluate(c, X, [[99]] * len(X)), r"y has no label of a class of the model"),
-    (lambda c, X, y: evaluate(c, X, y[:-1]), r"y has 19 lists of labels, but there are 20 rows of features\."),
-    (lambda c, X, y: evaluate(c, X, y, propensity=np.ones(3)), r"propensity has shape \(3,\); the truth has 30 classes"),
-]  # fmt: skip
+    (
+        lambda c, X, y: evaluate(c, X, y[:-1]),
+        r"y has 19 lists of labels, but there are 20 rows of features\.",
+    ),
+    (
+        lambda c, X, y: evaluate(c, X, y, propensity=np.ones(3)),
+        r"propensity has shape \(3,\); the truth has 30 classes",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "sentence"), BAD_CALLS)

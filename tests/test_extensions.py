@@ -16,9 +16,8 @@ from extremax.storage import state
 from extremax.training.objectives import OBJECTIVES, Objective, register_objective
 from planted import around_means
 
-pytestmark = pytest.mark.small
 N_CLASSES = 12
-OPTIONS = {"n_epochs": 20, "random_state": 0, "n_jobs": 1}
+OPTIONS = {"n_epochs": 8, "random_state": 0, "n_jobs": 1}
 
 
 @pytest.fixture
@@ -62,6 +61,7 @@ def assert_loads_the_same(clf, X, folder, **search):
 # -- an objective
 
 
+@pytest.mark.small
 def test_objective_of_ones_own(extensions, data, tmp_path):
     extensions.load("toy_objective")
     X, y = data
@@ -72,7 +72,7 @@ def test_objective_of_ones_own(extensions, data, tmp_path):
     assert clf.choices_["objective"] == "squared_hinge"
     again = assert_loads_the_same(clf, X, tmp_path / "model")
     again.partial_fit(X, y)
-    assert again.model_.n_epochs == 21
+    assert again.model_.n_epochs == 9
     assert again.model_.objective == "squared_hinge"
 
 
@@ -81,7 +81,7 @@ def test_resumed_objective_of_ones_own_has_the_same_bits(extensions, data, tmp_p
     X, y = data
     whole = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS).fit(X, y)
     half = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS)
-    half.fit(X, y, callbacks=[lambda record: record["epoch"] == 7]).save(tmp_path / "half")
+    half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3]).save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
     np.testing.assert_array_equal(again.model_.weights.to_dense(), whole.model_.weights.to_dense())
 

@@ -13,13 +13,11 @@ from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.fit import split_calibration
-from extremax.kernels.compile import JIT_DISABLED
 from extremax.training.loop import Watcher
 from extremax.tree import LabelTree
 from planted import a_dozen_classes, around_means
 from trainers import make_config
 
-compiled = pytest.mark.skipif(JIT_DISABLED, reason="takes minutes without compilation")
 # Cells of the tree for a few hundred rows; a look after every minibatch.
 CELLS = replace_numbers(
     DEFAULTS, batch={"rows_per_cell": 40, "progress_batches": 1}, rows={"progress_pairs": 1}
@@ -142,7 +140,6 @@ def test_numbers_of_the_tree_reach_it(data):
         assert not np.array_equal(plain.model_.tree.weights, rough.model_.tree.weights)
 
 
-@compiled
 def test_very_many_classes_need_no_tree(tmp_path):
     y = np.arange(900) % 300
     rng = np.random.default_rng(0)
@@ -165,7 +162,6 @@ def test_very_many_classes_need_no_tree(tmp_path):
 # -- calibration rows
 
 
-@compiled
 def test_rows_set_aside_calibrate_the_probabilities(tmp_path):
     rng = np.random.default_rng(0)
     y = rng.integers(40, size=3000)

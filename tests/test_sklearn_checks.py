@@ -123,10 +123,6 @@ TEXT_FAILURES = {
     "check_transformer_general": NO_FIT_TRANSFORM,
     "check_transformer_preserve_dtypes": NO_FIT_TRANSFORM,
     "check_transformer_data_not_an_array": NO_FIT_TRANSFORM,
-    # Faults of TextClassifier._start, which asks y for its length.
-    "check_sample_weights_not_an_array": "a y that is an array by __array__ alone is refused",
-    "check_classifier_data_not_an_array": "a y that is an array by __array__ alone is refused",
-    "check_requires_y_none": "y=None is a TypeError about len(), not a ValueError that says what is missing",
 }
 
 

@@ -224,7 +224,8 @@ class Model:
             return ExactSearch() if unchosen else found
         if self.tree is None and self.takes_index:
             raise ValueError(
-                f"search={name!r} needs a label tree or an index, and this model has none. Use search='exact',"
+                f"search={name!r} needs a label tree or an index, and this model has none. Use"
+                " search='exact',"
                 " or make an index with fit_index(X)."
             )
         linear = self.scorer.linear_scores

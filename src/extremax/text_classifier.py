@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import TransformerTags
+from sklearn.utils.validation import _num_samples
 
 from extremax.estimator import ExtremeClassifier
 from extremax.examples import Examples
@@ -117,19 +119,22 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
+        # A fit that fails leaves nothing of an earlier one.
+        for name in ("classifier_", "features_", "_encoder"):
+            self.__dict__.pop(name, None)
         if self.features is not None and self.encoder is not None:
             raise ValueError("features and encoder are both given; a text has either the ones or the other.")
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
             raise TypeError(f"classifier must be an ExtremeClassifier; got {type(self.classifier).__name__}.")
         check_texts(texts)
         listed = list(texts)
-        n_labels = y.shape[0] if hasattr(y, "shape") and len(y.shape) > 0 else len(y)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None; give one label per text.")
+        n_labels = _num_samples(y)
         if len(listed) != n_labels:  # said before minutes of feature extraction, not after
             raise ValueError(
                 f"there are {len(listed):,} texts and {n_labels:,} labels; each text needs its label."
             )
-        self.__dict__.pop("classifier_", None)
-        self.__dict__.pop("_encoder", None)
         return listed
 
     def _fit_features(self, texts: list[str]) -> NDArray[np.float32]:
@@ -258,6 +263,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
         tags.input_tags.string = True
+        tags.transformer_tags = TransformerTags(preserves_dtype=[])
         return tags
 
     # -- files

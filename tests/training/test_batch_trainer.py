@@ -10,7 +10,6 @@ from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.defaults import DEFAULTS, ProblemSize, replace_numbers
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
-from extremax.kernels.compile import JIT_DISABLED
 from extremax.noise import UniformNoise
 from extremax.runtime.context import Context
 from extremax.training.batch_trainer import BatchTrainer
@@ -18,9 +17,6 @@ from extremax.training.class_sets import ClassSets, route
 from extremax.training.optimizers import OPTIMIZERS, Tables
 from planted import a_dozen_classes, from_softmax, softmax
 from trainers import Progress, make_config, random_tables, run_by_batches
-
-pytestmark = pytest.mark.small
-compiled = pytest.mark.skipif(JIT_DISABLED, reason="takes minutes without compilation")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +37,7 @@ def all_classes(y, exponent=0.5):
 # -- one step
 
 
+@pytest.mark.small
 @pytest.mark.reference
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_step_on_all_classes_matches_reference(data, optimizer):
@@ -63,6 +60,7 @@ def test_step_on_all_classes_matches_reference(data, optimizer):
     np.testing.assert_allclose(run.biases, b, atol=2e-4)
 
 
+@pytest.mark.small
 @pytest.mark.reference
 def test_steps_up_to_a_limit_match_reference(data):
     X, y = data
@@ -81,6 +79,7 @@ def test_steps_up_to_a_limit_match_reference(data):
     np.testing.assert_allclose(moved[1.5], moved[np.inf] * np.minimum(1.0, 1.5 / length), atol=1e-5)
 
 
+@pytest.mark.small
 @pytest.mark.gradient
 def test_gradient_matches_finite_difference(data):
     X, y = data
@@ -101,7 +100,6 @@ def test_gradient_matches_finite_difference(data):
         assert (W[c, k] - run.weights[c, k]) / 1e-3 == pytest.approx(slope, abs=0.02)
 
 
-@compiled
 def test_sampled_gradient_is_the_softmax_for_many_classes(data):
     # The sum over classes is unbiased, its inverse nearly so where no class outweighs the rest: with 40 of 60
     # classes the mean gradient is the softmax's.
@@ -126,6 +124,7 @@ def test_sampled_gradient_is_the_softmax_for_many_classes(data):
 # -- several labels
 
 
+@pytest.mark.small
 @pytest.mark.reference
 @pytest.mark.parametrize("n_shared", [12, 7])
 def test_labels_of_a_row_are_no_negatives_of_each_other_matches_reference(data, n_shared):
@@ -156,6 +155,7 @@ def test_labels_of_a_row_are_no_negatives_of_each_other_matches_reference(data, 
     assert np.mean(run.losses) == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.small
 @pytest.mark.invariance
 def test_rows_of_one_label_do_not_change_by_being_pairs(data):
     X, y = data
@@ -186,6 +186,7 @@ def test_certain_labels_of_a_row_are_found():
 # -- what must not matter
 
 
+@pytest.mark.small
 @pytest.mark.invariance
 def test_thread_count_invariant(data):
     X, y = data
@@ -202,6 +203,7 @@ def test_thread_count_invariant(data):
     assert np.array_equal(runs[0].biases, runs[1].biases)
 
 
+@pytest.mark.small
 @pytest.mark.identity
 def test_whitened_epoch_without_steps_keeps_the_weights(data):
     """At a step size of zero nothing but the conversion of coordinates happens, in float32."""
@@ -294,6 +296,7 @@ def test_tree_is_fitted_where_cells_need_it(data, numbers, parameters, has_tree)
     assert (state.class_means is not None) == has_tree
 
 
+@pytest.mark.small
 def test_minibatches_hold_rows_of_one_cell(data):
     _, batches = prepared(data, n_shared=8)
     cells = batches.cells
@@ -304,7 +307,6 @@ def test_minibatches_hold_rows_of_one_cell(data):
 
 
 @pytest.mark.planted
-@compiled
 @pytest.mark.parametrize("n_shared", [24, 4096])
 def test_shared_softmax_converges_to_the_softmax(n_shared):
     # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near
@@ -337,6 +339,7 @@ def test_every_setting_learns(data, objective, noise, precondition, numbers):
     assert clf.choices_["objective"] == objective
 
 
+@pytest.mark.small
 def test_plain_softmax_steps_at_a_constant_rate(data):
     X, y = data
     rates = {}
@@ -347,6 +350,7 @@ def test_plain_softmax_steps_at_a_constant_rate(data):
     assert rates == {True: [0.5, 0.375, 0.25, 0.125], False: [0.5] * 4}
 
 
+@pytest.mark.small
 @pytest.mark.invariance
 def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_path):
     class Classifier(ExtremeClassifier):

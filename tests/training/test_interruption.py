@@ -14,7 +14,6 @@ from extremax import ExtremeClassifier, load_model
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import TrainingInterruptedWarning
 from extremax.features.whitening import Whitening
-from extremax.kernels.compile import JIT_DISABLED
 from extremax.model import Model
 from extremax.runtime.progress import ProgressLine
 from extremax.training.loop import Watcher
@@ -101,13 +100,12 @@ def test_weights_in_training_coordinates_would_show(data):
     assert clf.score(X, y) < 0.5
 
 
-@pytest.mark.small
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize(("epoch", "rows"), [(1, 1), (3, 200), (3, 400)])
 def test_ctrl_c_inside_an_epoch(data, objective, epoch, rows):
     X, y = data
     watcher = At(epoch, rows, lambda moment: press())
-    clf = make(objective, n_epochs=6 if JIT_DISABLED else 12)
+    clf = make(objective, n_epochs=12)
     if objective == "negative_sampling" and epoch == 1:  # too early to be any good, but whole
         fit_interrupted(clf, X, y, watcher)
         assert clf.model_.n_epochs == 0
@@ -192,12 +190,11 @@ def test_ctrl_c_while_a_moment_makes_its_model(data, monkeypatch):
 
 
 @pytest.mark.identity
-@pytest.mark.small
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("through_a_file", [False, True])
 def test_fit_resumed_after_ctrl_c_between_epochs_has_the_same_bits(data, objective, through_a_file, tmp_path):
     X, y = data
-    n_epochs = 4 if JIT_DISABLED else 9
+    n_epochs = 9
     whole = make(objective, n_epochs=n_epochs).fit(X, y)
     clf = make(objective, n_epochs=n_epochs)
     fit_interrupted(clf, X, y, lambda record: press() if record["epoch"] == 3 else None)
@@ -272,7 +269,6 @@ def test_ctrl_c_before_the_first_epoch_leaves_nothing(data, monkeypatch):
 
 
 @pytest.mark.identity
-@pytest.mark.small
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_moment_has_the_model_of_a_fit_that_stops_there(data, objective, n_jobs):

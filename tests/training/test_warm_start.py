@@ -74,7 +74,7 @@ def test_start_predicts_nearly_as_well_as_the_true_means(data):
 def test_scale_is_the_most_likely_one_of_rows_left_out(data, n_rows):
     """The scale written out: each row left out of the mean of its class, all classes compared."""
     X, y = data[0][:n_rows], data[1][:n_rows]
-    scales = tuple(1.3**i for i in range(14))
+    scales = tuple(1.1**i for i in range(36))
     options = {"ridge": 1e-6, "scales": scales, "sample_rows": n_rows}
     _, white, scale = started(X, y, config=WarmStartConfig(tolerance=0.0, **options))
     x, n = white.rows(X, 0.5).astype(np.float64), np.bincount(y, minlength=N_CLASSES)

@@ -33,7 +33,7 @@ def available_threads() -> int:
     The least of: the machine's processors, the affinity mask, the quota of a container (cgroup v1 and v2,
     rounded up), and the environment variable LOKY_MAX_CPU_COUNT.
     """
-    # Not joblib.cpu_count: that one says 1 where processes cannot share semaphores, which threads do not need.
+    # Not joblib.cpu_count: that one says 1 where processes cannot share semaphores, which threads need not.
     from joblib.externals.loky import cpu_count
 
     return int(cpu_count())
@@ -65,7 +65,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
         return _pool
 
 
-def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:
+def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:  # noqa: C901 (every way out of a parallel call is handled here)
     """Call ``task(i)`` for every i in ``range(n_tasks)`` on up to `n_threads` threads, the caller among them.
 
     After an exception, or Ctrl-C, no further task is started. Returns, or raises, only when no task is

@@ -183,7 +183,7 @@ class PQSearch:
     # -- fit
 
     @classmethod
-    def fit(
+    def fit(  # noqa: PLR0913 (what an index depends on)
         cls,
         rows: Float32,
         weights: Weights,
