@@ -98,6 +98,7 @@ ALLOWED: dict[str, set[str]] = {
         "noise",
         "parameters",
         "runtime",
+        "search",
         "storage",
         "storage.models",
         "training",

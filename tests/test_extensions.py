@@ -190,7 +190,7 @@ def test_search_of_ones_own(extensions, data, tmp_path, objective, noise):
     clf = ExtremeClassifier(objective, noise, **OPTIONS).fit(X, y)
     shortlist = np.random.default_rng(1).permutation(N_CLASSES)
     search = extensions.load("toy_search").ShortlistSearch(shortlist, width=5)
-    clf._replace_model(clf.model_.with_search("shortlist", search))
+    clf.add_search("shortlist", search)
     labels, log_prob = clf.predict_topk(X, 3, search="shortlist")
     assert np.isin(labels, clf.classes_[shortlist[:5]]).all()
     table = clf.predict_log_proba(X)[:, shortlist[:5]]
@@ -210,7 +210,7 @@ def test_model_of_an_unknown_search_rejects(extensions, data, tmp_path):
     with pytest.raises(ValueError, match="search"):
         clf.predict_topk(data[0], search="shortlist")
     search = extensions.load("toy_search").ShortlistSearch(np.arange(N_CLASSES), 3)
-    clf._replace_model(clf.model_.with_search("shortlist", search))
+    clf.add_search("shortlist", search)
     clf.save(tmp_path / "model")
     extensions.forget()
     with pytest.raises(ModelFileError, match=r"search is of the unknown kind 'shortlist' \(known: .*exact"):

@@ -92,11 +92,11 @@ def run_by_rows(data, noise, *, projection=None, scale=0.4, first_bias=None, see
 
 
 def run_by_batches(
-    data, sets, tables, *, batch_size, cells=None, whitening=None, max_step=np.inf, n_threads=1, **options
+    data, sets, tables, *, batch_size, scale=1.0, cells=None, whitening=None, max_step=np.inf, n_threads=1
 ):
-    """A `BatchTrainer` with given tables and class sets, for rows of feature scale one."""
-    config = make_config(data, tables.n_classes, objective="shared_softmax", **options)
-    state = TrainState(tables, 1.0, whitening=whitening)
+    """A `BatchTrainer` with given tables and class sets."""
+    config = make_config(data, tables.n_classes, objective="shared_softmax")
+    state = TrainState(tables, scale, whitening=whitening)
     trainer = BatchTrainer(config, Context(7, n_threads))
     return Run(trainer, state, PreparedBatches(data, sets, cells, batch_size, max_step))
 

@@ -31,6 +31,7 @@ from extremax.parameters import (
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
+from extremax.search import Search
 from extremax.storage.models import SavedModel, save_model
 from extremax.storage.state import State
 from extremax.training.loop import Callback, Record
@@ -333,6 +334,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         unseen = None if held_out is None else self._same_features(held_out, name="held_out")
         index = fit_index(self.model_, features, held_out=unseen, seed=self.seed_, n_threads=self._threads)
         return self._replace_model(self.model_.with_search("beam", index))
+
+    def add_search(self, name: str, search: Search) -> Self:
+        """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
+        self._require_fitted()
+        return self._replace_model(self.model_.with_search(name, search))
 
     def describe_classes(self, texts: Sequence[str]) -> Self:
         """Keep a text on each class, in the order of `classes_`; it is saved with the model."""

@@ -223,6 +223,22 @@ def test_whitened_epoch_without_steps_keeps_the_weights(data):
     np.testing.assert_allclose(run.biases, before[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.identity
+@pytest.mark.parametrize("whitened", [False, True])
+def test_scaled_features_change_no_bit(data, whitened):
+    # Features times 8, their scale divided by 8: powers of two are exact.
+    X, y = data
+    white = Whitening.fit(np.cov(0.5 * X.T), 0.5 * X.mean(axis=0)) if whitened else None
+    runs = []
+    for factor in (1.0, 8.0):
+        examples = Examples(X * np.float32(factor), y)
+        run = start(examples, all_classes(y), batch_size=32, scale=0.5 / factor, whitening=white)
+        runs.append(run.epochs(1))
+    np.testing.assert_array_equal(runs[0].weights, runs[1].weights)
+    larger = start(Examples(X, y), all_classes(y), batch_size=32, scale=1.0, whitening=white).epochs(1)
+    assert np.any(larger.weights != runs[0].weights)
+
+
 @pytest.mark.invariance
 def test_common_factor_of_all_weights(data):
     X, y = data

@@ -1,7 +1,7 @@
 """Share the tasks of consecutive phases among threads that run the same kernel.
 
 Each phase has the same number of tasks, and a phase begins when all tasks of the phase before are finished.
-Threads claim tasks: each its own first, then those that nobody has begun. A thread that the system does not
+Threads claim tasks: each its own first, then those that no thread has begun. A thread that the system does not
 run is therefore waited for only while it is in the middle of a task, and a thread that never comes is not
 missed. A thread that waits spins for some ten microseconds and then sleeps, so that it takes no processor
 from the thread that it waits for.
@@ -195,7 +195,7 @@ def _await_next_phase(schedule: Any, phase: Any) -> bool:
 def claim_task(schedule: Any, preferred: Any, n_tasks: Any, n_phases: Any) -> Any:
     """Return a task for the caller to run, as ``phase * n_tasks + number``, or -1 when there are none left.
 
-    Waits until a phase has tasks that nobody has claimed. Task number `preferred` of a phase is tried first.
+    Waits until a phase has unclaimed tasks. Task number `preferred` of a phase is tried first.
     """
     while True:
         phase = _load(schedule, _PHASE)

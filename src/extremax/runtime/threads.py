@@ -45,7 +45,7 @@ def resolve_threads(n_jobs: int | None) -> int:
         return available_threads()
     if n_jobs == 0:
         raise ValueError(
-            "n_jobs is 0, which leaves nobody to do the work; give a positive number, or -1 for all"
+            "n_jobs is 0, which means no thread at all; give a positive number, or -1 for all"
             " processors."
         )
     if n_jobs < 0:
@@ -145,7 +145,7 @@ def run_together(task: Callable[[int], object], n_threads: int) -> None:
         finally:
             ended[i].set()
 
-    gate.acquire()  # nobody begins before everybody is there; where that fails, nobody begins at all
+    gate.acquire()  # no task begins before all threads exist; where that fails, none begins
     try:
         for i in range(n_threads):
             threading.Thread(target=work, args=(i,), name=f"extremax-{i}", daemon=True).start()
