@@ -1,7 +1,7 @@
 """Share the tasks of consecutive phases among threads that run the same kernel.
 
 Each phase has the same number of tasks, and a phase begins when all tasks of the phase before are finished.
-Threads claim tasks: each its own first, then those that no thread has begun. A thread that the system does not
+Threads claim tasks: each its own first, then those not begun yet. A thread that the system does not
 run is therefore waited for only while it is in the middle of a task, and a thread that never comes is not
 missed. A thread that waits spins for some ten microseconds and then sleeps, so that it takes no processor
 from the thread that it waits for.
