@@ -137,7 +137,7 @@ def test_wrong_arguments_rejects(planted):
         clf.predict_topk(far, search="beam")
 
 
-def test_beam_without_tree_or_index_rejects():
+def test_beam_without_tree_or_index_is_exact_and_warns():
     class ManyClasses(ExtremeClassifier):
         _numbers = replace(DEFAULTS, pq=PQConfig(min_classes=10))
 
@@ -145,8 +145,11 @@ def test_beam_without_tree_or_index_rejects():
     X, y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 20
     clf = ManyClasses(noise="uniform", n_epochs=1, random_state=0).fit(X, y)
     clf._replace_model(replace(clf.model_, searches={}))
-    with pytest.raises(ValueError, match=r"needs a label tree or an index.*fit_index\(X\)"):
-        clf.predict_topk(X, k=2, search="beam")
+    with pytest.warns(UserWarning, match=r"scores every class\. Make an index with fit_index\(X\)"):
+        labels, log_prob = clf.predict_topk(X, k=2, search="beam")
+    exact = clf.predict_topk(X, k=2)
+    assert np.array_equal(labels, exact[0])
+    assert np.array_equal(log_prob, exact[1])
 
 
 _Y = np.arange(3 * N_CLASSES) % N_CLASSES

@@ -460,3 +460,50 @@ def test_what_auto_means(data):
 def test_few_rows_of_many_features():
     X, y = around_means(40, 4, 30, spread=0.1)
     assert ExtremeClassifier(random_state=0).fit(X, y).score(X, y) == 1.0
+
+
+class _Failing:
+    """A callback that fails after an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def __call__(self, record):
+        if record["epoch"] == self.epoch:
+            raise RuntimeError("a fault of the callback")
+
+
+@pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
+def test_model_state_and_history_agree_after_an_error(objective):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
+    clf = ExtremeClassifier(objective, n_epochs=5, random_state=0)
+    with pytest.raises(RuntimeError, match="a fault of the callback"):
+        clf.fit(X, y, callbacks=[_Failing(3)])
+    assert clf.model_.n_epochs == clf._fitted.state.n_epochs == clf.history_[-1]["epoch"] == 3
+    assert not clf._fitted.state.in_training_coordinates
+    whole = ExtremeClassifier(objective, n_epochs=5, random_state=0).fit(X, y)
+    assert np.array_equal(whole.predict_log_proba(X), clf.resume_fit(X, y).predict_log_proba(X))
+
+
+def test_what_the_first_call_fixes_stays_true_in_choices():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
+    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, random_state=0).fit(X, y)
+    begun = clf.choices_
+    clf.set_params(objective="nce", optimizer="sgd", noise="frequency").partial_fit(X, y)
+    assert clf.choices_["optimizer"] == begun["optimizer"] == "adagrad"
+    assert clf.choices_["objective"] == "negative_sampling"
+    assert clf.model_.config.noise == "uniform"
+
+
+def test_old_names_of_choices_are_found():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 4)), np.arange(60) % 6
+    choices = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y).choices_
+    assert "floor" in choices
+    with pytest.warns(FutureWarning, match="uniform_mix"):
+        assert choices.get("floor") == choices["uniform_mix"]
+    assert choices.get("nothing", 3) == 3
+    with pytest.raises(KeyError):
+        choices["nothing"]

@@ -200,3 +200,14 @@ class OneRow:
 def test_encoder_of_wrong_shape_rejects() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 2\) for 60 texts"):
         TextClassifier(encoder=OneRow()).fit(TEXTS, LABELS)
+
+
+def test_failed_fit_leaves_nothing() -> None:
+    clf = make().fit(TEXTS, LABELS)
+    with pytest.raises(ValueError, match="y has one class"):
+        clf.fit(TEXTS, ["the same"] * len(TEXTS))
+    with pytest.raises(NotFittedError, match="This TextClassifier is not fitted yet"):
+        clf.predict(TEXTS[:1])
+    assert not hasattr(clf, "features_")
+    clf.partial_fit(TEXTS, LABELS)
+    assert clf.predict(TEXTS[:1]).shape == (1,)

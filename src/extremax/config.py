@@ -13,7 +13,19 @@ from extremax.noise import Noise
 from extremax.training.objectives import OBJECTIVES, Objective
 
 CUSTOM_NOISE = "custom"
+# Parameters that may be left open.
 RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
+# Parameters that the first call fixes: later ones go on with the same tables, tree and noise.
+FIXED = (
+    "objective",
+    "noise",
+    "optimizer",
+    "precondition",
+    "tree_components",
+    "tree_regularization",
+    "noise_exponent",
+    "tree_share",
+)
 
 
 @dataclass(frozen=True)
@@ -130,12 +142,12 @@ def resolve(
 def resume_config(
     begun: FitConfig, parameters: Mapping[str, Any], problem: ProblemSize, noise: Noise | None
 ) -> FitConfig:
-    """Return the config with which a fit goes on: parameters that are left open stay as they were begun."""
+    """Return the config with which a fit goes on.
+
+    What the first call fixes, and what parameters leave open, stays as it was begun.
+    """
     open_ones = {name: getattr(begun, name) for name in RESOLVED if parameters.get(name, "") is None}
-    given = {**parameters, **open_ones, "objective": begun.objective}
-    if not isinstance(given["noise"], str) and noise is not None:
-        given["noise"] = noise
-    return resolve(given, problem, numbers=begun.numbers)
-
-
-# parameters that may be left open
+    fixed = {name: getattr(begun, name) for name in FIXED}
+    if begun.noise == CUSTOM_NOISE and noise is not None:
+        fixed["noise"] = noise
+    return resolve({**parameters, **open_ones, **fixed}, problem, numbers=begun.numbers)

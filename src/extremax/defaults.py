@@ -1,8 +1,8 @@
 """Every number that steers a result: its value, its unit and its reason.
 
 A config dataclass belongs to one component, which receives it as an argument.  `extremax.config.FitConfig`
-holds all of them and is stored in the model folder: a fit resumed with a later version goes on with the
-numbers it began with.  Measurements behind the values: docs/tuning.md.
+holds those of training and of the steps after it, and is stored in the model folder: a fit resumed with a
+later version goes on with the numbers it began with.  Measurements behind the values: docs/tuning.md.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from extremax.fit import Fitted, Request, fit_index, fit_model, resume_model, tr
 from extremax.model import Model
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
+    RENAMED,
     accept_old_names,
     canonical_noise,
     check_estimator_parameters,
@@ -69,6 +70,13 @@ class Choices(dict[str, Any]):
         warnings.warn(f"choices_[{name!r}] is now called choices_[{new!r}].", FutureWarning, stacklevel=2)
         return self[new]
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(_RENAMED_CHOICES.get(str(name), name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a choice, or a default where there is none."""
+        return self[name] if name in self else default  # noqa: SIM401 (`[]` knows old names)
+
 
 class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     """Linear softmax classifier over very many classes.
@@ -81,7 +89,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     objective : str
-        The loss; formulas in `extremax.training.objectives`. "negative_sampling" (the paper's Eq. 6),
+        The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper's Eq. 6),
         "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.
         "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.
         "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own
@@ -231,8 +239,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         super().set_params(**rename_parameters(params))
         return self
 
-    # -- training
-    # ----------------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -345,8 +352,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._require_fitted()
         return self._replace_model(self.model_.with_descriptions(texts))
 
-    # -- the fitted state
-    # --------------------------------------------------------------------------------------------
+    # -- the fitted state ----------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
@@ -388,6 +394,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.model_ = model
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        """Find parameters under their old names, with a warning."""
+        if name not in RENAMED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        new = RENAMED[name]
+        warnings.warn(f"{name} is now called {new}.", FutureWarning, stacklevel=2)
+        return getattr(self, new)
+
     @property
     def choices_(self) -> Choices:
         """What was left open and chosen, as the model has it now."""
@@ -419,8 +433,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             )
         return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
 
-    # -- input
-    # -------------------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------
 
     def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
         """Check the rows of a first call and fix the classes and the columns."""
@@ -505,8 +518,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
 
-    # -- prediction
-    # --------------------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of each row."""
@@ -601,8 +613,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    # -- files
-    # -------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, all at once or not at all; `load_model` opens it."""

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from extremax.splits import split_rows
-from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
+from extremax.types import Bool, Features, Float32, Int32, Int64
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,6 @@ class Examples:
         if index is None or not np.any(index[1:] == index[:-1]):
             return None
         return np.searchsorted(index, np.arange(self.n_rows + 1))
-
-    def class_counts(self, n_classes: int, *, weighted: bool = False) -> Float64 | Int64:
-        """Return pairs, or their summed weight, of each class."""
-        counts: Float64 | Int64 = np.bincount(
-            self.y, weights=self.weight if weighted else None, minlength=n_classes
-        )
-        return counts
 
     def take(self, kept: Bool) -> Examples:
         """Return the marked pairs; X stays as it is."""

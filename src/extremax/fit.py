@@ -146,8 +146,7 @@ def start_model(
     used = labelled_rows(data)
     n_samples = data.n_rows if used is None else int(used.sum())
     classes = ClassInfo(np.bincount(data.y, minlength=n_classes), n_samples)
-    blank = Model(trainer.export(state), config.objective, classes=classes, config=config)
-    model = Model.build(trainer.export(state), state, config, blank)
+    model = Model(trainer.export(state), config.objective, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
     return Fitted(model, state, [{**record, "learning_rate": config.learning_rate}])
 
@@ -163,7 +162,7 @@ def run_training(
     config = trainer.config
 
     def make_model() -> Model:
-        return Model.build(trainer.export(state), state, config, fitted.model)
+        return replace(fitted.model, weights=trainer.export(state)).trained(state, config)
 
     def publish(model: Model) -> None:
         fitted.model = model
@@ -178,10 +177,13 @@ def run_training(
 
         if len(fitted.history) == 1:
             fitted.history[0] |= {f"valid_{name}": value for name, value in evaluate(make_model()).items()}
+    fitted.interrupted = False
     publish(make_model())
     hooks = Hooks(make_model, publish, evaluate, request.callbacks)
-    fitted.interrupted = run_epochs(trainer, state, prepared, schedule, fitted.history, hooks, context)
-    fitted.model = make_model()
+    try:
+        fitted.interrupted = run_epochs(trainer, state, prepared, schedule, fitted.history, hooks, context)
+    finally:
+        publish(make_model())  # after an error too, model, state and history agree
 
 
 def finish_model(fitted: Fitted, data: Examples, calibration_rows: Examples | None, context: Context) -> None:

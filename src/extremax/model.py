@@ -136,8 +136,16 @@ class Model:
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
-    # -- parts
-    # -------------------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        """Find attributes under their names of version 0.1, with a warning."""
+        if name in _OLD_ATTRIBUTES:
+            new = _OLD_ATTRIBUTES[name]
+            warnings.warn(f"model_.{name} is now called model_.{new}.", FutureWarning, stacklevel=2)
+            return attrgetter(new)(self)
+        hint = f"; use {_OLD_METHODS[name]}" if name in _OLD_METHODS else ""
+        raise AttributeError(f"'Model' object has no attribute {name!r}{hint}")
+
+    # -- parts ---------------------------------------------------------------------------------------------
 
     @property
     def n_classes(self) -> int:
@@ -146,12 +154,6 @@ class Model:
     @property
     def n_features(self) -> int:
         return self.weights.n_features
-
-    @property
-    def linear(self) -> Weights:
-        """The weights, under the name of version 0.1."""
-        warnings.warn("model_.linear is now called model_.weights.", FutureWarning, stacklevel=2)
-        return self.weights
 
     @property
     def noise_term(self) -> Noise | None:
@@ -189,8 +191,7 @@ class Model:
             }
         return found
 
-    # -- prediction
-    # --------------------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------
 
     def topk(
         self, X: Features, k: int, *, search: str = "exact", width: int | None = None, n_threads: int = 1
@@ -211,22 +212,22 @@ class Model:
             raise ValueError(f"search is {name!r}; this model has {', '.join(map(repr, self.search_names))}.")
         found = self.searches.get(name)
         if found is not None:
+            if width is None and name == "beam" and getattr(found, "width", 0) is None:
+                return ExactSearch()
             trained = getattr(found, "n_epochs", self.n_epochs)
             if trained != self.n_epochs:
                 warnings.warn(
                     f"The index of beam search was fitted after {trained} epochs, and the model has been"
-                    " trained for"
-                    f" {self.n_epochs}: it may miss more of the best classes. Fit it again with"
+                    f" trained for {self.n_epochs}: it may miss more of the best classes. Fit it again with"
                     " fit_index(X).",
                     stacklevel=4,
                 )
-            unchosen = width is None and name == "beam" and getattr(found, "width", 0) is None
-            return ExactSearch() if unchosen else found
+            return found
         if self.tree is None and self.takes_index:
-            raise ValueError(
-                f"search={name!r} needs a label tree or an index, and this model has none. Use"
-                " search='exact',"
-                " or make an index with fit_index(X)."
+            warnings.warn(
+                f"search={name!r} finds no label tree and no index in this model, and scores every class."
+                " Make an index with fit_index(X).",
+                stacklevel=4,
             )
         linear = self.scorer.linear_scores
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
@@ -283,8 +284,7 @@ class Model:
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
 
-    # -- changed copies
-    # ----------------------------------------------------------------------------------------------
+    # -- changed copies ------------------------------------------------------------------------------------
 
     def with_calibration(self, calibration: Calibration) -> Model:
         """Return the model with another temperature and uniform mixing."""
@@ -309,8 +309,7 @@ class Model:
             )
         return replace(self, classes=replace(self.classes, descriptions=Descriptions.of(texts)))
 
-    # -- files
-    # -------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, State]:
         """Return the states of all parts, by name."""
@@ -359,20 +358,44 @@ class Model:
             chosen=header["chosen"],
         )
 
-    @classmethod
-    def build(cls, weights: Weights, state: TrainState, config: FitConfig, previous: Model) -> Model:
-        """Return the model of a training state; calibration, indexes and classes are those of the model
-        before.
-        """
-        means = state.class_means if previous.classes.means is None else previous.classes.means
+    def trained(self, state: TrainState, config: FitConfig) -> Model:
+        """Return the model of a training state; calibration, indexes and descriptions stay as they are."""
+        means = state.class_means if self.classes.means is None else self.classes.means
         return replace(
-            previous,
-            weights=weights,
+            self,
             objective=config.objective,
             noise=state.noise,
             projection=state.projection,
-            classes=replace(previous.classes, means=means),
+            classes=replace(self.classes, means=means),
             config=config,
             n_epochs=state.n_epochs,
             chosen=dict(state.chosen),
         )
+
+
+# Names of version 0.1, and where their values are now.
+_OLD_ATTRIBUTES = {
+    "linear": "weights",
+    "base": "noise_term",
+    "temperature": "calibration.temperature",
+    "floor": "calibration.uniform_mix",
+    "class_counts": "classes.counts",
+    "class_means": "classes.means",
+    "n_samples": "classes.n_samples",
+    "descriptions": "classes.descriptions",
+}
+_OLD_METHODS = {
+    "top_k": "model_.topk",
+    "fit_index": "clf.fit_index",
+    "calibrate": "extremax.calibrate",
+    "judge": "model_.rank_pairs",
+    "save": "clf.save",
+    "index": 'model_.searches["beam"]',
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ExtremeModel":
+        raise AttributeError(f"module 'extremax.model' has no attribute {name!r}")
+    warnings.warn("extremax.model.ExtremeModel is now called Model.", FutureWarning, stacklevel=2)
+    return Model

@@ -78,7 +78,7 @@ def _table(*entries: Parameter) -> dict[str, Parameter]:
 PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "objective", "auto", (Choice(("auto", *ROW_OBJECTIVES, *BATCH_OBJECTIVES)),), "str",
-        'The loss; formulas in `extremax.training.objectives`. "negative_sampling" (the paper\'s Eq. 6),'
+        'The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper\'s Eq. 6),'
         ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
         ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
         ' "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own'
@@ -194,6 +194,11 @@ def check_estimator_parameters(params: Mapping[str, Any], objectives: Collection
     table = {name: entry.constraints for name, entry in PARAMETERS.items()}
     more = tuple(name for name in objectives if name not in PARAMETERS["objective"].choices)
     table["objective"] = (Choice((*PARAMETERS["objective"].choices, *more)),)
+    if params["objective"] == "sampled_softmax_masked":
+        raise ValueError(
+            "objective='sampled_softmax_masked' is gone, because it favoured frequent classes; use"
+            " 'sampled_softmax'."
+        )
     check_parameters(ESTIMATOR, params, table)
     if getattr(params["noise"], "tree", None) is not None:
         raise ValueError(

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -72,8 +73,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.features = features
         self.encoder = encoder
 
-    # -- training
-    # ----------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -89,12 +89,30 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
         Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
         """
+        self._forget()
         if eval_set is not None and (not isinstance(eval_set, tuple | list) or len(eval_set) != 2):
             raise TypeError(f"eval_set must be a pair (texts_valid, y_valid); got {type(eval_set).__name__}.")
-        X = self._fit_features(self._start(texts, y))
-        validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
-        self.classifier_.fit(X, y, sample_weight, eval_set=validation, classes=classes, callbacks=callbacks)
+        with self._nothing_left_on_failure():
+            X = self._fit_features(self._start(texts, y))
+            validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
+            options: dict[str, Any] = {"classes": classes, "callbacks": callbacks}
+            self.classifier_.fit(X, y, sample_weight, eval_set=validation, **options)
         return self
+
+    def _forget(self) -> None:
+        """Drop everything that an earlier fit left."""
+        for name in ("classifier_", "features_", "_encoder"):
+            self.__dict__.pop(name, None)
+
+    @contextmanager
+    def _nothing_left_on_failure(self) -> Iterator[None]:
+        """Forget what a first call has set, unless it got as far as a model."""
+        try:
+            yield
+        except BaseException:
+            if not hasattr(self.__dict__.get("classifier_"), "model_"):
+                self._forget()
+            raise
 
     def resume_fit(self, texts: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Go on with a `fit` that was cut short, or saved on the way; see `ExtremeClassifier.resume_fit`."""
@@ -111,17 +129,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """Train one more epoch, on these texts; the first call fixes the text features, and what else the
         classifier fixes.
         """
-        if hasattr(self, "classifier_"):
-            X = self.transform(texts)
-        else:
-            X = self._fit_features(self._start(texts, y))
-        self.classifier_.partial_fit(X, y, classes, sample_weight)
+        with self._nothing_left_on_failure():
+            if hasattr(self, "classifier_"):
+                X = self.transform(texts)
+            else:
+                X = self._fit_features(self._start(texts, y))
+            self.classifier_.partial_fit(X, y, classes, sample_weight)
         return self
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
-        # A fit that fails leaves nothing of an earlier one.
-        for name in ("classifier_", "features_", "_encoder"):
-            self.__dict__.pop(name, None)
         if self.features is not None and self.encoder is not None:
             raise ValueError("features and encoder are both given; a text has either the ones or the other.")
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
@@ -155,8 +171,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.classifier_ = classifier
         return self.transform(texts)
 
-    # -- prediction
-    # ----------------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------
 
     def transform(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The features of the texts that the classifier sees, (n_texts, n_features)."""
@@ -266,8 +281,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         tags.transformer_tags = TransformerTags(preserves_dtype=[])
         return tags
 
-    # -- files
-    # ----------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write text features and classifier to one folder, all at once or not at all; `load_model` opens

@@ -45,8 +45,7 @@ def resolve_threads(n_jobs: int | None) -> int:
         return available_threads()
     if n_jobs == 0:
         raise ValueError(
-            "n_jobs is 0, which means no thread at all; give a positive number, or -1 for all"
-            " processors."
+            "n_jobs is 0, which means no thread at all; give a positive number, or -1 for all processors."
         )
     if n_jobs < 0:
         return max(1, available_threads() + 1 + n_jobs)

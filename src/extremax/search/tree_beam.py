@@ -42,6 +42,7 @@ class TreeBeamSearch:
     >>> from extremax.noise import TreeNoise
     >>> from extremax.weights import DenseWeights
     >>> Z = np.array([[-1.0], [1.0], [-1.1], [0.9]], np.float32)
+    >>> from extremax import LabelTree
     >>> tree = LabelTree.fit(Z, np.array([0, 1, 0, 1]))
     >>> identity = PCA(np.ones((1, 1), np.float32), np.zeros(1, np.float32), np.ones(1, np.float32))
     >>> scorer = Scorer(DenseWeights.zeros(2, 1), TreeNoise(tree), identity)  # the tree alone

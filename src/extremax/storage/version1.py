@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,13 @@ def translate(content: State) -> State:
     if "text" in old:
         parts["text"] = State(old["text"], _under(arrays, "text."))
     objective = _OBJECTIVES.get(old["objective"], old["objective"])
+    if objective != old["objective"]:
+        warnings.warn(
+            f"the model was trained with objective={old['objective']!r}, which is gone; predictions are the"
+            f" same, and further training uses {objective!r}.",
+            FutureWarning,
+            stacklevel=5,
+        )
     parameters = {_PARAMETERS.get(name, name): value for name, value in old["parameters"].items()}
     if parameters.get("objective") in _OBJECTIVES:
         parameters["objective"] = objective

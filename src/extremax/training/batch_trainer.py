@@ -238,7 +238,7 @@ class BatchTrainer(TrainerBase):
                     rate = rates[0] + (rates[1] - rates[0]) * done / data.n_pairs
                     batch = _Batch(prepared, buffers, window, part, cell)
                     total += batch.step(state, draws[turn], rate, threads)
-                    weight_done += float(data.pair_weight[batch.pairs].sum())
+                    weight_done += float(batch.weight.sum())
                     done += len(part)
                     progress.check()
                     if turn % numbers.batch.progress_batches == numbers.batch.progress_batches - 1:
