@@ -1,7 +1,9 @@
 """A trained classifier without its label names, complete when it is built and then only read.
 
 `Model` turns features into class ids and log-probabilities. Steps that change it (calibration, an index)
-return a new one."""
+return a new one. Its weights are those of the estimator's training state, without a copy: `partial_fit` and
+`resume_fit` of the same estimator change them, and inside an epoch they may be those of whitened rows. Save a
+model, or copy it, to keep it while training goes on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Weights of a linear model, and the two ways in which search and evaluation read them.
 
 A score is ``feature_scale * x.w_y + b_y``.  `Weights.open_block` prepares some rows of X for products with
-many classes, `Weights.score_pairs` scores given classes of given rows.  Weights never change after training:
-`extremax.search` and `extremax.model` read them through `Weights` alone.
+many classes, `Weights.score_pairs` scores given classes of given rows.  `extremax.search` and `extremax.model`
+read weights through `Weights` alone.
 """
 
 from __future__ import annotations
