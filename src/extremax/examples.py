@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.splits import split_rows
@@ -94,6 +96,10 @@ class Examples:
         if index is None or not np.any(index[1:] == index[:-1]):
             return None
         return np.searchsorted(index, np.arange(self.n_rows + 1))
+
+    def class_counts(self, n_classes: int, *, weighted: bool = False) -> NDArray[Any]:
+        """Return the pairs of each class, or their summed weight."""
+        return np.bincount(self.y, weights=self.weight if weighted else None, minlength=n_classes)
 
     def take(self, kept: Bool) -> Examples:
         """Return the marked pairs; X stays as it is."""

@@ -145,7 +145,7 @@ def start_model(
     state = trainer.start(data, n_classes)
     used = labelled_rows(data)
     n_samples = data.n_rows if used is None else int(used.sum())
-    classes = ClassInfo(np.bincount(data.y, minlength=n_classes), n_samples)
+    classes = ClassInfo(data.class_counts(n_classes), n_samples)
     model = Model(trainer.export(state), config.objective, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
     return Fitted(model, state, [{**record, "learning_rate": config.learning_rate}])

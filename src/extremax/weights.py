@@ -1,7 +1,7 @@
 """Weights of a linear model, and the two ways in which search and evaluation read them.
 
 A score is ``feature_scale * x.w_y + b_y``.  `Weights.open_block` prepares some rows of X for products with
-many classes, `Weights.score_pairs` scores given classes of given rows.  `extremax.search` and `extremax.model`
+many classes, `Weights.score_pairs` scores given classes of given rows.  Search and model
 read weights through `Weights` alone.
 """
 

@@ -172,7 +172,7 @@ class BatchTrainer(TrainerBase):
         if start is None:
             components = pca.components[:kept] * np.float32(scale)
             return PCA(components, pca.mean, pca.explained_variance[:kept] * scale**2)
-        counts = np.bincount(data.y, weights=data.weight, minlength=state.tables.n_classes)
+        counts = data.class_counts(state.tables.n_classes, weighted=True)
         config = self.config.numbers.warm_start
         return discriminant_projection(
             state.tables, scale, start, counts, kept, config, self.context.n_threads
@@ -194,7 +194,7 @@ class BatchTrainer(TrainerBase):
                 cells = routed if data.row_index is None else routed[data.row_index]
         exponents = {"uniform": 0.0, "frequency": config.noise_exponent}
         exponent = exponents.get(str(config.noise), config.numbers.batch.class_exponent)
-        counts = np.bincount(data.y, weights=data.weight, minlength=n_classes).astype(np.float64)
+        counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
         sets = ClassSets.build(counts, size, exponent=exponent, cells=cells, y=data.y)
         max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
         return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from extremax.config import FitConfig
 from extremax.examples import Examples
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
@@ -37,7 +35,7 @@ def fit_noise(
         return noise, {}
     if noise == "uniform":
         return UniformNoise(n_classes), {}
-    counts = np.bincount(data.y, weights=data.weight, minlength=n_classes)
+    counts = data.class_counts(n_classes, weighted=True)
     if noise == "frequency":
         return FrequencyNoise(counts, config.noise_exponent), {}
     tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough)
