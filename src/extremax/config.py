@@ -8,7 +8,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from extremax.defaults import DEFAULTS, Defaults, ProblemSize, RowConfig, has_many_classes, restore_numbers
+from extremax.defaults import (
+    DEFAULTS,
+    Defaults,
+    ProblemSize,
+    RowConfig,
+    SparseConfig,
+    has_many_classes,
+    restore_numbers,
+)
 from extremax.noise import Noise
 from extremax.training.objectives import OBJECTIVES, Objective
 
@@ -61,7 +69,7 @@ class FitConfig:
     @property
     def decays(self) -> bool:
         """Whether the learning rate of a whole fit falls to zero."""
-        return self.definition.shares_classes and self.precondition
+        return (self.definition.shares_classes and self.precondition) or self.definition.trainer == "sparse"
 
     def set_size(self, n_classes: int) -> int:
         """Return how many classes a minibatch shares."""
@@ -90,6 +98,20 @@ def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
     return int(np.clip(wanted, config.min_batch, config.max_batch))
 
 
+def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
+    """Whether features are sparse and so many that weights are stored where they are not zero."""
+    if problem.n_entries is None or problem.n_features < config.min_features:
+        return False
+    return problem.n_entries <= config.max_density * problem.n_rows * problem.n_features
+
+
+def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
+    """Return the rounds of the correction: several where every class has a wide support."""
+    entries = problem.n_entries or problem.n_rows * problem.n_features
+    few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
+    return config.n_epochs if few else config.n_epochs_own
+
+
 def resolve(
     parameters: Mapping[str, Any],
     problem: ProblemSize,
@@ -105,9 +127,15 @@ def resolve(
     given = {name: value for name, value in parameters.items() if name in names}
     batch, rows = numbers.batch, numbers.rows
     if given["objective"] == "auto":
-        fits = problem.n_features <= batch.max_features and isinstance(given["noise"], str) and not streaming
-        fits = fits and given["prior_variance"] is None
+        plain = isinstance(given["noise"], str) and given["prior_variance"] is None
+        fits = problem.n_features <= batch.max_features and plain and not streaming
         given["objective"] = "shared_softmax" if fits else "negative_sampling"
+        if (
+            plain
+            and given["noise"] in ("adversarial", "tree")
+            and is_wide_and_sparse(problem, numbers.sparse)
+        ):
+            given["objective"] = "sparse_softmax"
     objective = OBJECTIVES[given["objective"]]
     if objective.shares_classes and not isinstance(given["noise"], str):
         raise ValueError(
@@ -117,7 +145,10 @@ def resolve(
             " another objective."
         )
     defaults: dict[str, Any]
-    if objective.shares_classes:
+    if objective.trainer == "sparse":
+        epochs = sparse_epochs(problem, numbers.sparse)
+        defaults = {"batch_size": 1, "n_epochs": epochs, "learning_rate": 1.0, "optimizer": "dual"}
+    elif objective.shares_classes:
         size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
         wanted = min(problem.n_pairs // batch.batches_per_epoch, batch.max_scores // size)
         defaults = {"batch_size": int(np.clip(wanted, batch.min_batch, batch.max_batch))}

@@ -22,6 +22,11 @@ class ProblemSize:
     n_pairs: int
     n_features: int
     n_classes: int
+    n_entries: int | None = None  # stored entries of sparse features; None for dense ones
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.n_entries is not None
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,13 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
+    full_epochs: int = 0  # last epochs with all classes
+    # multiplications of an epoch, as a fraction, that find the classes which are likely in a cell ...
+    likely_work: float = 0.5  # ... twice that of all scores
+    min_likely_rows: int = 16  # rows of a cell that they are found by, at least
+    likely_classes: int = 4  # classes of a cell that may be drawn, in shares of a set that come from it
+    label_share: float = 0.01  # squared probability that stands for being a label of the cell's rows
+    min_likely: float = 1e-12  # squared probability, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
@@ -97,6 +109,60 @@ class WarmStartConfig:
     tolerance: float = 0.01  # nats; the smallest scale so close to the best one is taken
     # fraction of the best scale to start from: training sharpens, and rarely takes back
     init_scale_factor: float = 0.6
+
+
+@dataclass(frozen=True)
+class SparseConfig:
+    """Sparse weights: the generative start, its correction and one-vs-rest SVMs (docs/tuning.md#sparse)."""
+
+    min_features: int = 1024  # columns from which "auto" trains sparse weights on a sparse matrix ...
+    max_density: float = 0.05  # ... of at most this fraction of non-zero entries
+
+    # start
+    bucket_edges: tuple[int, ...] = (2, 4, 16, 100, 1000)  # classes that have a feature
+    smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
+    smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
+    max_smoothing_steps: int = 4  # ... at most so often
+    sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
+    search_pairs: int = 600  # ... and those that choose the smoothing
+    best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
+    drawn_candidates: int = 40  # ... and classes drawn from all others
+    number_penalty: float = 1e-5  # of the squared numbers, per pair
+    min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
+
+    # hard negatives
+    max_candidates: int = 32  # per pair
+    many_candidates: int = 24  # ... where pairs are many
+    many_pairs: int = 200_000
+    prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
+    rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
+    max_proposal_work: float = 1.5e11  # multiply-adds of all proposals; more rows are sampled
+
+    # correction
+    n_epochs: int = 4  # rounds with the wide support ...
+    n_epochs_own: int = 1  # ... and with that of the class's own rows
+    wide_entries: float = 4e8  # entries of rows times candidates up to which the support is wide
+    min_pairs_wide: int = 2  # competing rows that bring a feature into a wide support
+    regularization: float = 0.25  # with the wide support ...
+    regularization_own: float = 1.0  # ... and with that of the class's own rows
+    bias_feature: float = 0.3
+    blocks: int = 6  # groups of classes between which the normalisers are computed anew
+    max_negatives: int = 100_000  # negative pairs of a class that are trained on
+
+    # one-vs-rest SVMs
+    svm_work: float = 3e10  # entries of all rows times classes, up to which they are fitted
+    svm_cost: float = 1.0
+    svm_bias_feature: float = 0.5
+    svm_passes: int = 12
+    svm_tolerance: float = 0.1
+    svm_prune: float = 0.002  # mean contribution below which a weight is dropped
+
+    # mixing
+    mix_candidates: int = 64  # best classes by each expert
+    mix_drawn: int = 64
+    max_mix_rows: int = 4096
+    min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
+    default_mix: tuple[float, float, float, float] = (0.5, 0.5, 2.0, 0.5)  # start, correction, SVM, dense
 
 
 @dataclass(frozen=True)
@@ -183,6 +249,7 @@ class SearchConfig:
     table_block_scores: int = 4 << 20  # scores whose softmax is computed together
     tree_beam_width: int = 64  # nodes per level of the label tree
     beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
+    row_task_scores: int = 1 << 18  # scores of the rows that a thread scans at a time, where it goes by rows
     pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
 
 
@@ -256,6 +323,7 @@ class Defaults:
     order: OrderConfig = field(default_factory=OrderConfig)
     rows: RowConfig = field(default_factory=RowConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+    sparse: SparseConfig = field(default_factory=SparseConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     tree_fit: TreeFitConfig = field(default_factory=TreeFitConfig)

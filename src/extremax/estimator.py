@@ -18,7 +18,16 @@ from extremax.config import FitConfig, resolve, resume_config
 from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.errors import ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
-from extremax.fit import Fitted, Request, fit_index, fit_model, resume_model, train_epoch
+from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
+from extremax.fit import (
+    Fitted,
+    Request,
+    fit_index,
+    fit_model,
+    problem_size,
+    resume_model,
+    train_epoch,
+)
 from extremax.model import Model
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
@@ -423,7 +432,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return {**parameters, "noise": noise if isinstance(noise, str) else as_noise(noise)}
 
     def _problem(self, data: Examples) -> ProblemSize:
-        return ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), len(self.classes_))
+        return problem_size(data, len(self.classes_))
 
     def _resume_config(self, data: Examples) -> FitConfig:
         model = self.model_
@@ -607,6 +616,52 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
         self._require_fitted("before evaluate")
         return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
+
+    # -- explanations --------------------------------------------------------------------------------------
+
+    def explain(self, x: Any, k: int = 3) -> Explanation:
+        """Explain the prediction for one row by exact contributions of its features.
+
+        Parameters
+        ----------
+        x : array or sparse matrix (1, n_features)
+        k : int
+            Labels: the contributions to the score of the first, and to its difference from each of the
+            others.
+
+        Returns
+        -------
+        Explanation
+            Features have the names of the training data's columns, or their numbers.
+        """
+        features = self._check_fitted(x)
+        if features.shape[0] != 1:
+            raise ValueError(f"x has {features.shape[0]:,} rows; explain takes one.")
+        best = self.model_.topk(features, min(k, len(self.classes_)), n_threads=self._threads)
+        return explain_row(self.model_, self.classes_, features, best, self._column_names)
+
+    def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
+        """Explain a class: the features with the greatest weights, and the classes that are most like it.
+
+        Parameters
+        ----------
+        label
+            One of `classes_`.
+        k : int
+            Features, and classes, to list.
+        """
+        self._require_fitted()
+        return explain_class(self.model_, self.classes_, self._label_id(label), self._column_names, k)
+
+    def _label_id(self, label: Any) -> int:
+        found = int(self._label_index.lookup([label], n_samples=1, allow_unseen=True)[0])
+        if found < 0:
+            raise ValueError(f"{label!r} is none of the {len(self.classes_):,} classes of this model.")
+        return found
+
+    def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
+        names = getattr(self, "feature_names_in_", None)
+        return [f"column {c}" if names is None else str(names[c]) for c in columns.tolist()]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -27,9 +27,14 @@ from extremax.training.base import Trainer, TrainState, labelled_rows
 from extremax.training.batch_trainer import BatchTrainer
 from extremax.training.loop import Callback, Hooks, Record, Schedule, run_epochs
 from extremax.training.row_trainer import RowTrainer
+from extremax.training.sparse_trainer import SparseTrainer
 from extremax.types import Features, Float32, Int64
 
-TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {"rows": RowTrainer, "batch": BatchTrainer}
+TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
+    "rows": RowTrainer,
+    "batch": BatchTrainer,
+    "sparse": SparseTrainer,
+}
 
 
 @dataclass
@@ -82,7 +87,7 @@ def fit_model(
     schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
-    finish_model(fitted, data, calibration_rows, context)
+    finish_model(trainer, fitted, data, calibration_rows, context)
     return fitted
 
 
@@ -96,7 +101,7 @@ def resume_model(
     left = max(0, config.n_epochs - fitted.state.n_epochs)
     schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
     run_training(trainer, fitted, data, schedule, context, request)
-    finish_model(fitted, data, calibration_rows, context)
+    finish_model(trainer, fitted, data, calibration_rows, context)
     return fitted
 
 
@@ -132,7 +137,10 @@ def split_calibration(
     numbers = config.numbers.calibration
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
-    if not config.decays or data.n_pairs < numbers.min_pairs or wanted < numbers.min_rows:
+    min_pairs = numbers.min_pairs
+    if config.definition.trainer == "sparse":  # the rows also choose how the parts are mixed
+        wanted, min_pairs = max(wanted, numbers.min_rows), config.numbers.sparse.min_held_out_pairs
+    if not config.decays or data.n_pairs < min_pairs or wanted < numbers.min_rows:
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
     return (rest, held_out) if held_out.n_rows >= numbers.min_rows else (data, None)
@@ -186,10 +194,17 @@ def run_training(
         publish(make_model())  # after an error too, model, state and history agree
 
 
-def finish_model(fitted: Fitted, data: Examples, calibration_rows: Examples | None, context: Context) -> None:
+def finish_model(
+    trainer: Trainer, fitted: Fitted, data: Examples, calibration_rows: Examples | None, context: Context
+) -> None:
     """Calibrate and index the model; Ctrl-C skips what is left."""
     started = time.perf_counter()
     try:
+        if not fitted.interrupted:
+            trainer.finish(fitted.state, data, calibration_rows)
+        weights = trainer.export(fitted.state)
+        if weights is not fitted.model.weights:
+            fitted.model = replace(fitted.model, weights=weights).trained(fitted.state, trainer.config)
         if calibration_rows is not None:
             rows = calibration_rows
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
@@ -282,6 +297,13 @@ def _dense(X: Features) -> Float32:
     return rows
 
 
+def problem_size(data: Examples, n_classes: int) -> ProblemSize:
+    """Return the shape of a training problem."""
+    X: Any = data.X
+    n_entries = int(X.nnz) if sparse.issparse(X) else None
+    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries)
+
+
 def fit_memory(
     trainer: Trainer, problem: ProblemSize, config: FitConfig, *, keeps_best: bool
 ) -> dict[str, int]:
@@ -290,7 +312,7 @@ def fit_memory(
     if keeps_best:
         need["best epoch"] = need["weights"]
     linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
-    if linear:
+    if linear and config.definition.trainer != "sparse":
         need["index"] = sum(search.index_bytes(problem.n_classes, problem.n_features, config.numbers.pq))
     return need
 
@@ -300,7 +322,7 @@ def require_memory(
 ) -> None:
     """Say what a fit needs beside X, and refuse it where there is less."""
     X: Any = data.X
-    problem = ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes)
+    problem = problem_size(data, n_classes)
     need = fit_memory(trainer, problem, config, keeps_best=request.patience is not None)
     hints = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
     if config.optimizer == "adagrad":

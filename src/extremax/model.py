@@ -177,7 +177,8 @@ class Model:
     def takes_index(self) -> bool:
         """Whether a product-quantization index makes sense: linear scores of many classes."""
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
-        return self.scorer.linear_scores and any(search.index_bytes(self.n_classes, self.n_features, numbers))
+        fits = any(search.index_bytes(self.n_classes, self.n_features, numbers))
+        return fits and self.scorer.linear_scores and not self.weights.row_major
 
     def describe(self) -> dict[str, Any]:
         """Return what was left open and chosen: resolved parameters, figures from the data, calibration,
@@ -278,11 +279,7 @@ class Model:
         if self.tree is not None and means is not None:
             hardness = np.exp(self.tree.log_prob_all(means[label : label + 1].astype(np.float32))[0])
         else:
-            weights = self.weights.to_dense()
-            norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
-            hardness = (weights @ weights[label]) / np.maximum(
-                norms * norms[label], np.finfo(np.float32).tiny
-            )
+            hardness = self.weights.similarity(label)
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)

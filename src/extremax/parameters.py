@@ -25,6 +25,7 @@ from extremax.validation.constraints import (
 ESTIMATOR = "ExtremeClassifier"
 ROW_OBJECTIVES = ("negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce")
 BATCH_OBJECTIVES = ("shared_softmax", "softmax")
+SPARSE_OBJECTIVES = ("sparse_softmax",)
 NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 # Old names of parameters, accepted with a warning for one release.
@@ -77,12 +78,14 @@ def _table(*entries: Parameter) -> dict[str, Parameter]:
 
 PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
-        "objective", "auto", (Choice(("auto", *ROW_OBJECTIVES, *BATCH_OBJECTIVES)),), "str",
+        "objective", "auto", (Choice(("auto", *ROW_OBJECTIVES, *BATCH_OBJECTIVES, *SPARSE_OBJECTIVES)),), "str",
         'The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper\'s Eq. 6),'
         ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
         ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
-        ' "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own'
-        ' noise object it is "negative_sampling".',
+        ' "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they'
+        ' are not zero, on top of a naive Bayes start. "auto" is "sparse_softmax" for sparse matrices of at'
+        ' least 1,024 columns and at most 5% of non-zero entries, else "shared_softmax" for up to 1,024'
+        ' features; for more, in `partial_fit` and with an own noise object it is "negative_sampling".',
     ),
     Parameter(
         "noise", "adversarial",

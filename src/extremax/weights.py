@@ -8,7 +8,7 @@ read weights through `Weights` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,10 @@ class Weights(Protocol):
     def n_classes(self) -> int: ...
     @property
     def n_features(self) -> int: ...
+    @property
+    def row_major(self) -> bool:
+        """Whether all classes of a row are scored together, rather than tiles of rows and classes."""
+        ...
 
     def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> BlockScores:
         """Prepare rows `first` to before `last` of X; `order` lists the classes, None means 0, 1, 2, ..."""
@@ -77,6 +81,10 @@ class Weights(Protocol):
 
         ``classes`` is (n, m): line i holds m classes for row ``row_index[i]`` of X.
         """
+        ...
+
+    def similarity(self, label: int) -> Float32:
+        """Return the cosine between the weights of a class and those of each class, (n_classes,)."""
         ...
 
     def to_dense(self) -> Float32:
@@ -154,6 +162,8 @@ class DenseWeights:
     biases: Float32
     feature_scale: float = 1.0
 
+    row_major: ClassVar[bool] = False
+
     @classmethod
     def zeros(cls, n_classes: int, n_features: int, feature_scale: float = 1.0) -> DenseWeights:
         """Return weights and biases of zero, which may be written to."""
@@ -192,6 +202,13 @@ class DenseWeights:
 
         run(work, len(tasks), n_threads)
         return scores
+
+    def similarity(self, label: int) -> Float32:
+        """Return the cosine between the weights of a class and those of each class."""
+        weights = self.weights
+        norms = np.sqrt(np.einsum("ij,ij->i", weights, weights))
+        products = weights @ weights[label]
+        return np.asarray(products / np.maximum(norms * norms[label], np.finfo(np.float32).tiny))
 
     def to_dense(self) -> Float32:
         """Return the weights themselves."""

@@ -84,6 +84,8 @@ class ClassTiles:
         n_classes, n_features = scorer.weights.n_classes, scorer.weights.n_features
         shared = np.zeros(n_classes, np.float32) if self.noise is None else self.noise.shared_log_prob
         self.row_step = 1 if shared is None else 0  # 0: one row of log p_n serves all
+        if scorer.weights.row_major:
+            n_features = n_classes
         row_bytes = 4 * (n_features + (n_classes if shared is None else topk.STRIP))
         self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
         tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
@@ -239,6 +241,8 @@ def scan(
         A class of each row.
     """
     n_rows, n_classes = X.shape[0], scorer.n_classes
+    if scorer.weights.row_major:
+        return _scan_rows(scorer, X, Z, k, targets, n_threads, config)
     tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
     if targets is not None and tiles.order is not None:
@@ -261,6 +265,62 @@ def scan(
                 states, shared.scaling.inverse_temperature, *(part[first:last] for part in result)
             )
     return result
+
+
+def _scan_rows(
+    scorer: Scorer,
+    X: Features,
+    Z: Float32 | None,
+    k: int,
+    targets: Int32 | None,
+    n_threads: int,
+    config: SearchConfig,
+) -> ScanResult:
+    """Scan all classes of a few rows at a time; threads share the rows."""
+    n_rows, n_classes = X.shape[0], scorer.n_classes
+    result = ScanResult(
+        np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32), np.empty(n_rows, np.float32)
+    )
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
+    tiles = ClassTiles(scorer, Z, 1, config, 1)
+    classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
+    tasks = split(n_rows, int(np.clip(config.row_task_scores // n_classes, 1, config.block_rows)))
+    spare: list[Buffers] = []
+
+    def work(i: int) -> None:
+        try:
+            buffers = spare.pop()
+        except IndexError:  # asking for the length first would be a race
+            buffers = Buffers(config.tile_scores)
+        first, last = tasks[i]
+        rows = scorer.weights.open_block(X, first, last)
+        scores = buffers.get("products", last - first, n_classes)
+        rows.products(0, n_classes, buffers, scores)
+        states = _new_states(1, last - first, k, columns[first:last])
+        single = states._replace(
+            **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
+        )
+        table, step = _noise_of_rows(scorer, Z, tiles, first, last)
+        noise, strip = topk.LogNoise(table, 0, step, 0), np.empty(topk.STRIP, np.float32)
+        topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
+        topk.finish_rows(states, scaling.inverse_temperature, *(part[first:last] for part in result))
+        spare.append(buffers)
+
+    with one_blas_thread():
+        run(work, len(tasks), n_threads)
+    return result
+
+
+def _noise_of_rows(
+    scorer: Scorer, Z: Float32 | None, tiles: ClassTiles, first: int, last: int
+) -> tuple[Float32, int]:
+    """Return log p_n of all classes for some rows, or one line for all rows, and the step between lines."""
+    if tiles.noise is None or tiles.row_step == 0:
+        return tiles.table, 0
+    projected = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
+    table = np.empty((last - first, scorer.n_classes), np.float32)
+    return tiles.noise.log_prob_all(projected, out=table, n_jobs=1), 1
 
 
 def _new_states(n_groups: int, n_rows: int, k: int, target: Int32) -> topk.RowState:

@@ -22,9 +22,11 @@ from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
 from extremax.training.base import TrainState
 from extremax.training.optimizers import Tables
+from extremax.training.sparse_trainer import SparseTables
 from extremax.types import Float32
 
 KIND = "classifier"
+_TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables)}
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,7 @@ def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedMo
 
 def _restore_training(model: Model, state: State) -> TrainState:
     arrays = state.arrays
-    weights = model.weights.state().arrays
-    tables = Tables(weights["weights"], weights["biases"], arrays["squares"], arrays["bias_squares"])
+    tables = _TABLES[state.header.get("tables", "dense")].from_training_state(model.weights, state)
     values: Float32 | None = arrays.get("pair_values")
     return TrainState(
         tables,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,26 @@ from extremax.features.whitening import Whitening
 from extremax.noise import Noise
 from extremax.runtime.context import Context
 from extremax.storage.state import State, merge
-from extremax.training.optimizers import Tables
 from extremax.types import Bool, Features, Float32
 from extremax.weights import Weights
+
+
+class Parameters(Protocol):
+    """What a trainer changes: weights, and what it needs beside them to go on."""
+
+    kind: ClassVar[str]
+
+    def copy(self) -> Self:
+        """Return a copy of the weights that later training does not change."""
+        ...
+
+    def restore(self, other: Any) -> None:
+        """Take back the weights of a copy."""
+        ...
+
+    def training_state(self) -> State:
+        """Return what further training needs beside the weights."""
+        ...
 
 
 @dataclass
@@ -33,7 +50,7 @@ class TrainState:
     Attributes
     ----------
     tables
-        Weights, biases and accumulators.
+        Weights, biases and accumulators: `Tables`, or `SparseTables` of sparse weights.
     feature_scale
         Factor of the features, one over the root mean square length of the rows.
     noise
@@ -55,7 +72,7 @@ class TrainState:
         Whether the tables are those of whitened rows right now, inside an epoch.
     """
 
-    tables: Tables
+    tables: Any
     feature_scale: float
     noise: Noise | None = None
     projection: PCA | None = None
@@ -69,13 +86,13 @@ class TrainState:
 
     def state(self) -> State:
         """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
-        arrays: dict[str, NDArray[Any]] = {
-            "squares": self.tables.squares,
-            "bias_squares": self.tables.bias_squares,
-        }
+        tables = self.tables.training_state()
+        arrays: dict[str, NDArray[Any]] = dict(tables.arrays)
         if self.pair_values is not None:
             arrays["pair_values"] = self.pair_values
-        header = {"n_epochs": self.n_epochs, "pair_key": self.pair_key}
+        header = {**tables.header, "n_epochs": self.n_epochs, "pair_key": self.pair_key}
+        if self.tables.kind != "dense":
+            header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
         return merge(header, parts, arrays)
 
@@ -121,6 +138,10 @@ class Trainer(Protocol):
 
         Returns the mean loss per unit of weight. Interrupted, it leaves a consistent state: that after the
         last minibatch."""
+        ...
+
+    def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
+        """Do what follows the last epoch of a whole fit: parts without epochs, choices by held-out rows."""
         ...
 
     def export(self, state: TrainState) -> Weights:
@@ -212,6 +233,9 @@ class TrainerBase:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+    def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
+        """Do nothing after the last epoch."""
 
 
 def chosen_header(chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine, format_seconds
 from extremax.training.base import Trainer, TrainState
-from extremax.types import Float32
 
 if TYPE_CHECKING:
     from extremax.model import Model
@@ -94,15 +93,14 @@ class _Best:
 
     log_likelihood: float = -np.inf
     epoch: int = 0
-    parameters: tuple[Float32, Float32] | None = field(default=None, repr=False)
+    parameters: Any = field(default=None, repr=False)
 
     def keep(self, state: TrainState, record: Record) -> None:
         self.log_likelihood, self.epoch = record["valid_log_likelihood"], record["epoch"]
         if self.parameters is None:
-            self.parameters = state.tables.weights.copy(), state.tables.biases.copy()
+            self.parameters = state.tables.copy()
         else:
-            np.copyto(self.parameters[0], state.tables.weights)
-            np.copyto(self.parameters[1], state.tables.biases)
+            self.parameters.restore(state.tables)
 
     def is_over(self, state: TrainState, record: Record, patience: int | None, log: ProgressLine) -> bool:
         """Keep the epoch if it is the best; return whether patience is at its end."""
@@ -117,8 +115,7 @@ class _Best:
 
     def restore(self, state: TrainState) -> None:
         if self.parameters is not None:
-            np.copyto(state.tables.weights, self.parameters[0])
-            np.copyto(state.tables.biases, self.parameters[1])
+            state.tables.restore(self.parameters)
 
 
 @dataclass(frozen=True)

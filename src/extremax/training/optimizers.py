@@ -11,13 +11,16 @@ on the loss is the mode of the posterior, and it cannot overshoot, however small
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.threads import run, split
+from extremax.storage.state import State
 from extremax.types import Float32
+from extremax.weights import Weights
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
@@ -56,9 +59,30 @@ class Tables:
         """Return the bytes of weights and biases, and of the accumulators."""
         return 4 * n_classes * (n_features + 1), 4 * n_classes * (_columns(n_features, optimizer) + 1)
 
+    kind: ClassVar[str] = "dense"
+
     @property
     def n_classes(self) -> int:
         return len(self.weights)
+
+    def copy(self) -> Tables:
+        """Return a copy of weights and biases, without the accumulators."""
+        return replace(self, weights=self.weights.copy(), biases=self.biases.copy())
+
+    def restore(self, other: Tables) -> None:
+        """Take back the weights and biases of a copy."""
+        np.copyto(self.weights, other.weights)
+        np.copyto(self.biases, other.biases)
+
+    def training_state(self) -> State:
+        """Return what further training needs beside the weights."""
+        return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
+
+    @classmethod
+    def from_training_state(cls, weights: Weights, state: State) -> Tables:
+        """Build the tables from the weights of a model and from what `training_state` gave."""
+        arrays = weights.state().arrays
+        return cls(arrays["weights"], arrays["biases"], state.arrays["squares"], state.arrays["bias_squares"])
 
     @property
     def per_weight(self) -> bool:

@@ -1,0 +1,138 @@
+"""Scores of all classes through postings: for each feature, the classes that have a weight on it.
+
+The score of class y for a row x is ``sum_f x_f w_fy + |x|_1 l_y + b_y`` with ``|x|_1 = sum_f x_f``.  A row
+touches the postings of its own features alone, so the cost follows their lengths and not the number of
+classes times the number of features.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from extremax.kernels.compile import inline, njit
+
+
+class Postings(NamedTuple):
+    """Weights by feature: entries ``offsets[f]`` to ``offsets[f + 1]`` are those of feature f."""
+
+    offsets: np.ndarray  # (n_features + 1,) int64
+    classes: np.ndarray  # (n_entries,) int32, ascending within a feature
+    values: np.ndarray  # (n_entries,) float32
+
+
+@inline
+def row_mass(values, start, stop):
+    """Return the sum of the entries of a row."""
+    total = np.float32(0.0)
+    for p in range(start, stop):
+        total += values[p]
+    return total
+
+
+@njit
+def score_rows(rows, first, last, postings, length_biases, out):
+    """Fill `out` (last - first, n_classes) with ``sum_f x_f w_fy + |x|_1 l_y`` of some rows."""
+    for i in range(first, last):
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        mass = row_mass(rows.data, start, stop)
+        line = out[i - first]
+        for y in range(line.size):
+            line[y] = mass * length_biases[y]
+        for p in range(start, stop):
+            f = rows.indices[p]
+            x = rows.data[p]
+            low, high = postings.offsets[f], postings.offsets[f + 1]
+            classes, values = postings.classes[low:high], postings.values[low:high]
+            for q in range(classes.size):
+                line[classes[q]] += x * values[q]
+
+
+@inline
+def find_class(classes, low, high, label):
+    """Return the position of a class among ascending ones, or -1."""
+    end = high
+    while low < high:
+        middle = (low + high) >> 1
+        if classes[middle] < label:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < end and classes[low] == label else -1
+
+
+@njit
+def score_row_pairs(rows, row_index, labels, postings, biases, out, first, last):
+    """Fill `out` (n, m) with scores of classes ``labels`` (n, m) of rows ``row_index``, for lines of a range.
+
+    `biases` is a pair of arrays: ``b`` and ``l``.
+    """
+    for i in range(first, last):
+        row = row_index[i]
+        start, stop = rows.indptr[row], rows.indptr[row + 1]
+        mass = row_mass(rows.data, start, stop)
+        for j in range(labels.shape[1]):
+            label = labels[i, j]
+            total = np.float32(0.0)
+            for p in range(start, stop):
+                f = rows.indices[p]
+                at = find_class(postings.classes, postings.offsets[f], postings.offsets[f + 1], label)
+                if at >= 0:
+                    total += rows.data[p] * postings.values[at]
+            out[i, j] = total + mass * biases[1][label] + biases[0][label]
+
+
+@njit
+def sum_squares(postings, out):
+    """Add the squared weights of each class to `out` (n_classes,) float64."""
+    for q in range(postings.classes.size):
+        out[postings.classes[q]] += np.float64(postings.values[q]) * postings.values[q]
+
+
+@njit
+def count_of_class(postings, label, features, values):
+    """Fill the features and weights of one class; return how many there are.
+
+    Empty arrays are not filled, so that a first call counts.
+    """
+    n = 0
+    for f in range(postings.offsets.size - 1):
+        at = find_class(postings.classes, postings.offsets[f], postings.offsets[f + 1], label)
+        if at >= 0:
+            if n < features.size:
+                features[n] = f
+                values[n] = postings.values[at]
+            n += 1
+    return n
+
+
+@njit
+def select_top(scores, k, labels, values):
+    """Find the k greatest scores, best first, ties to the smaller class; return how many were found.
+
+    Blocks whose maximum is too small are skipped; minus infinity never counts.
+    """
+    n = 0
+    lowest = np.float32(-np.inf)
+    for start in range(0, scores.size, 128):
+        block = scores[start : start + 128]
+        highest = np.float32(-np.inf)
+        for j in range(block.size):
+            highest = max(highest, block[j])
+        if not highest > lowest:
+            continue
+        for j in range(block.size):
+            value = block[j]
+            if value > lowest:
+                at = n if n < k else k - 1
+                n = min(n + 1, k)
+                while at > 0 and values[at - 1] < value:
+                    values[at] = values[at - 1]
+                    labels[at] = labels[at - 1]
+                    at -= 1
+                values[at] = value
+                labels[at] = start + j
+                if n == k:
+                    lowest = values[k - 1]
+    return n

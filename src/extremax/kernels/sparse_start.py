@@ -1,0 +1,326 @@
+"""The generative start of sparse weights: class sums, leave-one-out scores, and hard negatives.
+
+With class sums S_yf of the (weighted) rows of class y, their totals m_y, norms |S_y| and counts n_y, and the
+share p_f of feature f in all mass, the start scores
+
+    s_y(x) = sum_f x_f [A_b log(1 + S_yf / (a p_f)) + B_b S_yf / |S_y|]
+             + g_1 |x|_1 log(1 + m_y / a) + g_2 log n_y + g_3 log(1 + m_y / a)
+
+with b the bucket of f by the number of classes that have it.  The first term is smoothed naive Bayes, the
+second the cosine with the class's summed row.  A training row is left out of its class completely: of S_y,
+m_y, n_y, |S_y|, of p_f and of the number of classes that have f.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from extremax.kernels.compile import helper, inline, njit
+from extremax.kernels.rng import draw_key
+from extremax.kernels.sparse_scores import find_class, row_mass, select_top
+from extremax.kernels.topk import exp_nonpositive
+
+_NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
+_EMPTY = np.float32(-np.inf)
+
+
+class Sums(NamedTuple):
+    """Sums of the rows of each class, by feature, and what follows from them."""
+
+    offsets: np.ndarray  # (n_features + 1,) int64
+    classes: np.ndarray  # (n_entries,) int32, ascending within a feature
+    values: np.ndarray  # (n_entries,) float32: S_yf
+    feature_mass: np.ndarray  # (n_features,) float64: sum over y of S_yf
+    mass: np.ndarray  # (n_classes,) float64: m_y
+    counts: np.ndarray  # (n_classes,) float64: n_y
+    squares: np.ndarray  # (n_classes,) float64: |S_y|^2
+    total: float
+
+
+class Numbers(NamedTuple):
+    """The numbers of the start that are fitted to the data."""
+
+    smoothing: float  # a
+    log_weights: np.ndarray  # (n_buckets,) float64: A
+    cosine_weights: np.ndarray  # (n_buckets,) float64: B
+    bias_weights: np.ndarray  # (3,) float64: g
+    edges: np.ndarray  # (n_buckets - 1,) int64: classes from which the next bucket begins
+
+
+class Row(NamedTuple):
+    """A row of a CSR matrix, its class and its weight in the sums."""
+
+    indices: np.ndarray
+    values: np.ndarray
+    label: int
+    weight: float
+
+
+@inline
+def _bucket(n_classes, edges):
+    b = 0
+    while b < edges.size and n_classes >= edges[b]:
+        b += 1
+    return b
+
+
+@inline
+def _inverse_share(sums, f, taken, smoothing):
+    """Return ``1 / (a p_f)`` after `taken` was removed from the mass of feature f."""
+    left = max(sums.feature_mass[f] - taken, 1e-3)
+    return (sums.total - taken) / (smoothing * left)
+
+
+@inline
+def _remaining(sums, f, row_label, taken):
+    """Return S_yf of a row's own class without the row, and the classes that then have the feature."""
+    low, high = sums.offsets[f], sums.offsets[f + 1]
+    at = find_class(sums.classes, low, high, row_label)
+    own = 0.0
+    if at >= 0:
+        own = sums.values[at] - taken
+    if own < _NEGLIGIBLE * taken or own <= 0.0:
+        return 0.0, high - low - (1 if at >= 0 else 0)
+    return own, high - low
+
+
+@njit
+def add_entry_sums(sums_values, classes, out_mass, out_squares):
+    """Add the entries of class sums to the mass and the squared norm of each class."""
+    for q in range(classes.size):
+        value = np.float64(sums_values[q])
+        out_mass[classes[q]] += value
+        out_squares[classes[q]] += value * value
+
+
+@njit
+def fill_weights(sums, numbers, out, first, last):
+    """Fill the weights of the start for features of a range."""
+    for f in range(first, last):
+        low, high = sums.offsets[f], sums.offsets[f + 1]
+        if high == low:
+            continue
+        b = _bucket(high - low, numbers.edges)
+        inverse = _inverse_share(sums, f, 0.0, numbers.smoothing)
+        log_weight, cosine_weight = numbers.log_weights[b], numbers.cosine_weights[b]
+        for q in range(low, high):
+            value = np.float64(sums.values[q])
+            norm = math.sqrt(sums.squares[sums.classes[q]])
+            cosine = value / norm if norm > 0.0 else 0.0
+            out[q] = log_weight * math.log1p(max(value, 0.0) * inverse) + cosine_weight * cosine
+
+
+@helper
+def _fill_features(row, sums, numbers, slot, phi):
+    """Add the terms of each candidate to ``phi`` (n_candidates, 2 n_buckets + 3), its own row left out."""
+    n_buckets = numbers.edges.size + 1
+    for p in range(row.indices.size):
+        f, x = row.indices[p], np.float64(row.values[p])
+        taken = x * row.weight
+        own, n_having = _remaining(sums, f, row.label, taken)
+        if n_having == 0:
+            continue
+        b = _bucket(n_having, numbers.edges)
+        inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+        for q in range(sums.offsets[f], sums.offsets[f + 1]):
+            k = slot[sums.classes[q]]
+            if k >= 0:
+                value = own if k == 0 else np.float64(sums.values[q])
+                phi[k, b] += x * math.log1p(max(value, 0.0) * inverse)
+                phi[k, n_buckets + b] += x * value
+
+
+@njit
+def describe_row(row, sums, numbers, guess, sizes, seed, scores, slot, candidates, log_weight, phi):
+    """Choose candidate classes of a row, left out of its class, and compute the terms of their scores.
+
+    Parameters
+    ----------
+    row : Row
+    guess : (n_entries,) float32
+        Weights by which candidates are chosen, for entries of the sums.
+    sizes : (int, int)
+        Candidates of highest score, and candidates drawn uniformly from all others.
+    scores, slot : (n_classes,) float32, int32
+        Scratch; `scores` holds the biases of the guess on entry, `slot` is -1 before and after.
+    candidates, log_weight : (1 + sum of sizes,)
+        Filled: the row's class first; log of the classes that each stands for.
+    phi : (1 + sum of sizes, 2 n_buckets + 3)
+        Zero on entry; filled with the terms of s_y(x), without A, B and g.
+    """
+    n_best, n_drawn = sizes
+    n_classes, n_buckets = scores.size, numbers.edges.size + 1
+    mass = np.float64(row_mass(row.values, 0, row.values.size))
+    for p in range(row.indices.size):
+        f, x = row.indices[p], row.values[p]
+        for q in range(sums.offsets[f], sums.offsets[f + 1]):
+            scores[sums.classes[q]] += x * guess[q]
+    scores[row.label] = _EMPTY
+    best = np.empty(n_best, np.int32)
+    n_found = select_top(scores, n_best, best, np.empty(n_best, np.float32))
+    candidates[0] = row.label
+    slot[row.label] = 0
+    for k in range(n_found):
+        candidates[k + 1] = best[k]
+        slot[best[k]] = k + 1
+    n = n_found + 1
+    others = n_classes - n
+    draw = np.uint64(0)
+    for _ in range(min(n_drawn, others)):
+        label = np.int64(draw_key(seed, row.label, draw) % np.uint64(n_classes))
+        while slot[label] >= 0:
+            draw += np.uint64(1)
+            label = np.int64(draw_key(seed, row.label, draw) % np.uint64(n_classes))
+        candidates[n] = label
+        log_weight[n] = math.log(others / min(n_drawn, others))
+        slot[label] = n
+        n += 1
+    _fill_features(row, sums, numbers, slot, phi)
+    for k in range(n):
+        label = candidates[k]
+        slot[label] = -1
+        class_mass, count, square = sums.mass[label], sums.counts[label], sums.squares[label]
+        if k == 0:
+            class_mass = max(class_mass - row.weight * mass, 1e-3)
+            count = max(count - row.weight, 0.5 * row.weight)
+            square = _square_without(row, phi[0], n_buckets, square)
+        norm = math.sqrt(square)
+        for b in range(n_buckets, 2 * n_buckets):
+            phi[k, b] = phi[k, b] / norm if norm > 0.0 else 0.0
+        log_mass = math.log1p(class_mass / numbers.smoothing)
+        phi[k, 2 * n_buckets] = mass * log_mass
+        phi[k, 2 * n_buckets + 1] = math.log(max(count, 1e-3))
+        phi[k, 2 * n_buckets + 2] = log_mass
+    return n
+
+
+@inline
+def _square_without(row, terms, n_buckets, square):
+    """Return |S_y - w x|^2 from |S_y|^2 and the dots x.(S_y - w x) by bucket."""
+    dot, length = 0.0, 0.0
+    for b in range(n_buckets, 2 * n_buckets):
+        dot += terms[b]
+    for p in range(row.values.size):
+        length += np.float64(row.values[p]) * row.values[p]
+    return max(square - 2.0 * row.weight * dot - row.weight * row.weight * length, 1e-3)
+
+
+class Proposals(NamedTuple):
+    """The best other classes of each row, and the scores of its own classes, by the start."""
+
+    classes: np.ndarray  # (n_rows, k) int32; -1 where there are fewer
+    scores: np.ndarray  # (n_rows, k) float32
+    log_rest: np.ndarray  # (n_rows,) float32: log of the summed exp of all classes not named here
+    own: np.ndarray  # (n_pairs,) float32
+
+
+@helper
+def _own_score(row, sums, numbers):
+    """Return the score of a row's class with the row left out."""
+    mass, dot, length, total, cosine = 0.0, 0.0, 0.0, 0.0, 0.0
+    for p in range(row.indices.size):
+        f, x = row.indices[p], np.float64(row.values[p])
+        taken = x * row.weight
+        mass += x
+        length += x * x
+        own, n_having = _remaining(sums, f, row.label, taken)
+        dot += x * own
+        if n_having == 0 or own == 0.0:
+            continue
+        b = _bucket(n_having, numbers.edges)
+        inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+        total += x * numbers.log_weights[b] * math.log1p(max(own, 0.0) * inverse)
+        cosine += x * numbers.cosine_weights[b] * own
+    square = sums.squares[row.label] - row.weight * (2.0 * dot + row.weight * length)
+    class_mass = max(sums.mass[row.label] - row.weight * mass, 1e-3)
+    log_mass = math.log1p(class_mass / numbers.smoothing)
+    count = max(sums.counts[row.label] - row.weight, 0.5 * row.weight)
+    g = numbers.bias_weights
+    bias = (g[0] * mass + g[2]) * log_mass + g[1] * math.log(max(count, 1e-3))
+    return np.float32(total + cosine / math.sqrt(max(square, 1e-3)) + bias)
+
+
+@helper
+def _add_rare(row, p, sums, numbers, label, scores):
+    """Add the terms of a feature of few classes, computed anew with the row left out."""
+    f, x = row.indices[p], np.float64(row.values[p])
+    taken = x * row.weight
+    _, n_having = _remaining(sums, f, label, taken)
+    if n_having == 0:
+        return
+    b = _bucket(n_having, numbers.edges)
+    inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+    for q in range(sums.offsets[f], sums.offsets[f + 1]):
+        y = sums.classes[q]
+        value = np.float64(sums.values[q])
+        cosine = value / math.sqrt(max(sums.squares[y], 1e-6))
+        log_term = math.log1p(max(value, 0.0) * inverse)
+        scores[y] += np.float32(x * (numbers.log_weights[b] * log_term + numbers.cosine_weights[b] * cosine))
+
+
+@njit
+def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposals, first, last):
+    """Score all classes for rows of a range, each left out of its own classes; keep the best others.
+
+    Parameters
+    ----------
+    rows : CSRRows
+    pairs : tuple of arrays
+        Rows to score (n,), where the pairs of each begin (n + 1,), class and weight of each pair.
+    postings : Postings
+        Weights of the start, small ones perhaps left out.
+    biases : pair of (n_classes,) float32
+        ``g_2 log n_y + g_3 log(1 + m_y / a)`` and ``g_1 log(1 + m_y / a)``.
+    rare : int
+        Features of at most so many classes are computed anew: the row itself is much of their mass.
+    scores : (n_classes,) float32
+        Scratch.
+    """
+    row_numbers, pair_offsets, labels, weights = pairs
+    k = proposals.classes.shape[1]
+    for i in range(first, last):
+        r = row_numbers[i]
+        start, stop = rows.indptr[r], rows.indptr[r + 1]
+        indices, values = rows.indices[start:stop], rows.data[start:stop]
+        mass = row_mass(rows.data, start, stop)
+        begin, end = pair_offsets[i], pair_offsets[i + 1]
+        row = Row(indices, values, np.int64(labels[begin]), np.float64(weights[begin]))
+        for y in range(scores.size):
+            scores[y] = biases[0][y] + mass * biases[1][y]
+        for p in range(indices.size):
+            f, x = indices[p], values[p]
+            if sums.offsets[f + 1] - sums.offsets[f] <= rare:
+                _add_rare(row, p, sums, numbers, row.label, scores)
+                continue
+            low, high = postings.offsets[f], postings.offsets[f + 1]
+            listed, weight = postings.classes[low:high], postings.values[low:high]
+            for q in range(listed.size):
+                scores[listed[q]] += x * weight[q]
+        for pair in range(begin, end):
+            own = Row(indices, values, np.int64(labels[pair]), np.float64(weights[pair]))
+            proposals.own[pair] = _own_score(own, sums, numbers)
+            scores[labels[pair]] = _EMPTY
+        found, best = proposals.classes[i], proposals.scores[i]
+        n = select_top(scores, k, found, best)
+        for j in range(n):
+            scores[found[j]] = _EMPTY
+        for j in range(n, k):
+            found[j] = -1
+            best[j] = _EMPTY
+        proposals.log_rest[i] = _log_sum_exp(scores, best[0] if n > 0 else np.float32(0.0))
+
+
+@helper
+def _log_sum_exp(scores, peak):
+    """Return the log of the summed exp of scores that are at most `peak`, in float32 sums of 1,024."""
+    total = 0.0
+    for start in range(0, scores.size, 1024):
+        block = scores[start : start + 1024]
+        part = np.float32(0.0)
+        for j in range(block.size):
+            part += exp_nonpositive(max(block[j] - peak, np.float32(-87.0)))
+        total += part
+    return np.float32(peak + math.log(max(total, 1e-37)))

@@ -1,0 +1,302 @@
+"""Weights stored where they are not zero, by feature.
+
+The score of class y is ``sum_f x_f w_fy + |x|_1 l_y + b_y``, with ``|x|_1 = sum_f x_f``, plus
+``z(x).v_y`` where the weights have a dense part: z(x) are the last columns of x, the same for every row
+(embeddings beside words), or a projection of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from extremax.errors import ModelFileError
+from extremax.kernels import sparse_scores
+from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.sparse_scores import Postings
+from extremax.runtime.products import sparse_times_dense
+from extremax.runtime.threads import run, split
+from extremax.storage.state import State, register
+from extremax.types import Features, Float32, Float64, Int32, Int64
+from extremax.weights import Buffers
+
+_TASK_ROWS = 64  # rows whose pairs a thread scores at a time
+_MAX_DENSE_BYTES = 4 << 30  # of weights that are unpacked on request
+
+
+def csr_rows(X: Features, n_dense: int = 0) -> CSRRows:
+    """Return a CSR matrix as the kernels take it, without its last `n_dense` columns; an array is packed."""
+    matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X)
+    if n_dense:
+        matrix = matrix[:, : matrix.shape[1] - n_dense]
+    parts = ((matrix.data, np.float32), (matrix.indices, np.int32), (matrix.indptr, np.int64))
+    # Writable: a read-only array is another type to numba, which would compile the kernel again.
+    return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class DensePart:
+    """The part z(x).v_y of the scores.
+
+    Attributes
+    ----------
+    factors : float32 (n_classes, n_projected + n_dense)
+        v of each class.
+    projection : float32 (n_sparse, n_projected)
+        From the sparse columns to the first coordinates of z; no columns for none.
+    n_dense : int
+        Last columns of x that are explicit in every row: the other coordinates of z.
+    """
+
+    factors: Float32
+    projection: Float32
+    n_dense: int = 0
+
+    def coordinates(self, X: Any) -> Float32:
+        """Return z of some rows, (n_rows, n_projected + n_dense)."""
+        n_sparse = X.shape[1] - self.n_dense
+        parts = []
+        if self.projection.shape[1]:
+            words = X[:, :n_sparse] if self.n_dense else X
+            parts.append(sparse_times_dense(words, self.projection))
+        if self.n_dense:
+            parts.append(dense_columns(X, self.n_dense))
+        return np.ascontiguousarray(np.hstack(parts) if len(parts) > 1 else parts[0])
+
+
+def dense_columns(X: Any, n_dense: int) -> Float32:
+    """Return the last columns of a CSR matrix, explicit in every row, as an array (n_rows, n_dense)."""
+    ends = X.indptr[1:].astype(np.int64)
+    if X.shape[0] and (np.diff(X.indptr) < n_dense).any():
+        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
+    at = ends[:, None] - np.arange(n_dense, 0, -1)
+    if X.shape[0] and (X.indices[at] != np.arange(X.shape[1] - n_dense, X.shape[1])).any():
+        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
+    found: Float32 = X.data[at]
+    return found
+
+
+class SparseBlock:
+    """Some rows of X, scored for all classes through postings."""
+
+    def __init__(self, weights: SparseWeights, X: Features, first: int, last: int) -> None:
+        self.weights, self.first, self.last = weights, first, last
+        self.z: Float32 | None = None
+        if weights.dense is None and sparse.issparse(X):
+            self.rows = csr_rows(X)
+            return
+        block: Any = X[first:last]
+        block = block if sparse.issparse(block) else sparse.csr_matrix(block)
+        self.rows, self.first, self.last = csr_rows(block, weights.n_dense), 0, last - first
+        if weights.dense is not None:
+            self.z = weights.dense.coordinates(block)
+
+    @property
+    def n_rows(self) -> int:
+        return self.last - self.first
+
+    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
+        """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
+        weights, n_classes = self.weights, self.weights.n_classes
+        whole = start == 0 and stop == n_classes
+        scores = out if whole else buffers.get("scores", self.n_rows, n_classes)
+        lengths = weights.length_biases
+        sparse_scores.score_rows(self.rows, self.first, self.last, weights.postings, lengths, scores)
+        if self.z is not None and weights.dense is not None:
+            scores += self.z @ weights.dense.factors.T
+        if not whole:
+            out[...] = scores[:, start:stop]
+        return out
+
+
+@register("weights", "sparse")
+@dataclass(frozen=True, eq=False)
+class SparseWeights:
+    """Weights by feature: the classes that have a weight on it, and the weights.
+
+    Attributes
+    ----------
+    postings
+        ``offsets`` int64 (n_features + 1,), ``classes`` int32 and ``values`` float32 (n_entries,).
+    biases, length_biases : float32 (n_classes,)
+        b, and l, the factor of the sum of a row's entries.
+    dense
+        The part of the scores that is linear in dense coordinates of the row, or None.
+
+    Examples
+    --------
+    >>> matrix = sparse.csc_matrix(np.array([[0.0, 2.0], [1.0, 0.0]], np.float32))  # classes x features
+    >>> weights = SparseWeights.from_matrix(matrix, np.zeros(2, np.float32))
+    >>> X, pairs = sparse.csr_matrix(np.array([[3.0, 1.0]], np.float32)), np.array([[0, 1]], np.int32)
+    >>> weights.score_pairs(X, np.array([0]), pairs, 1).tolist()
+    [[2.0, 3.0]]
+    """
+
+    postings: Postings
+    biases: Float32
+    length_biases: Float32
+    dense: DensePart | None = None
+
+    # Scores of all classes of a row are computed together: a search goes row by row.
+    row_major = True
+    feature_scale = 1.0
+
+    @classmethod
+    def from_matrix(
+        cls,
+        matrix: Any,
+        biases: Float32,
+        length_biases: Float32 | None = None,
+        dense: DensePart | None = None,
+    ) -> SparseWeights:
+        """Make weights from a sparse matrix (n_classes, n_features)."""
+        columns = sparse.csc_matrix(matrix, dtype=np.float32)
+        columns.sort_indices()
+        lengths = np.zeros(columns.shape[0], np.float32) if length_biases is None else length_biases
+        postings = Postings(
+            columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False), columns.data
+        )
+        return cls(postings, np.asarray(biases, np.float32), np.asarray(lengths, np.float32), dense)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.biases)
+
+    @property
+    def n_features(self) -> int:
+        return len(self.postings.offsets) - 1 + self.n_dense
+
+    @property
+    def n_dense(self) -> int:
+        """Last columns of X that every row has."""
+        return 0 if self.dense is None else self.dense.n_dense
+
+    @property
+    def n_entries(self) -> int:
+        """Weights that are stored."""
+        return len(self.postings.values)
+
+    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> SparseBlock:
+        """Prepare rows `first` to before `last` of X; classes are in their own order."""
+        if order is not None:
+            raise ValueError("sparse weights score classes in their own order; pass order=None.")
+        return SparseBlock(self, X, first, last)
+
+    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
+        """Return the scores of given classes of given rows; see `extremax.weights.Weights.score_pairs`."""
+        scores = np.empty(classes.shape, np.float32)
+        rows, tasks = csr_rows(X, self.n_dense), split(len(classes), _TASK_ROWS)
+        labels = np.require(classes, np.int32, ["C", "W"])
+        biases = (self.biases, self.length_biases)
+
+        def work(i: int) -> None:
+            sparse_scores.score_row_pairs(rows, row_index, labels, self.postings, biases, scores, *tasks[i])
+
+        run(work, len(tasks), n_threads)
+        if self.dense is not None:
+            matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X)
+            z = self.dense.coordinates(matrix)
+            for a, b in tasks:
+                factors = self.dense.factors[classes[a:b]]
+                scores[a:b] += np.einsum("ik,imk->im", z[row_index[a:b]], factors)
+        return scores
+
+    @cached_property
+    def norms(self) -> Float64:
+        """Length of each class's weight vector."""
+        squares = np.zeros(self.n_classes)
+        sparse_scores.sum_squares(self.postings, squares)
+        if self.dense is not None:
+            squares += np.square(self.dense.factors, dtype=np.float64).sum(axis=1)
+        return np.sqrt(squares)
+
+    def class_weights(self, label: int) -> tuple[Int32, Float32]:
+        """Return the features on which a class has a weight, and the weights."""
+        none = np.empty(0, np.int32), np.empty(0, np.float32)
+        n = sparse_scores.count_of_class(self.postings, label, *none)
+        features, values = np.empty(n, np.int32), np.empty(n, np.float32)
+        sparse_scores.count_of_class(self.postings, label, features, values)
+        return features, values
+
+    def column(self, feature: int) -> tuple[Int32, Float32]:
+        """Return the classes that have a weight on a feature, and the weights."""
+        part = slice(*self.postings.offsets[feature : feature + 2])
+        return self.postings.classes[part], self.postings.values[part]
+
+    def similarity(self, label: int) -> Float32:
+        """Return the cosine between the weights of a class and those of each class."""
+        features, values = self.class_weights(label)
+        products = np.zeros((1, self.n_classes), np.float32)
+        ends = np.array([0, len(features)], np.int64)
+        no_lengths = np.zeros(self.n_classes, np.float32)
+        sparse_scores.score_rows(CSRRows(values, features, ends), 0, 1, self.postings, no_lengths, products)
+        total = products[0].astype(np.float64)
+        if self.dense is not None:
+            total += self.dense.factors @ self.dense.factors[label]
+        scale = np.maximum(self.norms * self.norms[label], np.finfo(np.float32).tiny)
+        return np.asarray(total / scale, np.float32)
+
+    def to_dense(self) -> Float32:
+        """Return all weights on sparse columns as one array (n_classes, n_columns), where they fit."""
+        needed = 4 * self.n_classes * (len(self.postings.offsets) - 1)
+        if needed > _MAX_DENSE_BYTES:
+            raise ValueError(
+                f"the weights as one array would take {needed / 2**30:.1f} GiB; read model_.weights.postings,"
+                " which holds those that are not zero."
+            )
+        return np.asarray(self.to_matrix().toarray(), np.float32)
+
+    def to_matrix(self) -> sparse.csc_matrix:
+        """Return the weights as a sparse matrix (n_classes, n_columns) that shares their memory."""
+        shape = (self.n_classes, len(self.postings.offsets) - 1)
+        matrix = sparse.csc_matrix(shape, dtype=np.float32)
+        matrix.indptr, matrix.indices, matrix.data = (
+            self.postings.offsets, self.postings.classes, self.postings.values,
+        )  # fmt: skip
+        return matrix
+
+    def pruned(self, feature_mean: Float32, threshold: float) -> SparseWeights:
+        """Return the weights without those whose mean contribution to a score is below a threshold.
+
+        `feature_mean` is the mean of each feature over the rows that have it.
+        """
+        offsets, classes, values = self.postings
+        mean = np.repeat(feature_mean, np.diff(offsets))
+        kept = np.abs(values) * mean >= threshold
+        if kept.all():
+            return self
+        ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[offsets]
+        return replace(self, postings=Postings(ends, classes[kept], values[kept]))
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        arrays = {**self.postings._asdict(), "biases": self.biases, "length_biases": self.length_biases}
+        header: dict[str, Any] = {"kind": "sparse"}
+        if self.dense is not None:
+            arrays |= {"factors": self.dense.factors, "projection": self.dense.projection}
+            header["n_dense"] = self.dense.n_dense
+        return State(header, arrays)
+
+    @classmethod
+    def from_state(cls, state: State) -> SparseWeights:
+        """Build the weights that `state` described, after a check that no index leads outside."""
+        arrays = state.arrays
+        offsets, classes, values = (arrays[name] for name in Postings._fields)
+        biases = arrays["biases"]
+        rising = len(offsets) > 0 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+        sound = rising and offsets[-1] == len(classes) == len(values)
+        if sound and len(classes):
+            sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
+        if not sound or len(arrays["length_biases"]) != len(biases):
+            raise ModelFileError(
+                "the sparse weights of the model do not fit together (offsets, classes, values);"
+                " copy or save the model again."
+            )
+        dense = None
+        if "factors" in arrays:
+            dense = DensePart(arrays["factors"], arrays["projection"], int(state.header["n_dense"]))
+        return cls(Postings(offsets, classes, values), biases, arrays["length_biases"], dense)

@@ -1,0 +1,114 @@
+"""Weights with which several linear models are added, chosen by the likelihood of held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import minimize
+
+from extremax.defaults import SparseConfig
+from extremax.examples import Examples
+from extremax.runtime.context import Context
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.sparse_weights import SparseWeights
+from extremax.types import Float32, Float64, Int64
+from extremax.weights import Buffers
+
+_ROWS_PER_TASK, _TASK_SCORES = 32, 1 << 20
+_PENALTY = 1e-4  # of the squared distance from the first guess
+PARTS = ("start", "correction", "svm", "dense")
+
+
+def fit_mixture(
+    experts: Mapping[str, SparseWeights], data: Examples, config: SparseConfig, context: Context
+) -> dict[str, float]:
+    """Choose a weight of at least zero for each model by the likelihood of `data`.
+
+    The normaliser of a pair sums over the best classes of each model and over classes drawn from the others,
+    with the weight of those that each stands for. Other labels of the same row are left out (the decoupled
+    softmax of arXiv 2310.10636).
+    """
+    if data.n_rows > config.max_mix_rows:
+        data = data.sample_rows(config.max_mix_rows)
+    with one_blas_thread():
+        phi, log_weight = _describe(list(experts.values()), data, config, context)
+        guess = dict(zip(PARTS, config.default_mix, strict=True))
+        theta = np.array([guess.get(name, 0.5) for name in experts])
+        found = _maximise(phi, log_weight, data.pair_weight.astype(np.float64), theta)
+    return {name: float(value) for name, value in zip(experts, found, strict=True)}
+
+
+def _describe(
+    experts: Sequence[SparseWeights], data: Examples, config: SparseConfig, context: Context
+) -> tuple[Float32, Float32]:
+    """Return scores of each pair's candidates by each model, own class first, and their log-weights."""
+    n_classes = experts[0].n_classes
+    n_best, n_drawn = min(config.mix_candidates, n_classes), min(config.mix_drawn, n_classes)
+    most_labels = int(data.labels_per_row.max(initial=1))
+    n_slots = 1 + len(experts) * (n_best + most_labels) + n_drawn
+    phi = np.zeros((data.n_pairs, n_slots, len(experts)), np.float32)
+    log_weight = np.full((data.n_pairs, n_slots), -np.inf, np.float32)
+    pair_rows = data.rows
+    edges = np.searchsorted(pair_rows, np.arange(data.n_rows + 1))
+    tasks = split(data.n_rows, max(1, min(_ROWS_PER_TASK, _TASK_SCORES // n_classes)))
+
+    def work(i: int) -> None:
+        first, last = tasks[i]
+        tables = np.empty((len(experts), last - first, n_classes), np.float32)
+        for expert, table in zip(experts, tables, strict=True):
+            expert.open_block(data.X, first, last).products(0, n_classes, Buffers(), table)
+            table += expert.biases
+        for r in range(first, last):
+            pairs, scores = np.arange(edges[r], edges[r + 1]), tables[:, r - first]
+            if len(pairs) == 0:
+                continue
+            others, weight = _candidates(scores, data.y[pairs], n_best, n_drawn, (context.seed, 23, r))
+            for pair in pairs:
+                phi[pair, 0] = scores[:, data.y[pair]]
+                phi[pair, 1 : 1 + len(others)] = scores[:, others].T
+                log_weight[pair, 0] = 0.0
+                log_weight[pair, 1 : 1 + len(others)] = weight
+
+    run(work, len(tasks), context.n_threads)
+    return phi, log_weight
+
+
+def _candidates(
+    scores: Float32, labels: np.ndarray, n_best: int, n_drawn: int, seed: tuple[int, ...]
+) -> tuple[Int64, Float32]:
+    """Return classes without `labels`: the best by each model, and some of the others; log-weights."""
+    n_classes = scores.shape[1]
+    size = min(n_best + len(labels), n_classes)
+    best = np.unique(np.argpartition(-scores, size - 1, axis=1)[:, :size])
+    best = np.setdiff1d(best, labels)
+    left = n_classes - len(best) - len(np.unique(labels))
+    if left <= 0:
+        return best, np.zeros(len(best), np.float32)
+    drawn = np.random.default_rng(seed).integers(0, n_classes, 2 * n_drawn)
+    drawn = np.unique(drawn[~np.isin(drawn, best) & ~np.isin(drawn, labels)])[:n_drawn]
+    weight = np.zeros(len(best) + len(drawn), np.float32)
+    if len(drawn):
+        weight[len(best) :] = np.log(left / len(drawn))
+    return np.concatenate([best, drawn]), weight
+
+
+def _maximise(phi: Float32, log_weight: Float32, weight: Float64, guess: Float64) -> Float64:
+    weight = weight / weight.sum()
+    n, n_slots, n_experts = phi.shape
+    flat, first = phi.reshape(-1, n_experts), weight @ phi[:, 0]
+
+    def loss(theta: Float64) -> tuple[float, Float64]:
+        scores = (flat @ theta.astype(np.float32)).reshape(n, n_slots) + log_weight
+        peak = scores.max(axis=1, keepdims=True)
+        exp = np.exp(scores - peak)
+        total = exp.sum(axis=1, keepdims=True)
+        value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
+        exp *= (weight[:, None] / total).astype(np.float32)
+        gap = theta - guess
+        gradient = first - exp.ravel() @ flat
+        return -value + _PENALTY * float(gap @ gap), -gradient + 2.0 * _PENALTY * gap
+
+    found = minimize(loss, guess, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * n_experts)
+    return np.asarray(found.x, np.float64)

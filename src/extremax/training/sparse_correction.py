@@ -1,0 +1,367 @@
+"""What is trained on top of the generative start: a correction by hard negatives, and one-vs-rest SVMs.
+
+The solvers stand in `extremax.kernels.sparse_dual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from extremax.defaults import SparseConfig
+from extremax.examples import Examples
+from extremax.kernels import sparse_dual, sparse_start
+from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Support
+from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.runtime.threads import run, split
+from extremax.training.sparse_start import ClassSums, Start
+from extremax.types import Float32, Int64
+
+_ROWS_PER_TASK = 256
+_CLASSES_PER_TASK = 64
+_TASKS_BETWEEN_CHECKS = 64
+Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
+
+
+class Scratch:
+    """Arrays that tasks take and give back, so that each thread fills one once."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self._spare: list[Any] = []
+
+    def take(self) -> Any:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self.make()
+
+    def give(self, value: Any) -> None:
+        self._spare.append(value)
+
+
+class Job(NamedTuple):
+    """How to work: tuned numbers, seed, threads, and whom to tell of progress."""
+
+    config: SparseConfig
+    seed: int
+    n_threads: int
+    check: Check = lambda fraction: None
+
+
+def run_checked(task: Callable[[int], object], n_tasks: int, job: Job) -> None:
+    """Run tasks, with a look at interrupts and progress now and then."""
+    for first, last in split(n_tasks, _TASKS_BETWEEN_CHECKS * job.n_threads):
+        job.check(first / max(n_tasks, 1))
+        run(lambda i, first=first: task(first + i), last - first, job.n_threads)  # type: ignore[misc]
+    job.check(1.0)
+
+
+class TrainingRows(NamedTuple):
+    """Pairs, their rows as the kernels take them, and the mean of each feature where it is not zero."""
+
+    data: Examples
+    rows: CSRRows
+    mean: Float32
+
+
+class ProposalSource(NamedTuple):
+    """The start and the class sums, from which negatives are proposed."""
+
+    sums: Sums
+    numbers: Numbers
+    start: Start
+
+
+def feature_mean(rows: CSRRows, n_features: int) -> Float32:
+    """Return the mean size of each feature over the rows that have it."""
+    count = np.bincount(rows.indices, minlength=n_features)
+    total = np.bincount(rows.indices, weights=np.abs(rows.data), minlength=n_features)
+    return (total / np.maximum(count, 1)).astype(np.float32)
+
+
+def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
+    """Return postings without weights whose mean contribution to a score is below a threshold."""
+    kept = np.abs(postings.values) * np.repeat(mean, np.diff(postings.offsets)) >= threshold
+    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[postings.offsets]
+    return Postings(ends, postings.classes[kept], postings.values[kept])
+
+
+def choose_pairs(training: TrainingRows, source: ProposalSource, postings: Postings, job: Job) -> Int64:
+    """Return the pairs to train the correction on: those whose class has other rows, sampled if too many."""
+    data, config = training.data, job.config
+    counts = np.bincount(data.y, minlength=len(source.sums.counts))
+    known = counts[data.y] >= 2
+    lengths = np.diff(postings.offsets)
+    having = np.bincount(training.rows.indices, minlength=len(lengths))
+    per_row = float((having * lengths).sum()) / max(data.n_rows, 1) + 0.5 * len(counts)
+    limit = int(config.max_proposal_work / max(per_row, 1.0))
+    chosen = np.flatnonzero(known)
+    rows = np.unique(data.rows[chosen])
+    if len(rows) > limit:
+        kept = np.zeros(data.n_rows, bool)
+        kept[np.random.default_rng((job.seed, 22)).permutation(rows)[:limit]] = True
+        chosen = chosen[kept[data.rows[chosen]]]
+    return chosen
+
+
+def propose(
+    training: TrainingRows,
+    pairs: Int64,
+    source: ProposalSource,
+    postings: Postings,
+    n_candidates: int,
+    job: Job,
+) -> Candidates:
+    """Find hard negatives of pairs by the start, with each row left out of its own classes.
+
+    `postings` are the weights of the start, small ones perhaps left out.
+    """
+    data, rows = training.data, training.rows
+    row_of = data.rows[pairs]
+    used, first = np.unique(row_of, return_index=True)
+    edges = np.append(first, len(pairs)).astype(np.int64)
+    labels = np.ascontiguousarray(data.y[pairs], np.int32)
+    weights = np.ascontiguousarray(data.pair_weight[pairs], np.float32)
+    n_classes = len(source.sums.counts)
+    found = Proposals(
+        np.empty((len(used), n_candidates), np.int32),
+        np.empty((len(used), n_candidates), np.float32),
+        np.empty(len(used), np.float32),
+        np.empty(len(pairs), np.float32),
+    )
+    scratch = Scratch(lambda: np.empty(n_classes, np.float32))
+    tasks = split(len(used), _ROWS_PER_TASK)
+    biases = (source.start.biases, source.start.length_biases)
+    given, rare = (used.astype(np.int64), edges, labels, weights), job.config.rare_classes
+
+    def work(i: int) -> None:
+        scores = scratch.take()
+        sparse_start.propose(
+            rows, given, source.sums, source.numbers, postings, biases, rare, scores, found,
+            *tasks[i],
+        )  # fmt: skip
+        scratch.give(scores)
+
+    run_checked(work, len(tasks), job)
+    at = np.searchsorted(used, row_of)
+    classes = np.concatenate([labels[:, None], found.classes[at]], axis=1)
+    offsets = np.concatenate([found.own[:, None], found.scores[at]], axis=1)
+    return Candidates(classes, offsets, found.log_rest[at], row_of.astype(np.int64), weights)
+
+
+@dataclass
+class Correction:
+    """The correction in training: candidates, supports and dual variables."""
+
+    rows: CSRRows
+    candidates: Candidates
+    listed: Listed
+    support: Support
+    state: DualState
+    options: DualOptions
+    n_features: int
+    n_blocks: int
+    n_threads: int
+    scratch: Scratch = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = self.n_features
+        self.scratch = Scratch(lambda: np.full(size, -1, np.int32))
+
+    @classmethod
+    def begin(
+        cls,
+        rows: CSRRows,
+        candidates: Candidates,
+        sums: ClassSums,
+        job: Job,
+        *,
+        is_wide: bool,
+    ) -> Correction:
+        """Prepare a correction of zero."""
+        config = job.config
+        n_classes, n_features = sums.matrix.shape
+        starts = np.zeros(n_classes + 1, np.int64)
+        entries = np.empty(int((candidates.classes >= 0).sum()), np.int64)
+        sparse_dual.list_pairs(candidates.classes, starts, entries)
+        listed = Listed(starts, entries)
+        if is_wide:
+            ends, features = _wide_support(rows, candidates, listed, n_features, job)
+        else:
+            by_class = sums.matrix.tocsr()
+            ends, features = by_class.indptr.astype(np.int64), by_class.indices.astype(np.int32, copy=False)
+        support = Support(
+            ends, features, np.zeros(len(features), np.float32), np.zeros(n_classes, np.float32)
+        )
+        regularization = config.regularization if is_wide else config.regularization_own
+        options = DualOptions(regularization, config.bias_feature, 1, config.max_negatives, job.seed % 2**31)
+        shape = candidates.offsets.shape
+        state = DualState(
+            candidates.offsets.copy(), np.zeros(shape, np.float32), np.empty(shape[0], np.float32)
+        )
+        n_blocks = min(config.blocks, max(1, n_classes // 2))
+        return cls(rows, candidates, listed, support, state, options, n_features, n_blocks, job.n_threads)
+
+    def refresh(self) -> None:
+        """Compute the scores of all candidates from the weights."""
+        options = self.options._replace(passes=0)
+        everything = np.arange(len(self.support.biases), dtype=np.int64)
+        self._partition()
+        self._train(everything, options, 0)
+
+    def run_round(self, number: int, check: Check) -> float:
+        """Train every class once; return the mean loss of the pairs, the constant mass included."""
+        order = np.random.default_rng((self.options.seed, number)).permutation(len(self.support.biases))
+        size = self.listed.starts[1:] - self.listed.starts[:-1]
+        for block in range(self.n_blocks):
+            self._partition()
+            classes = order[block :: self.n_blocks].astype(np.int64)
+            # Large classes first, so that no thread is left with one at the end.
+            classes = classes[np.argsort(-size[classes], kind="stable")]
+            done = block / self.n_blocks
+            part = 1.0 / self.n_blocks
+            self._train(classes, self.options, number, lambda f, a=done, b=part: check(a + b * f))  # type: ignore[misc]
+        self._partition()
+        loss = self.state.log_partition - self.state.scores[:, 0]
+        return float(np.average(loss.astype(np.float64), weights=self.candidates.weights))
+
+    def _train(
+        self, classes: Int64, options: DualOptions, number: int, check: Check = lambda fraction: None
+    ) -> None:
+        """Train some classes: as tasks of about equal work, single large classes first."""
+        work = np.cumsum(self.listed.starts[classes + 1] - self.listed.starts[classes])
+        edges = np.unique(np.searchsorted(work, np.arange(0, work[-1], max(work[-1] // 512, 1)), "right"))
+        edges = np.unique(np.concatenate([[0], edges, [len(classes)]]))
+
+        def task(i: int) -> None:
+            place = self.scratch.take()
+            part = classes[edges[i] : edges[i + 1]]
+            sparse_dual.correct_classes(
+                self.rows, self.candidates, self.listed, self.support, self.state, options, part, place,
+                number,
+            )  # fmt: skip
+            self.scratch.give(place)
+
+        run_checked(task, len(edges) - 1, Job(SparseConfig(), 0, self.n_threads, check))
+
+    def _partition(self) -> None:
+        state, tasks = self.state, split(len(self.candidates.rows), 1 << 14)
+
+        def work(i: int) -> None:
+            sparse_dual.sum_candidates(state.scores, self.candidates.log_rest, state.log_partition, *tasks[i])
+
+        run(work, len(tasks), self.n_threads)
+
+    @property
+    def matrix(self) -> Any:
+        """The weights as a CSR matrix (n_classes, n_features)."""
+        shape = (len(self.support.biases), self.n_features)
+        matrix = sparse.csr_matrix(shape, dtype=np.float32)
+        matrix.indptr, matrix.indices, matrix.data = (
+            self.support.starts, self.support.features, self.support.values,
+        )  # fmt: skip
+        return matrix
+
+    @property
+    def biases(self) -> Float32:
+        return self.support.biases * np.float32(self.options.bias_feature)
+
+
+def _wide_support(
+    rows: CSRRows, candidates: Candidates, listed: Listed, n_features: int, job: Job
+) -> tuple[Int64, Any]:
+    n_classes = len(listed.starts) - 1
+    counts = np.zeros(n_classes + 1, np.int64)
+    scratch = Scratch(lambda: (np.zeros(n_features, np.int32), np.empty(n_features, np.int32)))
+    tasks = split(n_classes, _CLASSES_PER_TASK)
+    features = np.empty(0, np.int32)
+
+    def work(i: int) -> None:
+        seen, found = scratch.take()
+        sparse_dual.wide_support(
+            rows, candidates, listed, job.config.min_pairs_wide, seen, found, counts, features, *tasks[i]
+        )
+        scratch.give((seen, found))
+
+    run(work, len(tasks), job.n_threads)
+    counts = np.cumsum(counts)
+    features = np.empty(int(counts[-1]), np.int32)
+    if len(features):
+        run(work, len(tasks), job.n_threads)
+    return counts, features
+
+
+def fit_svms(training: TrainingRows, shape: tuple[int, int], job: Job) -> tuple[Any, Float32]:
+    """Fit one SVM per class against all other rows; return CSR weights (n_classes, n_features) and biases.
+
+    Weights whose mean contribution to a score is below ``config.svm_prune`` are dropped.
+    """
+    (data, rows, mean), config = training, job.config
+    n_classes, n_features = shape
+    n_rows = len(rows.indptr) - 1
+    # Frequent features first: the weights that most rows read stay in the cache.
+    by_frequency = np.argsort(-np.bincount(rows.indices, minlength=n_features), kind="stable").astype(
+        np.int32
+    )
+    place = np.empty(n_features, np.int32)
+    place[by_frequency] = np.arange(n_features, dtype=np.int32)
+    rows, mean = rows._replace(indices=place[rows.indices]), mean[by_frequency]
+    order = np.argsort(data.y, kind="stable")
+    starts = np.searchsorted(data.y[order], np.arange(n_classes + 1)).astype(np.int64)
+    weights = np.zeros(n_rows, np.float32)
+    np.maximum.at(weights, data.rows, data.pair_weight)
+    squares = np.zeros(n_rows)
+    counted = np.repeat(np.arange(n_rows), np.diff(rows.indptr))
+    squares += np.bincount(counted, weights=rows.data.astype(np.float64) ** 2, minlength=n_rows)
+    del counted
+    problem = sparse_dual.SVMData(rows, squares, starts, data.rows[order].astype(np.int64), weights)
+    options = sparse_dual.SVMOptions(
+        config.svm_cost, config.svm_bias_feature, config.svm_passes, config.svm_tolerance, job.seed % 2**31
+    )
+
+    def make_scratch() -> tuple[Any, ...]:
+        counts = np.zeros(n_rows, np.uint8)
+        return (
+            np.empty(n_features + 1, np.float32),
+            np.empty(n_rows, np.float32),
+            np.empty(n_rows, np.int32),
+            counts,
+        )
+
+    scratch = Scratch(make_scratch)
+    parts: list[tuple[Any, Float32]] = [(np.empty(0, np.int32), np.empty(0, np.float32))] * n_classes
+    biases = np.zeros(n_classes, np.float32)
+    present = np.flatnonzero(np.diff(starts))
+
+    def work(i: int) -> None:
+        c = int(present[i])
+        w, alpha, active, positive = scratch.take()
+        w[:] = 0.0
+        sparse_dual.fit_svm(problem, c, options, w, alpha, active, positive)
+        kept = np.flatnonzero(np.abs(w[:-1]) * mean >= config.svm_prune).astype(np.int32)
+        columns = by_frequency[kept]
+        rising = np.argsort(columns)
+        parts[c] = columns[rising], w[kept][rising]
+        biases[c] = w[-1] * np.float32(config.svm_bias_feature)
+        scratch.give((w, alpha, active, positive))
+
+    run_checked(work, len(present), job)
+    matrix = sparse.csr_matrix(shape, dtype=np.float32)
+    matrix.indptr = np.concatenate([[0], np.cumsum([len(f) for f, _ in parts])]).astype(np.int64)
+    matrix.indices = np.concatenate([f for f, _ in parts]).astype(np.int32, copy=False)
+    matrix.data = np.concatenate([v for _, v in parts])
+    if len(present) < n_classes:  # a class without rows never wins
+        biases[np.diff(starts) == 0] = -1.0 if len(present) == 0 else min(-1.0, float(biases[present].min()))
+    return matrix, biases
+
+
+def mean_entries(rows: CSRRows) -> float:
+    """Return the number of entries of a mean row."""
+    return len(rows.data) / max(len(rows.indptr) - 1, 1)
