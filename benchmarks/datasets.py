@@ -23,14 +23,31 @@ planted          made up, for ``--tiny``: 60 classes, 16 features, two labels in
 planted-many     the same with 2,100 classes: enough for the index of beam search.
 
 Rows of validation and test whose class never occurs in train are left out and counted.
+
+Texts themselves, for sparse features (`load_texts`), are read anew each time:
+
+icd10cm, npm-owner-124k, npm-owner-282k      as above.
+eurlex57k, eurlex57k-all, bibtex             no texts but word counts; the rarest label, or all labels.
+debian-section, debian-maintainer,           short descriptions of Debian's packages, from the file that
+debian-debtags                               EXTREMAX_DEBIAN names (``apt-cache dumpavail > FILE``), or from
+                                             that command.  A description counts once (the first package that
+                                             has it), so that none is in two parts; 40,000 random rows (seed
+                                             0) are for training, half of the rest each for validation and
+                                             test.  For debtags those of them that have tags.
+polish-nouns, german, turkish                word form -> lemma, from the package spacy-lookups-data (or its
+                                             folder in EXTREMAX_LOOKUPS), 90/5/5 at random, seed 0.
+planted-texts                                made up, for ``--tiny``.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import json
 import lzma
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -212,14 +229,13 @@ def _project(X: sp.csr_matrix, basis: np.ndarray, *, unit: bool) -> np.ndarray:
 # -- XMC repository text
 
 
-def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str, Any]:
-    from sklearn.feature_extraction.text import TfidfTransformer
-
+def _read_xmc(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return counts and labels of rows that have any label; validation rows from train if there are none."""
     X, Y = {}, {}
-    for split, file in files.items():
+    for split, file in XMC_FILES[name].items():
         data = load_dataset(data_folder() / name / file)
         X[split], Y[split] = data.X, data.y
-    if "valid" not in files:
+    if "valid" not in X:
         order = np.random.default_rng(0).permutation(X["train"].shape[0])
         cut = len(order) // 10
         for split, rows in (("valid", np.sort(order[:cut])), ("train", np.sort(order[cut:]))):
@@ -227,6 +243,13 @@ def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str,
     for split in SPLITS:  # rows without any label have nothing to predict
         keep = has_label(Y[split])
         X[split], Y[split] = X[split][keep], Y[split][keep]
+    return X, Y
+
+
+def _build_xmc(name: str, n_components: int) -> dict[str, Any]:
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    X, Y = _read_xmc(name)
     counts = np.asarray(Y["train"].sum(axis=0)).ravel()
     classes = {split: rarest_label(Y[split], counts) for split in SPLITS}
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
@@ -241,14 +264,7 @@ def _build_xmc(name: str, files: dict[str, str], n_components: int) -> dict[str,
 def _build_npm(name: str) -> dict[str, Any]:
     from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    owners: dict[str, list[int]] = {split: [] for split in SPLITS}
-    with lzma.open(data_folder() / "npm-owner" / f"{name}.tsv.xz", "rt", encoding="utf-8") as file:
-        for line in file:
-            split, owner, text = line.rstrip("\n").split("\t")
-            split = "valid" if split == "val" else split
-            texts[split].append(text)
-            owners[split].append(int(owner))
+    texts, owners = _read_npm(name)
     # Counts must stay positive for the logarithm of the sublinear weighting.
     hashing = HashingVectorizer(
         analyzer="char_wb",
@@ -266,7 +282,19 @@ def _build_npm(name: str) -> dict[str, Any]:
     rows = np.sort(np.random.default_rng(0).choice(n_train, min(150_000, n_train), replace=False))
     basis = _truncated_svd(weighted["train"][rows], 256)
     features = {split: _project(weighted.pop(split), basis, unit=True) for split in SPLITS}
-    return _assemble(features, {split: np.asarray(owners[split]) for split in SPLITS})
+    return _assemble(features, owners)
+
+
+def _read_npm(name: str) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    owners: dict[str, list[int]] = {split: [] for split in SPLITS}
+    with lzma.open(data_folder() / "npm-owner" / f"{name}.tsv.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            split, owner, text = line.rstrip("\n").split("\t")
+            split = "valid" if split == "val" else split
+            texts[split].append(text)
+            owners[split].append(int(owner))
+    return texts, {split: np.asarray(owners[split]) for split in SPLITS}
 
 
 def _build_icd10cm() -> dict[str, Any]:
@@ -291,15 +319,226 @@ def _build_icd10cm() -> dict[str, Any]:
     return _assemble(features, {split: parents[rows[split]] for split in SPLITS})
 
 
+XMC_FILES = {
+    "eurlex57k": {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"},
+    "bibtex": {"train": "train.txt.xz", "test": "test.txt.xz"},
+}
 PLANTED = {"planted": (1200, 60, 16), "planted-many": (4200, 2100, 16)}  # rows, classes, features
 BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "eurlex57k": lambda: _build_xmc(
-        "eurlex57k", {"train": "train.txt.xz", "valid": "dev.txt.xz", "test": "test.txt.xz"}, 512
-    ),
-    "bibtex": lambda: _build_xmc("bibtex", {"train": "train.txt.xz", "test": "test.txt.xz"}, 256),
+    "eurlex57k": lambda: _build_xmc("eurlex57k", 512),
+    "bibtex": lambda: _build_xmc("bibtex", 256),
     "npm-owner-124k": lambda: _build_npm("npm-owner-124k"),
     "npm-owner-282k": lambda: _build_npm("npm-owner-282k"),
     "icd10cm": _build_icd10cm,
+}
+
+
+# -- texts themselves
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Texts or word counts by split, and class ids 0 .. n_classes - 1, or with several labels indicators."""
+
+    name: str
+    y: dict[str, Any] = field(repr=False)
+    class_names: list[str] = field(repr=False)
+    texts: dict[str, list[str]] | None = field(default=None, repr=False)
+    counts: dict[str, sp.csr_matrix] | None = field(default=None, repr=False)
+    n_dropped: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def multilabel(self) -> bool:
+        return sp.issparse(self.y["train"])
+
+    def n_rows(self, split: str) -> int:
+        return int(self.y[split].shape[0])
+
+    def take(self, rows: dict[str, np.ndarray]) -> TextData:
+        """Return some rows of each split; the classes stay those of all."""
+        texts = None if self.texts is None else {s: [self.texts[s][i] for i in rows[s]] for s in SPLITS}
+        counts = None if self.counts is None else {s: self.counts[s][rows[s]] for s in SPLITS}
+        y = {split: self.y[split][rows[split]] for split in SPLITS}
+        return TextData(self.name, y, self.class_names, texts, counts, self.n_dropped)
+
+
+def load_texts(name: str) -> TextData:
+    """Read a set of texts."""
+    if name not in TEXT_BUILDERS:
+        raise ValueError(f"unknown set of texts {name!r}; there are {', '.join(TEXT_BUILDERS)}.")
+    return TEXT_BUILDERS[name](name)
+
+
+def texts_available(name: str) -> str:
+    """Return "" if the set of texts can be read here, else what is missing and how to get it."""
+    if name == "planted-texts":
+        return ""
+    if name.startswith("debian"):
+        if debian_file() is not None or shutil.which("apt-cache"):
+            return ""
+        return f"{name} needs the output of apt-cache dumpavail: set EXTREMAX_DEBIAN to a file that holds it."
+    if name in LOOKUPS:
+        return "" if lookups_folder() else f"{name} needs the package spacy-lookups-data: pip install it."
+    if name == "icd10cm":
+        found = importlib.util.find_spec("simple_icd_10_cm") is not None
+        return "" if found else "icd10cm needs the package simple-icd-10-cm: pip install simple-icd-10-cm."
+    folder = name.removesuffix("-all")
+    path = data_folder() / ("npm-owner" if folder.startswith("npm-owner") else folder)
+    return "" if path.is_dir() else f"{name} needs the folder {path}; set EXTREMAX_DATA to what holds it."
+
+
+def _text_classes(
+    name: str, texts: dict[str, list[str]] | None, classes: dict[str, np.ndarray], counts: Any = None
+) -> TextData:
+    """Number the classes of train, and leave out rows of other classes from the rest."""
+    names = np.unique(classes["train"])
+    dropped, rows, y = {}, {}, {}
+    for split in SPLITS:
+        place = np.searchsorted(names, classes[split]).clip(max=len(names) - 1)
+        known = names[place] == classes[split]
+        dropped[split], rows[split] = int((~known).sum()), np.flatnonzero(known)
+        y[split] = place.astype(np.int32)
+    return TextData(name, y, [str(c) for c in names], texts, counts, dropped).take(rows)
+
+
+def _text_labels(
+    name: str, texts: dict[str, list[str]] | None, Y: dict[str, Any], names: list[str], counts: Any = None
+) -> TextData:
+    """Keep the labels that train has, and the rows that have one of them."""
+    known = np.flatnonzero(np.asarray(Y["train"].sum(axis=0)).ravel() > 0)
+    kept = {split: sp.csr_matrix(Y[split])[:, known].astype(np.float32) for split in SPLITS}
+    rows = {split: np.flatnonzero(np.diff(kept[split].indptr) > 0) for split in SPLITS}
+    dropped = {split: kept[split].shape[0] - len(rows[split]) for split in SPLITS}
+    return TextData(name, kept, [names[i] for i in known], texts, counts, dropped).take(rows)
+
+
+def _npm_texts(name: str) -> TextData:
+    return _text_classes(name, *_read_npm(name))
+
+
+def _icd10cm_texts(name: str) -> TextData:
+    data = load_icd10cm()
+    parts = {split: data.rows(getattr(data, split)) for split in SPLITS}
+    return _text_classes(name, {s: parts[s][0] for s in SPLITS}, {s: np.asarray(parts[s][1]) for s in SPLITS})
+
+
+def _xmc_texts(name: str) -> TextData:
+    X, Y = _read_xmc(name.removesuffix("-all"))
+    if name == "eurlex57k":
+        totals = np.asarray(Y["train"].sum(axis=0)).ravel()
+        return _text_classes(name, None, {split: rarest_label(Y[split], totals) for split in SPLITS}, X)
+    return _text_labels(name, None, Y, [str(label) for label in range(Y["train"].shape[1])], X)
+
+
+def debian_file() -> Path | None:
+    path = os.environ.get("EXTREMAX_DEBIAN")
+    return Path(path) if path else None
+
+
+def _debian_packages() -> list[dict[str, str]]:
+    """Return the fields of one package per description."""
+    path = debian_file()
+    if path is None:
+        command = ["apt-cache", "dumpavail"]
+        content = subprocess.run(command, capture_output=True, check=True).stdout.decode(errors="replace")
+    else:
+        content = path.read_text(encoding="utf-8")
+    packages: dict[str, dict[str, str]] = {}
+    for paragraph in content.split("\n\n"):
+        fields: dict[str, str] = {}
+        key = ""
+        for line in paragraph.splitlines():
+            if line.startswith(" "):
+                fields[key] += line
+            else:
+                key, _, value = line.partition(":")
+                fields[key] = value.strip()
+        if fields.get("Description"):
+            packages.setdefault(fields["Description"], fields)
+    return list(packages.values())
+
+
+def _debian_texts(name: str) -> TextData:
+    packages = _debian_packages()
+    order = np.random.default_rng(0).permutation(len(packages))
+    half = (40_000 + len(order)) // 2
+    parts = dict(zip(SPLITS, np.split(order, [40_000, half]), strict=True))
+    rows = {split: [packages[i] for i in parts[split]] for split in SPLITS}
+    if name == "debian-debtags":
+        rows = {split: [fields for fields in rows[split] if fields.get("Tag")] for split in SPLITS}
+    texts = {split: [fields["Description"] for fields in rows[split]] for split in SPLITS}
+    if name != "debian-debtags":
+        key = name.removeprefix("debian-").capitalize()
+        return _text_classes(name, texts, {s: np.array([p.get(key, "") for p in rows[s]]) for s in SPLITS})
+    tags = {s: [[t.strip() for t in p["Tag"].split(",") if t.strip()] for p in rows[s]] for s in SPLITS}
+    names = sorted({tag for split in SPLITS for row in tags[split] for tag in row})
+    number = {tag: i for i, tag in enumerate(names)}
+    Y = {}
+    for split in SPLITS:
+        lists = [sorted({number[tag] for tag in row}) for row in tags[split]]
+        ends = np.cumsum([0, *map(len, lists)])
+        ids = np.concatenate(lists)
+        Y[split] = sp.csr_matrix((np.ones(len(ids), np.float32), ids, ends), shape=(len(lists), len(names)))
+    return _text_labels(name, texts, Y, names)
+
+
+def lookups_folder() -> Path | None:
+    """Return the folder of word form tables."""
+    path = os.environ.get("EXTREMAX_LOOKUPS")
+    if path:
+        return Path(path)
+    spec = importlib.util.find_spec("spacy_lookups_data")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "data"
+
+
+def _lookup_texts(name: str) -> TextData:
+    folder = lookups_folder()
+    assert folder is not None
+    with gzip.open(folder / f"{LOOKUPS[name]}.json.gz", "rt", encoding="utf-8") as file:
+        table: dict[str, str] = json.load(file)
+    forms, lemmas = list(table), np.array(list(table.values()))
+    order = np.random.default_rng(0).permutation(len(forms))
+    n = len(forms)
+    parts = dict(zip(SPLITS, np.split(order, [n * 90 // 100, n * 95 // 100]), strict=True))
+    texts = {split: [forms[i] for i in parts[split]] for split in SPLITS}
+    return _text_classes(name, texts, {split: lemmas[parts[split]] for split in SPLITS})
+
+
+def _planted_texts(name: str) -> TextData:
+    """Return names of made-up things: two words of the class and one of all, 40 classes."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = ["".join(rng.choice(letters, rng.integers(4, 9))) for _ in range(300)]
+    own = rng.integers(0, len(words), (40, 4))
+    y = rng.integers(0, 40, 900)
+    texts = []
+    for label in y:
+        first, second = rng.choice(own[label], 2, replace=False)
+        texts.append(f"{words[first]} {words[rng.integers(300)]}-{words[second]}")
+    rows = dict(zip(SPLITS, np.split(np.arange(900), [600, 750]), strict=True))
+    listed = {split: [texts[i] for i in rows[split]] for split in SPLITS}
+    return _text_classes(name, listed, {split: y[rows[split]] for split in SPLITS})
+
+
+LOOKUPS = {"polish-nouns": "pl_lemma_lookup_noun", "german": "de_lemma_lookup", "turkish": "tr_lemma_lookup"}
+TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
+    "icd10cm": _icd10cm_texts,
+    "npm-owner-124k": _npm_texts,
+    "eurlex57k": _xmc_texts,
+    "eurlex57k-all": _xmc_texts,
+    "bibtex": _xmc_texts,
+    "debian-section": _debian_texts,
+    "debian-maintainer": _debian_texts,
+    "debian-debtags": _debian_texts,
+    "polish-nouns": _lookup_texts,
+    "german": _lookup_texts,
+    "turkish": _lookup_texts,
+    "npm-owner-282k": _npm_texts,
+    "planted-texts": _planted_texts,
 }
 
 

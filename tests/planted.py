@@ -85,3 +85,30 @@ def stored(X, storage, folder):
         np.save(path, X)
         return np.load(path, mmap_mode="r")
     return X
+
+
+def word_rows(n_rows, n_classes, n_words=1500, *, length=12, topic=0.35, seed=0, vocabulary_seed=77):
+    """Rows of word frequencies, of unit length: words of all texts mixed with some of the row's class.
+
+    Frequent classes come first. Classes go in pairs that share half of their words, some of them frequent
+    everywhere, so that frequencies alone confuse them.
+    """
+    rng, words = np.random.default_rng(seed), np.random.default_rng(vocabulary_seed)
+    common = 1.0 / np.arange(1, n_words + 1)
+    common /= common.sum()
+    own = words.choice(n_words, size=(n_classes, 12), p=np.sqrt(common) / np.sqrt(common).sum())
+    own[1::2, :6] = own[: n_classes // 2 * 2 : 2, :6]
+    share = 1.0 / np.sqrt(np.arange(1, n_classes + 1))
+    y = rng.choice(n_classes, size=n_rows, p=share / share.sum()).astype(np.int32)
+    y[:n_classes] = np.arange(n_classes)[:n_rows]
+    sizes = rng.poisson(length, n_rows) + 1
+    rows = np.repeat(np.arange(n_rows), sizes)
+    drawn = rng.choice(n_words, size=len(rows), p=common)
+    from_class = rng.random(len(rows)) < topic
+    drawn[from_class] = own[y[rows[from_class]], rng.integers(0, own.shape[1], from_class.sum())]
+    X = sparse.csr_matrix((np.ones(len(rows), np.float32), (rows, drawn)), shape=(n_rows, n_words))
+    X.sum_duplicates()
+    X.data = np.log1p(X.data)
+    lengths = np.sqrt(np.asarray(X.multiply(X).sum(axis=1)).ravel())
+    X.data /= np.repeat(lengths, np.diff(X.indptr)).astype(np.float32)
+    return X, y

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "noise": {"kernels", "runtime", "storage", "tree", "types", "validation"},
     "data": {"features", "kernels", "runtime", "splits", "types", "validation"},
     "weights": {"kernels", "runtime", "storage", "types"},
+    "sparse_weights": {"errors", "kernels", "runtime", "storage", "types", "weights"},
     "calibration": {"defaults", "examples", "runtime", "storage", "types"},
     "search": {
         "calibration",
@@ -61,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "model",
         "noise",
         "runtime",
+        "sparse_weights",
         "storage",
         "training.objectives",
         "tree",
@@ -88,11 +90,13 @@ ALLOWED: dict[str, set[str]] = {
     "fit": {"config", "defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
     "storage.models": {"errors", "features", "model", "storage", "training", "types"},
     "classifier": {"examples", "model", "training", "types"},
+    "explanation": {"features", "model", "types"},
     "estimator": {
         "config",
         "defaults",
         "errors",
         "examples",
+        "explanation",
         "fit",
         "model",
         "noise",
@@ -109,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
     "text_classifier": {
         "estimator",
         "examples",
+        "explanation",
         "features",
         "model",
         "runtime",

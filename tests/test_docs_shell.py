@@ -75,9 +75,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32)
     )
     np.save(folder / "y.npy", y)
-    done = CliRunner().invoke(
-        app, ["train", str(folder / "tickets.csv"), "--out", str(folder / "model"), "--text-features", "16"]
-    )
+    done = CliRunner().invoke(app, ["train", str(folder / "tickets.csv"), "--out", str(folder / "model")])
     assert done.exit_code == 0, done.output
     return folder
 

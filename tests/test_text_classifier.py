@@ -13,6 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.data import TextFeatures
+from extremax.features.ngrams import NgramFeatures
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train", "window", "bridge"]
 TEXTS = [
@@ -175,8 +176,8 @@ def test_wrong_input_rejects(fitted: TextClassifier, tmp_path: Path) -> None:
         fitted.predict(["a", None])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="60 texts and 3 labels"):
         make().fit(TEXTS, ["a", "b", "c"])
-    with pytest.raises(ValueError, match="features and encoder are both given"):
-        make(encoder=LengthEncoder()).fit(TEXTS, LABELS)
+    with pytest.raises(TypeError, match="features must be NgramFeatures or TextFeatures; got str"):
+        TextClassifier(features="ngrams").fit(TEXTS, LABELS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="classifier must be an ExtremeClassifier; got str"):
         TextClassifier("softmax").fit(TEXTS, LABELS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must have a method encode"):
@@ -211,3 +212,142 @@ def test_failed_fit_leaves_nothing() -> None:
     assert not hasattr(clf, "features_")
     clf.partial_fit(TEXTS, LABELS)
     assert clf.predict(TEXTS[:1]).shape == (1,)
+
+
+# -- words and n-grams, the default ------------------------------------------------------------------------
+
+
+def default(**options: Any) -> TextClassifier:
+    return TextClassifier(ExtremeClassifier(random_state=0), **options)
+
+
+@pytest.fixture(scope="module")
+def wide() -> TextClassifier:
+    """Train the default on classes of different sizes."""
+    texts = [*TEXTS, *["slipped on ice"] * 20]
+    return default().fit(texts, [*LABELS, *["ice"] * 20])
+
+
+def test_default_is_sparse_and_learns_words_recovers(wide: TextClassifier) -> None:
+    assert wide.features_ is not None
+    assert wide.features_.is_sparse
+    assert wide.choices_["objective"] == "sparse_softmax"
+    assert wide.score(TEXTS, LABELS) == 1.0
+    assert wide.predict(["the ladder broke", "laddr"]).tolist() == ["ladder", "ladder"]
+    labels, log_prob = wide.predict_topk(["a horse near a window"], k=2)
+    assert set(labels[0]) == {"horse", "window"}
+    assert np.exp(log_prob).sum() <= 1.0 + 1e-6  # float32
+
+
+def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> None:
+    texts, labels = [*TEXTS, *["slipped on ice"] * 20], [*LABELS, *["ice"] * 20]
+    features = NgramFeatures().fit(texts)
+    apart = ExtremeClassifier("sparse_softmax", random_state=0)
+    apart._column_groups = features.column_groups  # what columns are, a matrix does not tell
+    apart.fit(features.transform(texts), labels)
+    some = ["jumped from a boat", "a tree"]
+    np.testing.assert_array_equal(
+        wide.predict_log_proba(some), apart.predict_log_proba(features.transform(some))
+    )
+
+
+@pytest.mark.parametrize("objective", ["negative_sampling", "shared_softmax", "softmax"])
+def test_other_objectives_get_dense_features(objective: str) -> None:
+    clf = TextClassifier(ExtremeClassifier(objective, random_state=0, n_epochs=1)).fit(TEXTS, LABELS)
+    assert clf.features_ is not None
+    assert not clf.features_.is_sparse
+
+
+def test_unknown_text_gets_class_frequencies(wide: TextClassifier) -> None:
+    unknown = ["", "zzzzqqq", "\N{DOG FACE}"]
+    frequencies = np.where(wide.classes_ == "ice", 20 / 80, 6 / 80)
+    assert wide.is_known([*unknown, "ladder"]).tolist() == [False] * 3 + [True]
+    assert wide.predict(unknown).tolist() == ["ice"] * 3
+    labels, log_prob = wide.predict_topk([*unknown, "ladder"], k=2)
+    assert labels[:3].tolist() == [["ice", wide.classes_[0]]] * 3
+    np.testing.assert_allclose(np.exp(log_prob[:3]), [[0.25, 6 / 80]] * 3, rtol=1e-6)
+    assert labels[3, 0] == "ladder"
+    np.testing.assert_allclose(wide.predict_proba(unknown), [frequencies] * 3, rtol=1e-6)
+    np.testing.assert_allclose(wide.predict_log_proba(unknown), [np.log(frequencies)] * 3, rtol=1e-6)
+    assert (wide.decision_function(unknown).argmax(axis=1) == wide.classes_.tolist().index("ice")).all()
+
+
+def test_unknown_text_of_two_classes() -> None:
+    clf = default().fit(["red rose", "red tulip", "blue sky", "red poppy"] * 5, ["a", "a", "b", "a"] * 5)
+    assert clf.predict(["", "blue"]).tolist() == ["a", "b"]
+    assert clf.decision_function([""])[0] == pytest.approx(np.log(1 / 3), abs=1e-6)
+    np.testing.assert_allclose(clf.predict_proba([""]), [[0.75, 0.25]], rtol=1e-6)
+
+
+@pytest.mark.invariance
+def test_default_reloaded_invariant(wide: TextClassifier, tmp_path: Path) -> None:
+    wide.save(tmp_path / "model")
+    again = load_model(tmp_path / "model", verify=True)
+    assert isinstance(again, TextClassifier)
+    some = ["jumped from a boat", "", "xyzzy", "laddr"]
+    np.testing.assert_array_equal(again.predict_log_proba(some), wide.predict_log_proba(some))
+    assert again.get_params(deep=False)["features"].to_options() == NgramFeatures().to_options()
+    assert str(again.explain("off a ladder")) == str(wide.explain("off a ladder"))
+    assert again.explain_label("ladder") == wide.explain_label("ladder")
+    assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < 2_000_000
+
+
+@pytest.mark.parametrize("text", ["ladder " * 150_000, "a" * 1_000_000, "\ud800 lone surrogate", "\x00"])
+def test_odd_text_is_answered_by_default(wide: TextClassifier, text: str) -> None:
+    p = wide.predict_proba([text])
+    assert p.sum() == pytest.approx(1.0, abs=1e-5)
+    if text.startswith("ladder"):
+        assert wide.predict([text]).tolist() == ["ladder"]
+
+
+def test_default_goes_on_with_more_texts(tmp_path: Path) -> None:
+    clf = default().partial_fit(TEXTS, LABELS, classes=[*THINGS, "ice"])
+    clf.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    again.partial_fit([*TEXTS, "slipped on ice"], [*LABELS, "ice"])
+    assert again.predict(["a ladder"]).tolist() == ["ladder"]
+    assert "ice" in again.classes_
+
+
+def test_default_resumed_fit_identity(wide: TextClassifier, tmp_path: Path) -> None:
+    texts, labels = [*TEXTS, *["slipped on ice"] * 20], [*LABELS, *["ice"] * 20]
+    cut = default().fit(texts, labels, callbacks=[lambda record: record["epoch"] == 2])
+    cut.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert again.resume_fit(texts, labels) is again
+    assert again.history_[-1]["epoch"] == wide.history_[-1]["epoch"]
+    np.testing.assert_allclose(again.predict_log_proba(TEXTS), wide.predict_log_proba(TEXTS), atol=1e-5)
+
+
+def test_default_trains_on_several_labels() -> None:
+    verbs = [text.split()[0] for text in TEXTS]
+    both = [[label, verb] for label, verb in zip(LABELS, verbs, strict=True)]
+    clf = default().fit(TEXTS, both)
+    labels, _ = clf.predict_topk(TEXTS, k=2)
+    assert np.mean([set(row) == set(own) for row, own in zip(labels.tolist(), both, strict=True)]) > 0.8
+
+
+# -- words and embeddings ----------------------------------------------------------------------------------
+
+
+def test_words_and_embeddings_together(tmp_path: Path) -> None:
+    clf = default(features=NgramFeatures(), encoder=LengthEncoder()).fit(TEXTS, LABELS)
+    X, Z = clf.transform(TEXTS[:3])
+    assert X.shape == (3, clf.features_.n_features)  # type: ignore[union-attr]
+    assert Z.shape == (3, 26)
+    assert clf.score(TEXTS, LABELS) == 1.0
+    assert clf.is_known(["", "zzzzqqq"]).all()  # an encoder knows every text
+    clf.save(tmp_path / "model")
+    again = load_model(tmp_path / "model", encoder=LengthEncoder())
+    np.testing.assert_array_equal(again.predict_log_proba(TEXTS), clf.predict_log_proba(TEXTS))
+    with pytest.raises(ValueError, match=r"open it with load_model\(path, encoder=...\)"):
+        load_model(tmp_path / "model").predict(TEXTS)
+    found = again.explain("fell off a ladder")
+    score = again.decision_function(["fell off a ladder"]).max()
+    assert sum(value for _, value in found.score.terms) == pytest.approx(score, abs=1e-4)
+
+
+def test_dense_features_and_embeddings_are_one_array() -> None:
+    clf = make(encoder=LengthEncoder()).fit(TEXTS, LABELS)
+    assert clf.transform(TEXTS[:3]).shape == (3, clf.features_.n_features + 26)  # type: ignore[union-attr]
+    assert clf.score(TEXTS, LABELS) > 0.9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -55,7 +55,11 @@ class FitConfig:
     tree_regularization: float | str
     noise_exponent: float
     tree_share: float
+    max_model_bytes: int | None = None
     numbers: Defaults = field(default_factory=Defaults)
+    n_dense: int = 0  # last columns of X that every row has, beside sparse ones
+    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
+    streaming: bool = False  # rows arrive in parts, in calls of partial_fit
 
     @property
     def definition(self) -> Objective:
@@ -87,6 +91,7 @@ class FitConfig:
         known = {entry.name for entry in fields(cls)}
         given = {name: value for name, value in content.items() if name in known}
         given["numbers"] = restore_numbers(Defaults, content.get("numbers", {}))
+        given["column_groups"] = tuple(content.get("column_groups", ()))
         if given["noise"] == CUSTOM_NOISE and noise is not None:
             given["noise"] = noise
         return cls(**given)
@@ -105,8 +110,22 @@ def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
     return problem.n_entries <= config.max_density * problem.n_rows * problem.n_features
 
 
+def choose_objective(
+    given: Mapping[str, Any], problem: ProblemSize, numbers: Defaults, *, streaming: bool
+) -> str:
+    """Return the objective that "auto" stands for."""
+    plain = isinstance(given["noise"], str) and given["prior_variance"] is None
+    words = given["noise"] in ("adversarial", "tree") and is_wide_and_sparse(problem, numbers.sparse)
+    if problem.n_dense or (plain and words):
+        return "sparse_softmax"
+    fits = problem.n_features <= numbers.batch.max_features and plain and not streaming
+    return "shared_softmax" if fits else "negative_sampling"
+
+
 def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
     """Return the rounds of the correction: several where every class has a wide support."""
+    if problem.n_classes <= config.few_classes:
+        return 1
     entries = problem.n_entries or problem.n_rows * problem.n_features
     few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
     return config.n_epochs if few else config.n_epochs_own
@@ -123,19 +142,11 @@ def resolve(
 
     `streaming` is for rows that arrive in parts: a start and a scale taken from the first part would be
     arbitrary."""
-    names = {entry.name for entry in fields(FitConfig)} - {"numbers"}
+    names = {entry.name for entry in fields(FitConfig)} - {"numbers", "n_dense", "column_groups", "streaming"}
     given = {name: value for name, value in parameters.items() if name in names}
     batch, rows = numbers.batch, numbers.rows
     if given["objective"] == "auto":
-        plain = isinstance(given["noise"], str) and given["prior_variance"] is None
-        fits = problem.n_features <= batch.max_features and plain and not streaming
-        given["objective"] = "shared_softmax" if fits else "negative_sampling"
-        if (
-            plain
-            and given["noise"] in ("adversarial", "tree")
-            and is_wide_and_sparse(problem, numbers.sparse)
-        ):
-            given["objective"] = "sparse_softmax"
+        given["objective"] = choose_objective(given, problem, numbers, streaming=streaming)
     objective = OBJECTIVES[given["objective"]]
     if objective.shares_classes and not isinstance(given["noise"], str):
         raise ValueError(
@@ -143,6 +154,11 @@ def resolve(
             " noise of type"
             f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or"
             " another objective."
+        )
+    if problem.n_dense and objective.trainer != "sparse":
+        raise ValueError(
+            f"objective={given['objective']!r} cannot use a pair of sparse and dense features; use 'auto' or"
+            " 'sparse_softmax'."
         )
     defaults: dict[str, Any]
     if objective.trainer == "sparse":
@@ -167,7 +183,13 @@ def resolve(
             "optimizer": rows.optimizer,
         }
     given |= {name: value for name, value in defaults.items() if given[name] is None}
-    return FitConfig(**given, numbers=numbers)
+    return FitConfig(
+        **given,
+        numbers=numbers,
+        streaming=streaming,
+        n_dense=problem.n_dense,
+        column_groups=problem.column_groups,
+    )
 
 
 def resume_config(
@@ -181,4 +203,5 @@ def resume_config(
     fixed = {name: getattr(begun, name) for name in FIXED}
     if begun.noise == CUSTOM_NOISE and noise is not None:
         fixed["noise"] = noise
-    return resolve({**parameters, **open_ones, **fixed}, problem, numbers=begun.numbers)
+    found = resolve({**parameters, **open_ones, **fixed}, problem, numbers=begun.numbers)
+    return replace(found, streaming=begun.streaming)

@@ -23,6 +23,8 @@ class ProblemSize:
     n_features: int
     n_classes: int
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
+    n_dense: int = 0  # last columns that every row has, beside sparse ones
+    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
 
     @property
     def is_sparse(self) -> bool:
@@ -78,13 +80,6 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
-    full_epochs: int = 0  # last epochs with all classes
-    # multiplications of an epoch, as a fraction, that find the classes which are likely in a cell ...
-    likely_work: float = 0.5  # ... twice that of all scores
-    min_likely_rows: int = 16  # rows of a cell that they are found by, at least
-    likely_classes: int = 4  # classes of a cell that may be drawn, in shares of a set that come from it
-    label_share: float = 0.01  # squared probability that stands for being a label of the cell's rows
-    min_likely: float = 1e-12  # squared probability, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
@@ -122,7 +117,7 @@ class SparseConfig:
     bucket_edges: tuple[int, ...] = (2, 4, 16, 100, 1000)  # classes that have a feature
     smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
     smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
-    max_smoothing_steps: int = 4  # ... at most so often
+    max_smoothing_steps: int = 2  # ... at most so often
     sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
     search_pairs: int = 600  # ... and those that choose the smoothing
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
@@ -136,7 +131,7 @@ class SparseConfig:
     many_pairs: int = 200_000
     prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
     rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
-    max_proposal_work: float = 1.5e11  # multiply-adds of all proposals; more rows are sampled
+    max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
 
     # correction
     n_epochs: int = 4  # rounds with the wide support ...
@@ -157,12 +152,42 @@ class SparseConfig:
     svm_tolerance: float = 0.1
     svm_prune: float = 0.002  # mean contribution below which a weight is dropped
 
+    # bilinear part: a similarity of rows and classes that all classes share
+    bilinear_size: int = 64  # coordinates
+    bilinear_min_rows: int = 4  # rows that have a column, at least
+    bilinear_max_columns: int = 32_768
+    bilinear_max_classes: int = 40_000
+    bilinear_max_pairs: int = 300_000
+    bilinear_epochs: int = 12
+    bilinear_batch: int = 2048  # pairs
+    bilinear_drawn: int = 512  # classes that stand for all that are no candidates
+    bilinear_rate: float = 0.02  # of Adam; falls to zero over the second half
+    bilinear_penalty: float = 1e-5
+    bilinear_gap_rows: float = 0.5  # of the rows of a minibatch lose words ...
+    bilinear_gaps: float = 0.5  # ... each with this probability
+    bilinear_scale: float = 0.1  # standard deviation of the first P and Q
+
     # mixing
     mix_candidates: int = 64  # best classes by each expert
     mix_drawn: int = 64
     max_mix_rows: int = 4096
+    # SVMs rank better than they predict probabilities: likelihood alone would give them too little
+    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one, where there are SVMs
+    accuracy_slope: float = 3.0  # per nat between the label and the best other class
+    row_fraction: float = 1 / 20  # of the rows are held out to choose them ...
+    max_held_out: int = 2048  # ... at most
+
+    few_classes: int = 200  # up to which start and SVMs are all
+    prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
-    default_mix: tuple[float, float, float, float] = (0.5, 0.5, 2.0, 0.5)  # start, correction, SVM, dense
+    # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
+    default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
+    # of the cosine with the class mean: questions are not worded as training texts are
+    min_centroid_weight: float = 7.0
+    usual_length: tuple[float, float] = (
+        0.7,
+        1.4,
+    )  # root mean square of row lengths that are left as they are
 
 
 @dataclass(frozen=True)

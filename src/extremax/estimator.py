@@ -58,6 +58,7 @@ from extremax.validation import (
     check_random_state,
     check_sample_weight,
     encode_targets,
+    join_pair,
     lookup_targets,
 )
 
@@ -101,8 +102,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper's Eq. 6),
         "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.
         "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.
-        "auto" is "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own
-        noise object it is "negative_sampling".
+        "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they
+        are not zero, on top of a naive Bayes start. "auto" is "sparse_softmax" for sparse matrices of at
+        least 1,024 columns and at most 5% of non-zero entries, else "shared_softmax" for up to 1,024
+        features; for more, in `partial_fit` and with an own noise object it is "negative_sampling".
     noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree
         Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
         with the same probability, the class frequencies, or a mixture of tree and frequencies.
@@ -146,6 +149,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
     memory_limit : int, optional
         Bytes that training may need; by default what the machine has free.
+    max_model_bytes : int, optional
+        Bytes of the weights of a "sparse_softmax" model: those that matter least are dropped after training
+        (``choices_["pruning_loss"]`` says what they were worth on held-out rows).
     n_jobs : int, optional
         Threads; None and -1 mean all processors. The model is the same at any number.
     random_state : int, Generator, RandomState or None
@@ -217,6 +223,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         validation_fraction: float = 0.0,
         patience: int | None = None,
         memory_limit: int | None = None,
+        max_model_bytes: int | None = None,
         n_jobs: int | None = None,
         random_state: int | np.random.Generator | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -239,6 +246,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.memory_limit = memory_limit
+        self.max_model_bytes = max_model_bytes
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -267,7 +275,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         X : array, memory-mapped array or sparse matrix (n_samples, n_features)
             Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
             than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
-            where minibatches share classes.
+            where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
+            gives every row both, such as words and an embedding.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
             Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
             one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
@@ -432,7 +441,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return {**parameters, "noise": noise if isinstance(noise, str) else as_noise(noise)}
 
     def _problem(self, data: Examples) -> ProblemSize:
-        return problem_size(data, len(self.classes_))
+        layout = vars(self).get("_n_dense", 0), vars(self).get("_column_groups", ())
+        return problem_size(data, len(self.classes_), *layout)
 
     def _resume_config(self, data: Examples) -> FitConfig:
         model = self.model_
@@ -446,6 +456,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
         """Check the rows of a first call and fix the classes and the columns."""
+        X, self._n_dense = join_pair(X)
         features = check_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
@@ -523,9 +534,20 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _same_features(self, X: Any, name: str = "X") -> Features:
         """Check that X has the columns of the first call, by number and, where both have them, by name."""
+        X = self._join(X, name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
         validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
+
+    def _join(self, X: Any, name: str) -> Any:
+        """Return a pair of sparse and dense features as one matrix, if its parts have the right widths."""
+        joined, n_dense = join_pair(X, name)
+        expected = vars(self).get("_n_dense", 0)
+        if joined is not X and n_dense != expected:
+            raise ValueError(
+                f"{name} has {n_dense} dense features beside sparse ones; the model was fitted on {expected}."
+            )
+        return joined
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -709,6 +731,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         estimator._remember(columns, columns, saved.labels)
         if "feature_names" in saved.header:
             estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
+        if saved.model.config is not None:
+            estimator._n_dense = saved.model.config.n_dense
+            estimator._column_groups = saved.model.config.column_groups
         estimator.seed_ = int(saved.header["seed"])
         history = [
             {n: float("nan") if v is None else v for n, v in record.items()}

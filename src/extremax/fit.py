@@ -139,7 +139,9 @@ def split_calibration(
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
     min_pairs = numbers.min_pairs
     if config.definition.trainer == "sparse":  # the rows also choose how the parts are mixed
-        wanted, min_pairs = max(wanted, numbers.min_rows), config.numbers.sparse.min_held_out_pairs
+        mixing = config.numbers.sparse
+        wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * data.n_rows)))
+        min_pairs = mixing.min_held_out_pairs
     if not config.decays or data.n_pairs < min_pairs or wanted < numbers.min_rows:
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
@@ -297,11 +299,15 @@ def _dense(X: Features) -> Float32:
     return rows
 
 
-def problem_size(data: Examples, n_classes: int) -> ProblemSize:
+def problem_size(
+    data: Examples, n_classes: int, n_dense: int = 0, column_groups: tuple[int, ...] = ()
+) -> ProblemSize:
     """Return the shape of a training problem."""
     X: Any = data.X
     n_entries = int(X.nnz) if sparse.issparse(X) else None
-    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries)
+    return ProblemSize(
+        data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries, n_dense, column_groups
+    )
 
 
 def fit_memory(
@@ -322,7 +328,7 @@ def require_memory(
 ) -> None:
     """Say what a fit needs beside X, and refuse it where there is less."""
     X: Any = data.X
-    problem = problem_size(data, n_classes)
+    problem = problem_size(data, n_classes, config.n_dense)
     need = fit_memory(trainer, problem, config, keeps_best=request.patience is not None)
     hints = ["fewer features (a projection of X) shrink the tables", "fewer classes"]
     if config.optimizer == "adagrad":

@@ -26,6 +26,7 @@ ESTIMATOR = "ExtremeClassifier"
 ROW_OBJECTIVES = ("negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce")
 BATCH_OBJECTIVES = ("shared_softmax", "softmax")
 SPARSE_OBJECTIVES = ("sparse_softmax",)
+ALL_OBJECTIVES = (*ROW_OBJECTIVES, *BATCH_OBJECTIVES, *SPARSE_OBJECTIVES)
 NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 # Old names of parameters, accepted with a warning for one release.
@@ -78,7 +79,7 @@ def _table(*entries: Parameter) -> dict[str, Parameter]:
 
 PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
-        "objective", "auto", (Choice(("auto", *ROW_OBJECTIVES, *BATCH_OBJECTIVES, *SPARSE_OBJECTIVES)),), "str",
+        "objective", "auto", (Choice(("auto", *ALL_OBJECTIVES)),), "str",
         'The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper\'s Eq. 6),'
         ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
         ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
@@ -168,6 +169,11 @@ PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "memory_limit", None, (Interval(int, 1), None), "int, optional",
         "Bytes that training may need; by default what the machine has free.",
+    ),
+    Parameter(
+        "max_model_bytes", None, (Interval(int, 1), None), "int, optional",
+        'Bytes of the weights of a "sparse_softmax" model: those that matter least are dropped after training'
+        ' (``choices_["pruning_loss"]`` says what they were worth on held-out rows).',
     ),
     Parameter(
         "n_jobs", None, (Interval(int), None), "int, optional",

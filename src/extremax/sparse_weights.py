@@ -7,11 +7,13 @@ The score of class y is ``sum_f x_f w_fy + |x|_1 l_y + b_y``, with ``|x|_1 = sum
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
@@ -46,26 +48,58 @@ class DensePart:
     ----------
     factors : float32 (n_classes, n_projected + n_dense)
         v of each class.
-    projection : float32 (n_sparse, n_projected)
-        From the sparse columns to the first coordinates of z; no columns for none.
+    columns : int32 (n_columns,)
+        Sparse columns that the projection reads, ascending; a row's entries there are scaled to unit length.
+    projection : float32 (n_columns, n_projected)
+        From these to the first coordinates of z.
     n_dense : int
         Last columns of x that are explicit in every row: the other coordinates of z.
     """
 
     factors: Float32
+    columns: Int32
     projection: Float32
     n_dense: int = 0
 
+    @classmethod
+    def of_columns(cls, factors: Float32, n_dense: int) -> DensePart:
+        """Make the part of dense columns alone."""
+        return cls(factors, np.empty(0, np.int32), np.empty((0, 0), np.float32), n_dense)
+
+    @property
+    def n_projected(self) -> int:
+        return int(self.projection.shape[1])
+
     def coordinates(self, X: Any) -> Float32:
         """Return z of some rows, (n_rows, n_projected + n_dense)."""
-        n_sparse = X.shape[1] - self.n_dense
         parts = []
-        if self.projection.shape[1]:
-            words = X[:, :n_sparse] if self.n_dense else X
-            parts.append(sparse_times_dense(words, self.projection))
+        if self.n_projected:
+            chosen = unit_rows(select_columns(csr_rows(X), self.columns, X.shape[1]))
+            parts.append(sparse_times_dense(chosen, self.projection))
         if self.n_dense:
             parts.append(dense_columns(X, self.n_dense))
         return np.ascontiguousarray(np.hstack(parts) if len(parts) > 1 else parts[0])
+
+
+def select_columns(rows: CSRRows, columns: NDArray[Any], n_features: int) -> Any:
+    """Return a CSR matrix of some columns, in their order."""
+    place = np.full(n_features, -1, np.int32)
+    place[columns] = np.arange(len(columns), dtype=np.int32)
+    at = place[rows.indices]
+    kept = at >= 0
+    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    chosen = sparse.csr_matrix((len(rows.indptr) - 1, len(columns)), dtype=np.float32)
+    chosen.data, chosen.indices, chosen.indptr = rows.data[kept], at[kept], ends
+    return chosen
+
+
+def unit_rows(X: Any) -> Any:
+    """Scale the rows of a CSR matrix to unit length, in place; empty rows stay empty."""
+    n_rows = X.shape[0]
+    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
+    squares = np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows)
+    X.data = X.data * (1.0 / np.sqrt(np.maximum(squares, 1e-18)))[row].astype(np.float32)
+    return X
 
 
 def dense_columns(X: Any, n_dense: int) -> Float32:
@@ -272,12 +306,32 @@ class SparseWeights:
         ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[offsets]
         return replace(self, postings=Postings(ends, classes[kept], values[kept]))
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        dense = () if self.dense is None else (self.dense.factors, self.dense.columns, self.dense.projection)
+        arrays = (*self.postings, self.biases, self.length_biases, *dense)
+        return sum(int(array.nbytes) for array in arrays)
+
+    def threshold_for(self, feature_mean: Float32, max_bytes: int) -> float:
+        """Return the threshold of `pruned` that leaves at most so many bytes."""
+        entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
+        if entries >= self.n_entries:
+            return 0.0
+        mean = np.repeat(feature_mean, np.diff(self.postings.offsets))
+        contribution = np.abs(self.postings.values) * mean
+        if entries == 0:
+            return float(np.nextafter(contribution.max(initial=0.0), np.float32(np.inf)))
+        kept = np.partition(contribution, self.n_entries - entries)[self.n_entries - entries]
+        return float(np.nextafter(kept, np.float32(np.inf)))
+
     def state(self) -> State:
         """Return what a model folder stores."""
         arrays = {**self.postings._asdict(), "biases": self.biases, "length_biases": self.length_biases}
         header: dict[str, Any] = {"kind": "sparse"}
         if self.dense is not None:
-            arrays |= {"factors": self.dense.factors, "projection": self.dense.projection}
+            names = ("factors", "columns", "projection")
+            arrays |= {name: getattr(self.dense, name) for name in names}
             header["n_dense"] = self.dense.n_dense
         return State(header, arrays)
 
@@ -298,5 +352,36 @@ class SparseWeights:
             )
         dense = None
         if "factors" in arrays:
-            dense = DensePart(arrays["factors"], arrays["projection"], int(state.header["n_dense"]))
+            dense = _restore_dense(arrays, int(state.header["n_dense"]), len(offsets) - 1)
         return cls(Postings(offsets, classes, values), biases, arrays["length_biases"], dense)
+
+
+def _restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: int) -> DensePart:
+    factors, columns, projection = (arrays[name] for name in ("factors", "columns", "projection"))
+    inside = len(columns) == 0 or (int(columns.min()) >= 0 and int(columns.max()) < n_sparse)
+    fits = factors.shape == (len(arrays["biases"]), projection.shape[1] + n_dense)
+    if not inside or not fits or len(projection) != len(columns):
+        raise ModelFileError(
+            "the dense part of the model's weights does not fit together (factors, columns, projection);"
+            " copy or save the model again."
+        )
+    return DensePart(factors, columns, projection, n_dense)
+
+
+def require_sound(matrices: Iterable[Any]) -> None:
+    """Refuse compressed matrices of a training state whose indices lead outside."""
+    if not all(map(_is_sound, matrices)):
+        raise ModelFileError(
+            "the training state of the model does not fit together (class sums, correction, SVMs); copy or"
+            " save the model again."
+        )
+
+
+def _is_sound(matrix: Any) -> bool:
+    """Whether offsets rise and indices stay inside, for a compressed matrix put together from arrays."""
+    offsets, indices = matrix.indptr, matrix.indices
+    n_lines, n_inside = matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
+    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    if not rising or not offsets[-1] == len(indices) == len(matrix.data):
+        return False
+    return len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < n_inside)

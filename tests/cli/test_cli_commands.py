@@ -556,17 +556,74 @@ def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
     assert "a thing with rungs" in cli("inspect", tmp_path / "m", "--label", "roof").stdout
 
 
+@pytest.fixture(scope="module")
+def word_model(folder: Path) -> Path:
+    """Train a model of the same texts on words and n-grams, the default."""
+    cli("train", folder / "data.csv", "--out", folder / "word_model")
+    return folder / "word_model"
+
+
+def test_words_and_ngrams_are_the_default(folder: Path, word_model: Path) -> None:
+    texts, labels = [text for text, _ in ROWS], [label for _, label in ROWS]
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, labels)
+    np.testing.assert_array_equal(
+        load_model(word_model).predict_log_proba(texts), clf.predict_log_proba(texts)
+    )
+    facts = json.loads(cli("inspect", word_model, "--json").stdout)
+    assert facts["text_features"] == "words and character n-grams"
+    assert facts["nonzero_weights"] == clf.model_.weights.n_entries  # type: ignore[attr-defined]
+    assert "nonzero weights" in cli("inspect", word_model).stdout
+    shown = json.loads(cli("inspect", word_model, "--label", "ladder", "-k", 3, "--json").stdout)
+    assert [name for name, _ in shown["features"]] == [n for n, _ in clf.explain_label("ladder", 3).features]
+    assert "feature\tweight" in cli("inspect", word_model, "--label", "ladder").stdout
+
+
+def test_question_is_answered_with_reasons(word_model: Path) -> None:
+    lines = cli("ask", word_model, "--why", "the ladder broke").stdout.splitlines()
+    assert lines[1].startswith("ladder\t")
+    assert "why ladder" in lines
+    words = lines[lines.index("word\tadds") + 1 :]
+    score = words.index(next(line for line in words if line.startswith("score\t")))
+    added = [float(line.split("\t")[1]) for line in words[: score + 1]]
+    assert sum(added[:-1]) == pytest.approx(added[-1], abs=0.05)  # two digits each
+    assert any(line.startswith("why ladder rather than ") for line in lines)
+    found = json.loads(cli("ask", word_model, "--why", "--json", "the ladder broke").stdout)
+    assert found["why"]["labels"][0] == "ladder"
+    assert found["why"]["score"]["words"]
+
+
+@pytest.mark.parametrize("text", ["", "zzzzqqq"])
+def test_unknown_text_is_said_to_be_unknown(word_model: Path, text: str) -> None:
+    done = cli("ask", word_model, "--why", text)
+    assert "no known word was found; these are the class frequencies" in done.stderr
+    probability = [line.split("\t")[1] for line in done.stdout.splitlines()[1:]]
+    assert probability == ["12.5%"] * 5
+    found = json.loads(cli("ask", word_model, text, "--json").stdout)
+    assert not found["is_known"]
+
+
+def test_text_features_are_chosen_by_options(folder: Path, tmp_path: Path) -> None:
+    for options, kind in ((["--features", "ngrams"], True), (["--features", "dense"], False)):
+        cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1, *options)
+        assert load_model(tmp_path / "m").features_.is_sparse is kind  # type: ignore[union-attr]
+    options = ["--features", "ngrams", "--text-features", 16]
+    done = cli("train", folder / "data.csv", "--out", tmp_path / "m", *options, code=2)
+    assert "--features dense" in done.stderr
+
+
 def test_demo_answers(tmp_path: Path) -> None:
     done = cli("demo", "--out", tmp_path / "demo", "--rows", 1500, "--n-epochs", 2)
     lines = done.stdout.splitlines()
     figures = {
         line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]
     }
-    assert list(figures) == ["class frequencies", "uniform negatives", "extremax"]
+    assert list(figures) == ["class frequencies", "nearest centroid", "extremax"]
     # far fewer rows and epochs than the demonstration has
     assert figures["extremax"][0] > figures["class frequencies"][0]
+    assert figures["nearest centroid"][2] > figures["class frequencies"][2]
     assert lines.count("label\tdescription\tprobability") == 5
-    assert "fell off a ladder" in lines
+    reasons = lines[lines.index("fell off a ladder") :]
+    assert sum(line == "word\tadds" for line in reasons) == 2
     assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "extremax ask" in done.stderr
     best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)[

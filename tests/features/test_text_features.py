@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from extremax.data import TextFeatures
-from extremax.features.text import TextOptions, _blocks, _hash
+from extremax.features.text import TextOptions, _hash, text_blocks
 from extremax.kernels.rng import mix64
 
 TEXTS = [
@@ -160,7 +160,7 @@ def test_subsample_of_texts_for_the_svd():
 
 def test_progress_and_blocks():
     texts = ["x" * 400_000] * 5 + ["y"] * 10_000
-    blocks = _blocks(texts)
+    blocks = text_blocks(texts)
     assert [start for start, _ in blocks[1:]] == [stop for _, stop in blocks[:-1]]
     assert blocks[-1][1] == len(texts)
     seen = []

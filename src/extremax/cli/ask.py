@@ -11,6 +11,9 @@ from extremax.cli.models import description_of, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument, Search, Threads
 from extremax.cli.predict import SEARCH_HELP, probabilities
 
+UNKNOWN = "no known word was found; these are the class frequencies"
+_TERMS = 8  # words, and n-grams, that are shown
+
 
 def ask(
     model: ModelArgument,
@@ -18,13 +21,19 @@ def ask(
         list[str], typer.Argument(metavar="TEXT...", help="Text to classify.", show_default=False)
     ],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="Show what the words of the text add to the score of the first label."),
+    ] = False,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Show the most probable labels of one text.
 
+    \b
     extremax ask model "fell off a ladder"
+    extremax ask model --why "fell off a ladder"
     """
     clf = open_model(model, threads)
     if not takes_texts(clf):
@@ -34,10 +43,40 @@ def ask(
     question = " ".join(text)  # quotes are easily forgotten
     labels, log_prob = clf.predict_topk([question], min(k, len(clf.classes_)), search=search.value)
     answers = answers_of(clf, labels[0].tolist(), probabilities(log_prob)[0])
+    is_known = bool(clf.is_known([question])[0])
+    explanation = clf.explain(question, k=min(2, len(clf.classes_))) if why else None
     if as_json:
-        terminal.show_json({"text": question, "answers": answers})
-    else:
-        show_answers(answers)
+        found: dict[str, Any] = {"text": question, "is_known": is_known, "answers": answers}
+        terminal.show_json(found | ({} if explanation is None else {"why": explanation.to_dict()}))
+        return
+    if not is_known:
+        terminal.log(UNKNOWN)
+    show_answers(answers)
+    if explanation is not None and is_known:
+        show_reasons(explanation)
+
+
+def show_reasons(explanation: Any) -> None:
+    """Write tables of what speaks for the first label, and for it rather than the second."""
+    for part in (explanation.score, explanation.difference):
+        if part is None:
+            continue
+        what = f"why {part.label}"
+        name = "score"
+        if part.rather_than is not None:
+            what, name = f"{what} rather than {part.rather_than}", "difference"
+        words = [*shorten(part.words), (name, part.total)]
+        terminal.write(f"\n{what}")  # not as a title, which a pipe would not show
+        terminal.print_table(["word", "adds"], [[w, f"{v:+.2f}"] for w, v in words], right=["adds"])
+        terminal.write("  ".join(f"{ngram} {v:+.2f}" for ngram, v in part.ngrams[:_TERMS]))
+
+
+def shorten(terms: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the terms that matter most, and the sum of the others."""
+    if len(terms) <= _TERMS:
+        return terms
+    others = terms[_TERMS:]
+    return [*terms[:_TERMS], (f"{len(others)} others", sum(value for _, value in others))]
 
 
 def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[dict[str, Any]]:

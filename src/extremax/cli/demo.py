@@ -11,18 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.ask import answers_of, show_answers
+from extremax.cli.ask import answers_of, show_answers, show_reasons
 from extremax.cli.options import Quiet, Seed, Threads
 from extremax.cli.predict import probabilities
 
 PHRASES = (
-    "fell off a ladder",
     "bitten by a dog",
     "chest pain when breathing",
     "food allergy to peanuts",
     "fracture of the left wrist",
+    "fell off a ladder",
 )
 _CURVE_ROWS = 1000  # validation rows that are evaluated after each epoch
+_COMPILE_ROWS = 3000  # training texts of the fit that compiles the kernels
+_CENTROID_ROWS = 500  # texts whose cosines with all classes are computed at a time
+Figures = tuple[float, float, float]  # accuracy, top-5 accuracy, log-likelihood
 
 
 def demo(
@@ -46,12 +49,12 @@ def demo(
 
     \b
     Each short text describes a diagnosis; its label is the parent code.
-    Five phrases are classified at the end; the model and a figure of the
-    learning curves are saved in --out.
+    Five phrases are classified at the end, the last one with the words that
+    made it so; the model and a figure of the learning curve are saved in
+    --out.
     """
     terminal.set_quiet(quiet)
     from extremax.estimator import ExtremeClassifier
-    from extremax.features.text import TextFeatures
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
 
@@ -65,34 +68,31 @@ def demo(
     )
     verbose = int(sys.stderr.isatty() and not quiet)
     parameters: dict[str, Any] = {"random_state": seed, "n_jobs": threads, "verbose": verbose}
-    terminal.log("compiling, once for this machine: about half a minute")
-    compile_kernels(parameters)
+    terminal.log("compiling, once for this machine: about a minute")
+    compile_kernels(data, parameters)
     started = time.perf_counter()
-    clf = TextClassifier(
-        ExtremeClassifier(n_epochs=epochs, **parameters), features=TextFeatures(random_state=seed or 0)
-    )
+    clf = TextClassifier(ExtremeClassifier(n_epochs=epochs, **parameters))
     clf.fit(texts, codes, eval_set=data.valid)
-    budget = clf.history_[-1]["seconds"]
-    others = time.perf_counter() - started - budget
-    terminal.log(f"trained in {budget:.1f} s; text features and curves took {others:.1f} s")
-    terminal.log(f"training with uniform negatives for {budget:.1f} s, for comparison")
-    uniform = train_uniform(clf, data, budget, parameters | {"verbose": 0})
-    frequencies = compare(clf, uniform, data, threads)
+    seconds = clf.history_[-1]["seconds"]
+    others = time.perf_counter() - started - seconds
+    terminal.log(f"trained in {seconds:.1f} s; text features, curve and calibration took {others:.1f} s")
+    figures = compare(clf, data, threads)
 
     clf.describe_classes([data.names[code] for code in clf.classes_.tolist()])
     out.mkdir(parents=True, exist_ok=True)
     clf.save(out / "model")
     figure = out / "learning_curve.png"
-    draw_curves(figure, {"extremax": clf.history_, "uniform negatives": uniform.history_}, frequencies)
+    draw_curves(figure, clf.history_, figures)
 
     labels, log_prob = clf.predict_topk(list(PHRASES), k=5)
     for phrase, names, p in zip(PHRASES, labels.tolist(), probabilities(log_prob), strict=True):
         terminal.write(f"\n{phrase}")  # not as a title, which a pipe would not show
         show_answers(answers_of(clf, names, p))
-    terminal.log(f"model: {out / 'model'}   learning curves: {figure}")
+    show_reasons(clf.explain(PHRASES[-1], k=2))
+    terminal.log(f"model: {out / 'model'}   learning curve: {figure}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"
-    terminal.log(f'classify your own text:  {command} ask {out / "model"} "short of breath after running"')
+    terminal.log(f'classify your own text:  {command} ask {out / "model"} --why "short of breath"')
 
 
 @dataclass(frozen=True)
@@ -119,62 +119,39 @@ def load_texts(rows: int | None) -> Texts:
     return Texts(train, valid, data.rows(data.test), data.names)
 
 
-def train_uniform(clf: Any, data: Texts, budget: float, parameters: dict[str, Any]) -> Any:
-    """Train on the same features with uniform negatives, for `budget` seconds."""
-    from extremax.estimator import ExtremeClassifier
-
-    (texts, codes), (valid_texts, valid_codes) = data.train, data.valid
-    uniform = ExtremeClassifier("negative_sampling", "uniform", n_epochs=10_000, **parameters)
-    with terminal.Bar("uniform negatives") as bar:
-
-        def stop(record: dict[str, Any]) -> bool:
-            bar(min(record["seconds"], budget), budget)
-            return bool(record["seconds"] >= budget)
-
-        eval_set = clf.transform(valid_texts), valid_codes
-        uniform.fit(clf.transform(texts), codes, eval_set=eval_set, callbacks=[stop])
-    return uniform
-
-
-def compare(clf: Any, uniform: Any, data: Texts, threads: int | None) -> tuple[float, float, float]:
-    """Write a table of test figures; return those of the class frequencies."""
+def compare(clf: Any, data: Texts, threads: int | None) -> dict[str, Figures]:
+    """Write a table of test figures, and return those of the baselines."""
     from extremax.data import seen_classes
     from extremax.evaluation import evaluate
 
     texts, codes = data.test
-    frequencies = frequency_figures(data.train[1], codes)
     figures = {
-        "class frequencies": frequencies,
-        "uniform negatives": _figures(evaluate(uniform, clf.transform(texts), codes, n_jobs=threads)),
-        "extremax": _figures(evaluate(clf, texts, codes, n_jobs=threads)),
+        "class frequencies": frequency_figures(data.train[1], codes),
+        "nearest centroid": centroid_figures(clf, data),
     }
-    table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in figures.items()]
+    found = {**figures, "extremax": _figures(evaluate(clf, texts, codes, n_jobs=threads))}
+    table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in found.items()]
     n_test = int(seen_classes(codes, data.train[1]).sum())
     columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
-    title = f"On {n_test:,} test texts, after the same training time"
-    terminal.print_table(columns, table, title=title, right=columns[1:])
-    return frequencies
+    terminal.print_table(columns, table, title=f"On {n_test:,} test texts", right=columns[1:])
+    return figures
 
 
-def compile_kernels(parameters: dict[str, Any]) -> None:
-    """Fit once on a tiny problem, so that compilation is not counted as training."""
-    import numpy as np
-
+def compile_kernels(data: Texts, parameters: dict[str, Any]) -> None:
+    """Fit once on a few texts, so that compilation is not counted as training."""
     from extremax.estimator import ExtremeClassifier
+    from extremax.text_classifier import TextClassifier
 
-    rng = np.random.default_rng(0)
-    y = np.arange(21_000) % 2100  # large enough for cells of the tree, calibration rows and the index
-    X = rng.normal(size=(len(y), 4)).astype(np.float32)
-    for objective, noise in (("auto", "adversarial"), ("negative_sampling", "uniform")):
-        clf = ExtremeClassifier(objective, noise, n_epochs=1, **parameters | {"verbose": 0})
-        clf.fit(X, y, eval_set=(X[:8], y[:8])).predict_topk(X[:8])
+    texts, codes = (part[:_COMPILE_ROWS] for part in data.train)
+    clf = TextClassifier(ExtremeClassifier(n_epochs=1, **parameters | {"verbose": 0}))
+    clf.fit(texts, codes, eval_set=(texts[:8], codes[:8])).predict_topk(texts[:8])
 
 
-def _figures(report: Any) -> tuple[float, float, float]:
+def _figures(report: Any) -> Figures:
     return report.accuracy[1], report.accuracy[5], report.log_likelihood
 
 
-def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, float, float]:
+def frequency_figures(codes: list[str], test_codes: list[str]) -> Figures:
     """Return accuracy, top-5 accuracy and log-likelihood of the class frequencies.
 
     Test codes that do not occur in training are left out.
@@ -190,9 +167,39 @@ def frequency_figures(codes: list[str], test_codes: list[str]) -> tuple[float, f
     return top[0], top[1], float(np.log(frequency[ids]).mean())
 
 
-def draw_curves(
-    path: Path, histories: dict[str, list[dict[str, Any]]], frequencies: tuple[float, float, float]
-) -> None:
+def centroid_figures(clf: Any, data: Texts) -> Figures:
+    """Return the same of the cosine between a text and the mean of a class, on the same features.
+
+    Its probabilities are a softmax of the cosines times a number that is chosen on validation texts.
+    """
+    import numpy as np
+    import scipy.sparse as sp
+    from sklearn.preprocessing import normalize
+
+    names, ids = np.unique(np.asarray(data.train[1]), return_inverse=True)
+    members = sp.csr_matrix((np.ones(len(ids), np.float32), (ids, np.arange(len(ids)))))
+    centroids = normalize(members @ clf.features_.transform(data.train[0])).T.tocsr()
+    at = {name: i for i, name in enumerate(names.tolist())}
+
+    def measure(part: tuple[list[str], list[str]], scales: list[float]) -> Any:
+        known = [(text, at[code]) for text, code in zip(*part, strict=True) if code in at]
+        found = []
+        for first in range(0, len(known), _CENTROID_ROWS):
+            texts, labels = zip(*known[first : first + _CENTROID_ROWS], strict=True)
+            cosine = (clf.features_.transform(texts) @ centroids).toarray()
+            own = cosine[np.arange(len(labels)), labels]
+            rank = (cosine > own[:, None]).sum(axis=1)
+            mass = [np.log(np.exp(s * (cosine - own[:, None])).sum(axis=1)) for s in scales]
+            found.append(np.stack([rank < 1, rank < 5, *(-m for m in mass)]))
+        return np.concatenate(found, axis=1).mean(axis=1)
+
+    scales = [5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0]
+    best = scales[int(np.argmax(measure(data.valid, scales)[2:]))]
+    accuracy, five, log_likelihood = measure(data.test, [best]).tolist()
+    return accuracy, five, log_likelihood
+
+
+def draw_curves(path: Path, history: list[dict[str, Any]], baselines: dict[str, Figures]) -> None:
     """Draw validation accuracy and log-likelihood against seconds of training, as a PNG file."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -202,18 +209,14 @@ def draw_curves(
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2)
-    for panel, key, title, level in (
-        (panels[0], "valid_accuracy", "accuracy", frequencies[0]),
-        (panels[1], "valid_log_likelihood", "log-likelihood", frequencies[2]),
+    for panel, key, title, which in (
+        (panels[0], "valid_accuracy", "accuracy", 0),
+        (panels[1], "valid_log_likelihood", "log-likelihood", 2),
     ):
-        for name, history in histories.items():
-            panel.plot(
-                [record["seconds"] for record in history],
-                [record[key] for record in history],
-                marker=".",
-                label=name,
-            )
-        panel.axhline(level, color="grey", linestyle=":", label="class frequencies")
+        seconds = [record["seconds"] for record in history]
+        panel.plot(seconds, [record[key] for record in history], marker=".", label="extremax")
+        for (name, figures), style in zip(baselines.items(), (":", "--"), strict=True):
+            panel.axhline(figures[which], color="grey", linestyle=style, label=name)
         panel.set_xlabel("seconds of training")
         panel.set_title(f"ICD-10-CM, validation {title}", fontsize=10)
         panel.set_xlim(left=0)

@@ -53,8 +53,9 @@ def inspect(
     """Show facts about a model, or confusable classes.
 
     \b
-    --label X lists the classes to which the label tree gives the highest
-    probability for a typical row of X; without a tree, weights are compared.
+    --label X lists the words and n-grams with the greatest weights for X, and
+    the classes to which the label tree gives the highest probability for a
+    typical row of X; without a tree, weights are compared.
     """
     clf = open_model(model)
     if label is not None:
@@ -86,8 +87,10 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     tree, counts = fitted.tree, fitted.classes.counts
     facts: dict[str, Any] = {
         "input": _input(clf),
+        "text_features": _text_features(clf),
         "n_classes": len(clf.classes_),
         "n_features": fitted.n_features,
+        "nonzero_weights": _nonzero(fitted.weights),
         "n_samples": fitted.classes.n_samples or None,
         "objective": fitted.objective,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
@@ -115,12 +118,24 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     return facts
 
 
+def _nonzero(weights: Any) -> int | None:
+    """Return the number of stored weights of a sparse model."""
+    return int(weights.n_entries) if weights.row_major else None
+
+
 def _input(clf: Any) -> str:
     if not takes_texts(clf):
         return "features"
-    return (
-        "texts" if clf.features_ is not None else f"texts through the encoder {clf.encoder or '(an object)'}"
-    )
+    encoder = f"the encoder {clf.encoder or '(an object)'}"
+    if clf.features_ is None:
+        return f"texts through {encoder}"
+    return f"texts, and through {encoder}" if clf._encodes else "texts"
+
+
+def _text_features(clf: Any) -> str | None:
+    if not takes_texts(clf) or clf.features_ is None:
+        return None
+    return "words and character n-grams" if clf.features_.is_sparse else "dense"
 
 
 def _memory(folder: Path, noise: Any) -> dict[str, int]:
@@ -138,6 +153,7 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     classifier = classifier_of(clf)
     position = _find(clf.classes_, label)
     fitted = classifier.model_
+    strongest = _strongest(clf, position, k)
     by_tree = fitted.tree is not None and fitted.classes.means is not None
     ids, hardness = fitted.confusable(position, min(k, len(clf.classes_) - 1))
     counts = fitted.classes.counts
@@ -151,8 +167,13 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         for i, h in zip(ids.tolist(), hardness, strict=True)
     ]
     if as_json:
-        terminal.show_json({"label": label, "hardest": found})
+        features = {} if strongest is None else {"features": [list(term) for term in strongest]}
+        terminal.show_json({"label": label, "hardest": found, **features})
         return
+    if strongest is not None:
+        rows = [[name, f"{weight:+.2f}"] for name, weight in strongest]
+        title = f"features with the greatest weights for {label}"
+        terminal.print_table(["feature", "weight"], rows, title=title, right=["weight"])
     method = "the label tree" if by_tree else "the cosine of their weights"
     title = f"classes hardest to distinguish from {label}, by {method}"
     columns = ["label", measure.replace("_", " "), "rows", "description"]
@@ -166,6 +187,14 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         for entry in found
     ]
     terminal.print_table(columns, rows, title=title, right=columns[1:3])
+
+
+def _strongest(clf: Any, position: int, k: int) -> list[tuple[str, float]] | None:
+    """Return the features with the greatest weights for a class, of a model of words and n-grams."""
+    if not takes_texts(clf) or clf.features_ is None or not clf.features_.is_sparse:
+        return None
+    features: list[tuple[str, float]] = clf.explain_label(clf.classes_[position], k).features
+    return features
 
 
 def _find(classes: Any, label: str) -> int:

@@ -69,6 +69,13 @@ class Reduction(StrEnum):
     all = "all"
 
 
+class TextKind(StrEnum):
+    """Kinds of text features."""
+
+    ngrams = "ngrams"
+    dense = "dense"
+
+
 class Search(StrEnum):
     """Ways to find the best classes."""
 

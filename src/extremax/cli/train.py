@@ -21,6 +21,7 @@ from extremax.cli.options import (
     Reading,
     Reduction,
     Seed,
+    TextKind,
     Threads,
     source,
     unbundled,
@@ -49,8 +50,17 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         Path | None,
         typer.Option(metavar="FILE", help="CSV of labels and their descriptions, shown by ask and inspect."),
     ] = None,
+    features: Annotated[
+        TextKind | None,
+        typer.Option(
+            help="Features of texts: sparse words and n-grams, or few dense ones; with --encoder beside the"
+            " embeddings.  [default: ngrams, or the encoder alone]",
+            show_default=False,
+        ),
+    ] = None,
     text_features: Annotated[
-        int | None, typer.Option(min=2, help="Features per text.  [default: 512]", show_default=False)
+        int | None,
+        typer.Option(min=2, help="Number of dense features per text.  [default: 512]", show_default=False),
     ] = None,
     encoder: Annotated[
         str | None,
@@ -79,7 +89,6 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     terminal.set_quiet(quiet)
     from extremax.data import load_dataset
     from extremax.estimator import ExtremeClassifier
-    from extremax.features.text import TextFeatures
     from extremax.parameters import check_estimator_parameters
     from extremax.storage.folder import check_target
     from extremax.text_classifier import TextClassifier
@@ -98,13 +107,11 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
     model: Any = classifier
     if rows.inputs is rows.texts:
-        half = (text_features or 0) // 2
-        options = {} if text_features is None else {"n_components": text_features - half, "n_random": half}
-        features = None if encoder is not None else TextFeatures(**options, random_state=seed or 0)
-        model = TextClassifier(classifier, features=features, encoder=encoder)
-    elif encoder is not None or text_features is not None:
+        wanted = _text_features(features, text_features, seed)
+        model = TextClassifier(classifier, features=wanted, encoder=encoder)
+    elif encoder is not None or text_features is not None or features is not None:
         raise typer.BadParameter(
-            f"{data} holds features, not texts: --encoder and --text-features do not apply."
+            f"{data} holds features, not texts: --features, --text-features and --encoder do not apply."
         )
     terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
     eval_set = None if checked is None else (checked.inputs, checked.labels)
@@ -127,6 +134,22 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     _report(model, out)
     if model.interrupted_:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _text_features(kind: TextKind | None, number: int | None, seed: int | None) -> Any:
+    """Return the text features that the options ask for; None where they leave it to the classifier."""
+    from extremax.features.ngrams import NgramFeatures
+    from extremax.features.text import TextFeatures
+
+    if kind is TextKind.ngrams:
+        if number is not None:
+            raise typer.BadParameter("--text-features is the number of dense features; use --features dense.")
+        return NgramFeatures()
+    if kind is None and number is None:
+        return None
+    half = (number or 0) // 2
+    options = {} if number is None else {"n_components": number - half, "n_random": half}
+    return TextFeatures(**options, random_state=seed or 0)
 
 
 def _save(model: Any, out: Path) -> None:

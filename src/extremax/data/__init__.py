@@ -1,6 +1,6 @@
 """Readers of data files, label reduction, splits, and synthetic data with a known distribution.
 
-`TextFeatures` and `PCA` of `extremax.features` are available here, too.
+`NgramFeatures`, `TextFeatures` and `PCA` of `extremax.features` are available here, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from extremax.data.synthetic import (
     planted_softmax,
     unstructured,
 )
+from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
 from extremax.features.text import TextFeatures
 from extremax.splits import seen_classes, split_rows
@@ -27,6 +28,7 @@ __all__ = [
     "DataFileError",
     "Dataset",
     "GaussianTruth",
+    "NgramFeatures",
     "SoftmaxTruth",
     "SyntheticData",
     "TextFeatures",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,7 +25,7 @@ from extremax.features.svd import truncated_svd
 from extremax.kernels.text_hash import BLANK, OTHER, WORD, hash_ngrams
 from extremax.runtime.products import read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run
-from extremax.storage.state import State
+from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
 
 FORMAT_VERSION = 1
@@ -68,6 +68,7 @@ class TextOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
 
+@register("text", "text_features")
 class TextFeatures:
     """Dense features of texts.
 
@@ -106,6 +107,8 @@ class TextFeatures:
     (3, 4)
     """
 
+    is_sparse: ClassVar[bool] = False
+
     def __init__(self, **options: Any) -> None:
         self.options = TextOptions(**options)
         self.columns_: Int32  # hashed columns that are kept, rising
@@ -116,6 +119,11 @@ class TextFeatures:
     def n_features(self) -> int:
         """Width of the features of a fitted object."""
         return int(self.basis_.shape[1])
+
+    @property
+    def column_groups(self) -> tuple[int, ...]:
+        """Dense features have no groups of columns."""
+        return ()
 
     def fit(
         self,
@@ -161,7 +169,7 @@ class TextFeatures:
         """Return TF-IDF of the texts, CSR float32 (n_texts, n_columns): the features before the SVD."""
         self._check_fitted()
         check_texts(texts)
-        blocks = _blocks(texts)
+        blocks = text_blocks(texts)
         place = self._places()
         parts: list[Any] = [None] * len(blocks)
 
@@ -181,7 +189,7 @@ class TextFeatures:
         self._check_fitted()
         check_texts(texts)
         Z = np.empty((len(texts), self.n_features), dtype=np.float32)
-        blocks = _blocks(texts)
+        blocks = text_blocks(texts)
         place, basis = self._places(), read_only(self.basis_)
 
         def project(i: int) -> None:
@@ -299,7 +307,7 @@ def check_texts(texts: Sequence[str]) -> None:
             )
 
 
-def _blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
+def text_blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Cut the texts into ranges of limited length, which depend on the texts alone."""
     blocks, start, characters = [], 0, 0
     for i, text in enumerate(texts):
@@ -323,7 +331,7 @@ def _document_counts(
     have_word = np.zeros_like(have)
     keeps_words = options.n_random > 0 and options.word_ngrams > 0
     words_only = replace(options, char_ngrams=(0, 0), word_ngrams=1) if keeps_words else None
-    blocks = _blocks(texts)
+    blocks = text_blocks(texts)
     group_size = 4 * n_threads  # enough for all threads, few enough for progress and little memory
     for first in range(0, len(blocks), group_size):
         group = blocks[first : first + group_size]
@@ -349,11 +357,8 @@ def _document_counts(
     return have, have_word
 
 
-def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, Int64]:
-    """Return hashed columns of each text with their counts, and the end of each text's columns.
-
-    Columns of characters come first, those of words above them.
-    """
+def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.uint8], Int64]:
+    """Return the code points of the texts in lower case, one after the other, their kinds and the ends."""
     lowered = [text.lower() for text in texts]
     codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     ends = np.cumsum([len(text) for text in lowered], dtype=np.int64)
@@ -365,6 +370,15 @@ def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, Int
                 BLANK if character.isspace() else WORD if character.isalnum() or character == "_" else OTHER
             )
         kinds = _kinds[codes]
+    return codes, kinds, ends
+
+
+def _hash(texts: Sequence[str], options: TextOptions) -> tuple[Int32, Int32, Int64]:
+    """Return hashed columns of each text with their counts, and the end of each text's columns.
+
+    Columns of characters come first, those of words above them.
+    """
+    codes, kinds, ends = code_points(texts)
     low, high = options.char_ngrams
     # A word of l characters has at most l + 2 n-grams of each length; at most half of the characters, rounded
     # up, begin a word.

@@ -25,6 +25,7 @@ import numpy as np
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.rng import draw_key
 
+_MAX_NEWTON, _SMALL_NEWTON = 20, 1e-3
 _MIN_STEP = 1e-5  # change of a dual variable below which nothing is updated
 
 
@@ -51,7 +52,7 @@ class Support(NamedTuple):
     starts: np.ndarray  # (n_classes + 1,) int64
     features: np.ndarray  # int32, ascending within a class
     values: np.ndarray  # float32
-    biases: np.ndarray  # (n_classes,) float32
+    biases: np.ndarray  # (n_classes,) float32: the weight of the constant feature times its value
 
 
 class DualState(NamedTuple):
@@ -143,13 +144,26 @@ def wide_support(rows, candidates, listed, min_pairs, seen, found, starts, featu
 
 @helper
 def _solve(target, weight, score, old, q):
-    """Return the dual variable that maximises the dual along one coordinate; three Newton steps."""
-    new = old
+    """Return the dual variable that maximises the dual along one coordinate.
+
+    Newton steps; where one leaves the interval that holds the solution, as for long rows, the interval is
+    halved.
+    """
     low, high = weight * (target - 1.0), weight * target
-    for _ in range(3):
+    new = min(max(old, low), high)
+    for _ in range(_MAX_NEWTON):
         p = 1.0 / (1.0 + math.exp(-min(max(score + (new - old) * q, -80.0), 80.0)))
-        new -= (new - weight * (target - p)) / (1.0 + weight * q * p * (1.0 - p))
-        new = min(max(new, low), high)
+        excess = new - weight * (target - p)
+        if excess > 0.0:
+            high = new
+        else:
+            low = new
+        step = excess / (1.0 + weight * q * p * (1.0 - p))
+        if not low <= new - step <= high:
+            step = new - 0.5 * (low + high)
+        new -= step
+        if abs(step) < _SMALL_NEWTON * weight:  # the error is about its square
+            break
     return new
 
 
@@ -184,9 +198,9 @@ def _choose_pairs(listed, c, n_slots, options):
 
 @helper
 def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round_number):
-    """Run passes over the chosen pairs of one class; `w` ends with the weight of the constant feature."""
+    """Run passes over the chosen pairs of one class; `w` ends with the bias."""
     ends, places, values = local
-    n, bias = duals.size, options.bias_feature
+    n, bias_square = duals.size, np.float32(options.bias_feature * options.bias_feature)
     inverse = 1.0 / options.regularization
     last = w.size - 1
     order = np.arange(n)
@@ -197,7 +211,7 @@ def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round
         for at in range(n):
             k = order[at]
             begin, end = ends[k], ends[k + 1]
-            score = offsets[k] + bias * w[last]
+            score = offsets[k] + w[last]
             for p in range(begin, end):
                 score += values[p] * w[places[p]]
             new = _solve(targets[k], weights[k], score, duals[k], q[k])
@@ -206,7 +220,7 @@ def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round
                 continue
             duals[k] = new
             step = np.float32(change * inverse)
-            w[last] += step * np.float32(bias)
+            w[last] += step * bias_square
             for p in range(begin, end):
                 w[places[p]] += step * values[p]
 
@@ -264,16 +278,15 @@ def correct_classes(rows, candidates, listed, support, state, options, classes, 
         for k in range(n):
             pair = chosen[k] // n_slots
             state.duals[pair, chosen[k] - pair * n_slots] = duals[k]
-        _refresh_scores(rows, candidates, listed, c, w, place, options.bias_feature, state.scores)
+        _refresh_scores(rows, candidates, listed, c, w, place, state.scores)
         for p in range(low, high):
             place[support.features[p]] = -1
 
 
 @njit
-def _refresh_scores(rows, candidates, listed, c, w, place, bias, scores):
+def _refresh_scores(rows, candidates, listed, c, w, place, scores):
     """Compute the scores of a class for all pairs that list it, from the offsets and its weights."""
     n_slots = candidates.classes.shape[1]
-    constant = bias * w[w.size - 1]
     for a in range(listed.starts[c], listed.starts[c + 1]):
         pair = listed.entries[a] // n_slots
         j = listed.entries[a] - pair * n_slots
@@ -283,7 +296,7 @@ def _refresh_scores(rows, candidates, listed, c, w, place, bias, scores):
             at = place[rows.indices[p]]
             if at >= 0:
                 total += rows.data[p] * w[at]
-        scores[pair, j] = candidates.offsets[pair, j] + np.float32(constant) + total
+        scores[pair, j] = candidates.offsets[pair, j] + w[w.size - 1] + total
 
 
 class SVMOptions(NamedTuple):

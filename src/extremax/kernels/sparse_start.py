@@ -6,9 +6,10 @@ share p_f of feature f in all mass, the start scores
     s_y(x) = sum_f x_f [A_b log(1 + S_yf / (a p_f)) + B_b S_yf / |S_y|]
              + g_1 |x|_1 log(1 + m_y / a) + g_2 log n_y + g_3 log(1 + m_y / a)
 
-with b the bucket of f by the number of classes that have it.  The first term is smoothed naive Bayes, the
-second the cosine with the class's summed row.  A training row is left out of its class completely: of S_y,
-m_y, n_y, |S_y|, of p_f and of the number of classes that have f.
+with b the bucket of f by the number of classes that have it; single words, runs of words and parts of words
+have buckets of their own.  The first term is smoothed naive Bayes, the second the cosine with the class's
+summed row.  A training row is left out of its class completely: of S_y, m_y, n_y, |S_y|, of p_f and of the
+number of classes that have f.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Numbers(NamedTuple):
     log_weights: np.ndarray  # (n_buckets,) float64: A
     cosine_weights: np.ndarray  # (n_buckets,) float64: B
     bias_weights: np.ndarray  # (3,) float64: g
-    edges: np.ndarray  # (n_buckets - 1,) int64: classes from which the next bucket begins
+    edges: np.ndarray  # int64: numbers of classes from which the next bucket begins
+    groups: np.ndarray  # int64: first columns of groups of columns, each with buckets of its own
 
 
 class Row(NamedTuple):
@@ -60,18 +62,32 @@ class Row(NamedTuple):
 
 
 @inline
-def _bucket(n_classes, edges):
+def _bucket(f, n_classes, numbers):
+    """Return the bucket of a feature that so many classes have."""
+    edges = numbers.edges
     b = 0
     while b < edges.size and n_classes >= edges[b]:
         b += 1
+    for g in range(numbers.groups.size):
+        if f >= numbers.groups[g]:
+            b += edges.size + 1
     return b
 
 
 @inline
-def _inverse_share(sums, f, taken, smoothing):
-    """Return ``1 / (a p_f)`` after `taken` was removed from the mass of feature f."""
+def _inverse_share(sums, f, taken, total, smoothing):
+    """Return ``1 / (a p_f)`` after `taken` was removed from feature f; `total` is the mass that is left."""
     left = max(sums.feature_mass[f] - taken, 1e-3)
-    return (sums.total - taken) / (smoothing * left)
+    return total / (smoothing * left)
+
+
+@inline
+def _total_without(row, sums):
+    """Return the mass of all features without a row."""
+    taken = 0.0
+    for p in range(row.values.size):
+        taken += max(np.float64(row.values[p]), 0.0)
+    return max(sums.total - row.weight * taken, 1e-3)
 
 
 @inline
@@ -82,7 +98,7 @@ def _remaining(sums, f, row_label, taken):
     own = 0.0
     if at >= 0:
         own = sums.values[at] - taken
-    if own < _NEGLIGIBLE * taken or own <= 0.0:
+    if abs(own) <= _NEGLIGIBLE * abs(taken):
         return 0.0, high - low - (1 if at >= 0 else 0)
     return own, high - low
 
@@ -103,8 +119,8 @@ def fill_weights(sums, numbers, out, first, last):
         low, high = sums.offsets[f], sums.offsets[f + 1]
         if high == low:
             continue
-        b = _bucket(high - low, numbers.edges)
-        inverse = _inverse_share(sums, f, 0.0, numbers.smoothing)
+        b = _bucket(f, high - low, numbers)
+        inverse = _inverse_share(sums, f, 0.0, sums.total, numbers.smoothing)
         log_weight, cosine_weight = numbers.log_weights[b], numbers.cosine_weights[b]
         for q in range(low, high):
             value = np.float64(sums.values[q])
@@ -116,15 +132,15 @@ def fill_weights(sums, numbers, out, first, last):
 @helper
 def _fill_features(row, sums, numbers, slot, phi):
     """Add the terms of each candidate to ``phi`` (n_candidates, 2 n_buckets + 3), its own row left out."""
-    n_buckets = numbers.edges.size + 1
+    n_buckets, left = numbers.log_weights.size, _total_without(row, sums)
     for p in range(row.indices.size):
         f, x = row.indices[p], np.float64(row.values[p])
         taken = x * row.weight
         own, n_having = _remaining(sums, f, row.label, taken)
         if n_having == 0:
             continue
-        b = _bucket(n_having, numbers.edges)
-        inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+        b = _bucket(f, n_having, numbers)
+        inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
         for q in range(sums.offsets[f], sums.offsets[f + 1]):
             k = slot[sums.classes[q]]
             if k >= 0:
@@ -152,7 +168,7 @@ def describe_row(row, sums, numbers, guess, sizes, seed, scores, slot, candidate
         Zero on entry; filled with the terms of s_y(x), without A, B and g.
     """
     n_best, n_drawn = sizes
-    n_classes, n_buckets = scores.size, numbers.edges.size + 1
+    n_classes, n_buckets = scores.size, numbers.log_weights.size
     mass = np.float64(row_mass(row.values, 0, row.values.size))
     for p in range(row.indices.size):
         f, x = row.indices[p], row.values[p]
@@ -221,6 +237,7 @@ class Proposals(NamedTuple):
 def _own_score(row, sums, numbers):
     """Return the score of a row's class with the row left out."""
     mass, dot, length, total, cosine = 0.0, 0.0, 0.0, 0.0, 0.0
+    left = _total_without(row, sums)
     for p in range(row.indices.size):
         f, x = row.indices[p], np.float64(row.values[p])
         taken = x * row.weight
@@ -230,8 +247,8 @@ def _own_score(row, sums, numbers):
         dot += x * own
         if n_having == 0 or own == 0.0:
             continue
-        b = _bucket(n_having, numbers.edges)
-        inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+        b = _bucket(f, n_having, numbers)
+        inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
         total += x * numbers.log_weights[b] * math.log1p(max(own, 0.0) * inverse)
         cosine += x * numbers.cosine_weights[b] * own
     square = sums.squares[row.label] - row.weight * (2.0 * dot + row.weight * length)
@@ -244,15 +261,18 @@ def _own_score(row, sums, numbers):
 
 
 @helper
-def _add_rare(row, p, sums, numbers, label, scores):
-    """Add the terms of a feature of few classes, computed anew with the row left out."""
+def _add_rare(row, p, sums, numbers, left, scores):
+    """Add the terms of a feature of few classes, computed anew with the row left out.
+
+    `left` is the mass of all features without the row.
+    """
     f, x = row.indices[p], np.float64(row.values[p])
     taken = x * row.weight
-    _, n_having = _remaining(sums, f, label, taken)
+    _, n_having = _remaining(sums, f, row.label, taken)
     if n_having == 0:
         return
-    b = _bucket(n_having, numbers.edges)
-    inverse = _inverse_share(sums, f, taken, numbers.smoothing)
+    b = _bucket(f, n_having, numbers)
+    inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
     for q in range(sums.offsets[f], sums.offsets[f + 1]):
         y = sums.classes[q]
         value = np.float64(sums.values[q])
@@ -288,12 +308,13 @@ def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposal
         mass = row_mass(rows.data, start, stop)
         begin, end = pair_offsets[i], pair_offsets[i + 1]
         row = Row(indices, values, np.int64(labels[begin]), np.float64(weights[begin]))
+        left = _total_without(row, sums)
         for y in range(scores.size):
             scores[y] = biases[0][y] + mass * biases[1][y]
         for p in range(indices.size):
             f, x = indices[p], values[p]
             if sums.offsets[f + 1] - sums.offsets[f] <= rare:
-                _add_rare(row, p, sums, numbers, row.label, scores)
+                _add_rare(row, p, sums, numbers, left, scores)
                 continue
             low, high = postings.offsets[f], postings.offsets[f + 1]
             listed, weight = postings.classes[low:high], postings.values[low:high]
@@ -311,6 +332,30 @@ def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposal
             found[j] = -1
             best[j] = _EMPTY
         proposals.log_rest[i] = _log_sum_exp(scores, best[0] if n > 0 else np.float32(0.0))
+
+
+@njit
+def keep_best(scores, edges, labels, proposals, start):
+    """Keep the best classes of rows whose scores (n, n_classes) are given, their own classes apart.
+
+    Line j of `scores` is row ``start + j`` of the proposals; `scores` is changed.
+    """
+    k = proposals.classes.shape[1]
+    for line in range(scores.shape[0]):
+        i = start + line
+        row = scores[line]
+        for pair in range(edges[i], edges[i + 1]):
+            proposals.own[pair] = row[labels[pair]]
+        for pair in range(edges[i], edges[i + 1]):
+            row[labels[pair]] = _EMPTY
+        found, best = proposals.classes[i], proposals.scores[i]
+        n = select_top(row, k, found, best)
+        for j in range(n):
+            row[found[j]] = _EMPTY
+        for j in range(n, k):
+            found[j] = -1
+            best[j] = _EMPTY
+        proposals.log_rest[i] = _log_sum_exp(row, best[0] if n > 0 else np.float32(0.0))
 
 
 @helper

@@ -22,11 +22,11 @@ from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
 from extremax.training.base import TrainState
 from extremax.training.optimizers import Tables
-from extremax.training.sparse_trainer import SparseTables
+from extremax.training.sparse_trainer import FinishedTables, SparseTables
 from extremax.types import Float32
 
 KIND = "classifier"
-_TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables)}
+_TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from extremax.weights import Buffers
 
 _ROWS_PER_TASK, _TASK_SCORES = 32, 1 << 20
 _PENALTY = 1e-4  # of the squared distance from the first guess
-PARTS = ("start", "correction", "svm", "dense")
+PARTS = ("start", "correction", "svm", "bilinear", "dense", "centroid")
 
 
 def fit_mixture(
@@ -36,7 +36,12 @@ def fit_mixture(
         phi, log_weight = _describe(list(experts.values()), data, config, context)
         guess = dict(zip(PARTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
-        found = _maximise(phi, log_weight, data.pair_weight.astype(np.float64), theta)
+        weight = data.pair_weight.astype(np.float64)
+        lowest = [config.min_centroid_weight if name == "centroid" else 0.0 for name in experts]
+        found = _maximise(_Objective(phi, log_weight, weight, theta), theta, lowest)
+        if "svm" in experts:
+            accuracy = config.accuracy_weight, config.accuracy_slope
+            found = _maximise(_Objective(phi, log_weight, weight, theta, accuracy), found, lowest)
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
 
 
@@ -94,21 +99,47 @@ def _candidates(
     return np.concatenate([best, drawn]), weight
 
 
-def _maximise(phi: Float32, log_weight: Float32, weight: Float64, guess: Float64) -> Float64:
-    weight = weight / weight.sum()
-    n, n_slots, n_experts = phi.shape
-    flat, first = phi.reshape(-1, n_experts), weight @ phi[:, 0]
+class _Objective:
+    """Log-likelihood of candidate 0, and a smoothed accuracy, as a function of the weights of the models."""
 
-    def loss(theta: Float64) -> tuple[float, Float64]:
-        scores = (flat @ theta.astype(np.float32)).reshape(n, n_slots) + log_weight
-        peak = scores.max(axis=1, keepdims=True)
-        exp = np.exp(scores - peak)
-        total = exp.sum(axis=1, keepdims=True)
-        value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
-        exp *= (weight[:, None] / total).astype(np.float32)
-        gap = theta - guess
-        gradient = first - exp.ravel() @ flat
-        return -value + _PENALTY * float(gap @ gap), -gradient + 2.0 * _PENALTY * gap
+    def __init__(
+        self,
+        phi: Float32,
+        log_weight: Float32,
+        weight: Float64,
+        guess: Float64,
+        accuracy: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self.phi, self.log_weight, self.weight, self.guess = phi, log_weight, weight / weight.sum(), guess
+        self.flat, self.first = phi.reshape(-1, phi.shape[2]), self.weight @ phi[:, 0]
+        self.accuracy, self.absent = accuracy, ~np.isfinite(log_weight)
 
-    found = minimize(loss, guess, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * n_experts)
-    return np.asarray(found.x, np.float64)
+    def __call__(self, theta: Float64) -> tuple[float, Float64]:
+        """Return the loss and its gradient."""
+        phi, weight = self.phi, self.weight
+        scores = (self.flat @ theta.astype(np.float32)).reshape(phi.shape[:2])
+        total = scores + self.log_weight
+        peak = total.max(axis=1, keepdims=True)
+        exp = np.exp(total - peak)
+        mass = exp.sum(axis=1, keepdims=True)
+        value = float(weight @ (total[:, 0] - peak[:, 0] - np.log(mass[:, 0])))
+        exp *= (weight[:, None] / mass).astype(np.float32)
+        gap = theta - self.guess
+        gradient = self.first - exp.ravel() @ self.flat - 2.0 * _PENALTY * gap
+        value -= _PENALTY * float(gap @ gap)
+        factor, slope = self.accuracy
+        if factor > 0.0 and phi.shape[1] > 1:
+            scores[self.absent] = -np.inf
+            scores[:, 0], own = -np.inf, scores[:, 0].copy()
+            best = scores.argmax(axis=1)
+            rows = np.arange(len(scores))
+            right = 1.0 / (1.0 + np.exp(-slope * (own - scores[rows, best]).astype(np.float64)))
+            change = factor * slope * weight * right * (1.0 - right)
+            value += factor * float(weight @ right)
+            gradient = gradient + change @ (phi[:, 0] - phi[rows, best])
+        return -value, -gradient
+
+
+def _maximise(objective: _Objective, theta: Float64, lowest: Sequence[float]) -> Float64:
+    bounds = [(low, None) for low in lowest]
+    return np.asarray(minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds).x, np.float64)

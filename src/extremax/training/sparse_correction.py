@@ -19,9 +19,12 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Support
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
+from extremax.sparse_weights import SparseWeights
 from extremax.training.sparse_start import ClassSums, Start
-from extremax.types import Float32, Int64
+from extremax.types import Bool, Float32, Int64
+from extremax.weights import Buffers
 
 _ROWS_PER_TASK = 256
 _CLASSES_PER_TASK = 64
@@ -79,10 +82,14 @@ class ProposalSource(NamedTuple):
     start: Start
 
 
-def feature_mean(rows: CSRRows, n_features: int) -> Float32:
-    """Return the mean size of each feature over the rows that have it."""
-    count = np.bincount(rows.indices, minlength=n_features)
-    total = np.bincount(rows.indices, weights=np.abs(rows.data), minlength=n_features)
+def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
+    """Return the mean size of each feature over the rows that have it, of those that are `used`."""
+    indices, sizes = rows.indices, np.abs(rows.data)
+    if used is not None and not used.all():
+        kept = np.repeat(used, np.diff(rows.indptr))
+        indices, sizes = indices[kept], sizes[kept]
+    count = np.bincount(indices, minlength=n_features)
+    total = np.bincount(indices, weights=sizes, minlength=n_features)
     return (total / np.maximum(count, 1)).astype(np.float32)
 
 
@@ -156,6 +163,39 @@ def propose(
     return Candidates(classes, offsets, found.log_rest[at], row_of.astype(np.int64), weights)
 
 
+def propose_by_weights(
+    training: TrainingRows, weights: SparseWeights, n_candidates: int, job: Job
+) -> Candidates:
+    """Find hard negatives of all pairs by given weights, whose scores are the offsets."""
+    data, n_classes = training.data, weights.n_classes
+    used, first = np.unique(data.rows, return_index=True)
+    edges = np.append(first, data.n_pairs).astype(np.int64)
+    labels = np.ascontiguousarray(data.y, np.int32)
+    found = Proposals(
+        np.empty((len(used), n_candidates), np.int32),
+        np.empty((len(used), n_candidates), np.float32),
+        np.empty(len(used), np.float32),
+        np.empty(data.n_pairs, np.float32),
+    )
+    tasks = split(len(used), max(1, min(_ROWS_PER_TASK, (1 << 20) // n_classes)))
+
+    def work(i: int) -> None:
+        start, stop = tasks[i]
+        X: Any = data.X[used[start:stop]]
+        scores = np.empty((stop - start, n_classes), np.float32)
+        weights.open_block(X, 0, stop - start).products(0, n_classes, Buffers(), scores)
+        scores += weights.biases
+        sparse_start.keep_best(scores, edges, labels, found, start)
+
+    with one_blas_thread():
+        run_checked(work, len(tasks), job)
+    at = np.searchsorted(used, data.rows)
+    classes = np.concatenate([labels[:, None], found.classes[at]], axis=1)
+    offsets = np.concatenate([found.own[:, None], found.scores[at]], axis=1)
+    weight = np.ascontiguousarray(data.pair_weight, np.float32)
+    return Candidates(classes, offsets, found.log_rest[at], data.rows.astype(np.int64), weight)
+
+
 @dataclass
 class Correction:
     """The correction in training: candidates, supports and dual variables."""
@@ -206,7 +246,7 @@ class Correction:
         state = DualState(
             candidates.offsets.copy(), np.zeros(shape, np.float32), np.empty(shape[0], np.float32)
         )
-        n_blocks = min(config.blocks, max(1, n_classes // 2))
+        n_blocks = min(config.blocks, n_classes)  # few classes one by one: together they would overshoot
         return cls(rows, candidates, listed, support, state, options, n_features, n_blocks, job.n_threads)
 
     def refresh(self) -> None:
@@ -271,7 +311,7 @@ class Correction:
 
     @property
     def biases(self) -> Float32:
-        return self.support.biases * np.float32(self.options.bias_feature)
+        return self.support.biases.copy()
 
 
 def _wide_support(

@@ -44,14 +44,16 @@ class ClassSums:
     counts: Float64
 
     @classmethod
-    def of(cls, data: Examples, n_classes: int, n_features: int) -> ClassSums:
-        """Sum the rows of each class; columns from `n_features` on are left out."""
+    def of(cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0) -> ClassSums:
+        """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
         X: Any = data.X
         if X.shape[1] > n_features:
             X = X[:, :n_features]
         pairs = sparse.csr_matrix((data.pair_weight, (data.y, data.rows)), shape=(n_classes, data.n_rows))
         matrix = (pairs @ X).tocsc()
         matrix.sort_indices()
+        if scale != 1.0:
+            matrix.data *= np.float32(scale)
         matrix.indptr = matrix.indptr.astype(np.int64)
         counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
         return cls(matrix, counts)
@@ -133,7 +135,13 @@ def _weights(arrays: Sums, numbers: Numbers, n_threads: int) -> Float32:
 
 
 def fit_numbers(
-    arrays: Sums, rows: CSRRows, data: Examples, config: SparseConfig, seed: int, n_threads: int
+    arrays: Sums,
+    rows: CSRRows,
+    data: Examples,
+    config: SparseConfig,
+    seed: int,
+    n_threads: int,
+    groups: tuple[int, ...] = (),
 ) -> tuple[Numbers, float]:
     """Choose smoothing, weights and biases of the start by leave-one-out likelihood of training pairs.
 
@@ -141,7 +149,7 @@ def fit_numbers(
     """
     mean_mass = float(arrays.mass.sum() / max(arrays.counts.sum(), 1e-6))
     pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
-    first = _initial_numbers(mean_mass * config.smoothing[1], config)
+    first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return first, float("nan")
     fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
@@ -179,15 +187,16 @@ def _sample_pairs(arrays: Sums, data: Examples, size: int, seed: int) -> Int64:
     return np.asarray(chosen, np.int64)
 
 
-def _initial_numbers(smoothing: float, config: SparseConfig) -> Numbers:
+def _initial_numbers(smoothing: float, groups: tuple[int, ...], config: SparseConfig) -> Numbers:
     """Return naive Bayes with a flattened prior: numbers that are reasonable without any fit."""
-    n_buckets = len(config.bucket_edges) + 1
+    n_buckets = (1 + len(groups)) * (len(config.bucket_edges) + 1)
     return Numbers(
         float(smoothing),
         np.full(n_buckets, 0.5),
         np.full(n_buckets, 4.0),
         np.array([-0.4, 0.5, 0.0]),
         np.array(config.bucket_edges, np.int64),
+        np.array(groups, np.int64),
     )
 
 
@@ -215,8 +224,8 @@ class _Fitter:
         log_weight, phi = self._describe(pairs, guess)
         weight = self.data.pair_weight[pairs].astype(np.float64)
         theta = np.concatenate([guess.log_weights, guess.cosine_weights, guess.bias_weights])
+        n = len(guess.log_weights)
         value, theta = _fit_log_linear(phi, log_weight, weight, theta, self.config.number_penalty)
-        n = len(guess.edges) + 1
         return value, guess._replace(
             log_weights=theta[:n].copy(), cosine_weights=theta[n : 2 * n].copy(),
             bias_weights=theta[2 * n :].copy(),
@@ -228,7 +237,7 @@ class _Fitter:
         n_classes = len(self.arrays.counts)
         candidates = np.full((len(pairs), n_candidates), -1, np.int32)
         log_weight = np.zeros((len(pairs), n_candidates), np.float32)
-        phi = np.zeros((len(pairs), n_candidates, 2 * len(guess.edges) + 5), np.float32)
+        phi = np.zeros((len(pairs), n_candidates, 2 * len(guess.log_weights) + 3), np.float32)
         tasks, row_of, weights = split(len(pairs), _PAIRS_PER_TASK), self.data.rows, self.data.pair_weight
 
         def work(i: int) -> None:
@@ -253,7 +262,11 @@ class _Fitter:
 
 
 def _fit_log_linear(
-    phi: Float32, log_weight: Float32, weight: Float64, theta: Float64, penalty: float
+    phi: Float32,
+    log_weight: Float32,
+    weight: Float64,
+    theta: Float64,
+    penalty: float,
 ) -> tuple[float, Float64]:
     """Maximise the mean log-probability of candidate 0 under scores ``phi @ theta``.
 
@@ -265,7 +278,11 @@ def _fit_log_linear(
     """
     weight = weight / weight.sum()
     n, n_candidates, n_terms = phi.shape
-    flat, first = phi.reshape(-1, n_terms), weight @ phi[:, 0]
+    # Terms of equal spread: the search then takes a fraction of the steps.
+    scale = np.maximum((phi[:, 1:] - phi[:, :1]).std(axis=(0, 1), dtype=np.float64), 1e-3)
+    flat = (phi / scale.astype(np.float32)).reshape(-1, n_terms)
+    first = weight @ (phi[:, 0] / scale)
+    penalties = penalty / scale**2
 
     def loss(theta: Float64) -> tuple[float, NDArray[Any]]:
         scores = (flat @ theta.astype(np.float32)).reshape(n, n_candidates) + log_weight
@@ -275,9 +292,9 @@ def _fit_log_linear(
         value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
         exp *= (weight[:, None] / total).astype(np.float32)
         gradient = first - exp.ravel() @ flat
-        return -value + penalty * float(theta @ theta), -gradient + 2.0 * penalty * theta
+        return -value + float(penalties @ theta**2), -gradient + 2.0 * penalties * theta
 
-    options = {"maxiter": 60, "ftol": 1e-6}
+    options = {"maxiter": 200, "ftol": 1e-7}
     with one_blas_thread():
-        found = minimize(loss, theta, jac=True, method="L-BFGS-B", options=options)
-        return -float(loss(found.x)[0]), np.asarray(found.x, np.float64)
+        found = minimize(loss, theta * scale, jac=True, method="L-BFGS-B", options=options)
+        return -float(loss(found.x)[0]), np.asarray(found.x / scale, np.float64)

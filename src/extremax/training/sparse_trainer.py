@@ -21,19 +21,26 @@ from scipy import sparse
 from extremax.defaults import ProblemSize, SparseConfig
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import SparseWeights, csr_rows
+from extremax.search.base import Scorer
+from extremax.search.pairs import log_likelihood
+from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
-from extremax.training.base import Progress, TrainerBase, TrainState
+from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
+from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
+from extremax.training.dense_part import fit_dense
 from extremax.training.mixing import PARTS, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
 from extremax.types import Float32
 from extremax.weights import Weights
 
-_ALONE = {"start": 1.0, "correction": 1.0, "svm": 0.0, "dense": 0.0}  # while nothing is chosen
+# Weights of the parts while nothing is chosen.
+_ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
+_NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
 @dataclass
@@ -42,6 +49,9 @@ class Linear:
 
     matrix: Any
     biases: Float32
+
+    def copy(self) -> Linear:
+        return Linear(self.matrix.copy(), self.biases.copy())
 
     def state(self) -> State:
         matrix = self.matrix
@@ -66,8 +76,12 @@ class SparseTables:
         Class sums of all rows so far.
     numbers
         The fitted numbers of the start.
+    scale
+        Factor of the features in training; weights for prediction are those of the features as given.
     correction, svm
         Weights by class, or None.
+    bilinear, dense
+        Dense parts, or None: the similarity that all classes share, and weights on dense columns.
     mix
         Weight of each part in the scores.
     duals
@@ -78,62 +92,102 @@ class SparseTables:
 
     sums: ClassSums
     numbers: Numbers
+    scale: float = 1.0
     correction: Linear | None = None
     svm: Linear | None = None
+    bilinear: Bilinear | None = None
+    dense: Bilinear | None = None
     mix: dict[str, float] = field(default_factory=lambda: dict(_ALONE))
     duals: Float32 | None = None
     weights: SparseWeights | None = None
+    candidates: Candidates | None = field(default=None, repr=False)  # of this process; not saved
 
     kind: ClassVar[str] = "sparse"
 
     def copy(self) -> SparseTables:
         """Return a copy that later training does not change."""
-        kept = None
-        if self.correction is not None:
-            matrix = self.correction.matrix.copy()
-            kept = Linear(matrix, self.correction.biases.copy())
-        return replace(self, correction=kept, mix=dict(self.mix), weights=None)
+        kept = None if self.correction is None else self.correction.copy()
+        return replace(self, correction=kept, mix=dict(self.mix), duals=None, weights=None)
 
     def restore(self, other: SparseTables) -> None:
-        """Take back the weights of a copy."""
-        self.correction, self.svm, self.mix = other.correction, other.svm, dict(other.mix)
+        """Take the weights of a copy; dual variables of others are forgotten."""
+        self.correction = None if other.correction is None else other.correction.copy()
+        self.svm, self.mix, self.duals = other.svm, dict(other.mix), None
         self.sums, self.numbers, self.weights = other.sums, other.numbers, None
+
+    def check(self) -> None:
+        """Refuse arrays of a model folder whose indices lead outside."""
+        matrices = [self.sums.matrix, *(part.matrix for part in (self.correction, self.svm) if part)]
+        require_sound(matrices)
 
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
         numbers = self.numbers
-        arrays: dict[str, NDArray[Any]] = {
-            "log_weights": numbers.log_weights, "cosine_weights": numbers.cosine_weights,
-            "bias_weights": numbers.bias_weights, "edges": numbers.edges,
-        }  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {name: getattr(numbers, name) for name in _NUMBERS}
         if self.duals is not None:
             arrays["duals"] = self.duals
         parts = {"sums": self.sums.state()}
-        for name in ("correction", "svm"):
-            part: Linear | None = getattr(self, name)
+        for name in _SAVED:
+            part: Linear | Bilinear | None = getattr(self, name)
             if part is not None:
                 parts[name] = part.state()
-        header = {"smoothing": numbers.smoothing, "mix": self.mix, "parts": sorted(parts)}
+        header: dict[str, Any] = {"smoothing": numbers.smoothing, "scale": self.scale, "mix": self.mix}
+        header["parts"] = sorted(parts)
         return merge(header, parts, arrays)
 
     @classmethod
     def from_training_state(cls, weights: Weights, state: State) -> SparseTables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays, header = state.arrays, state.header
-        numbers = Numbers(
-            float(header["smoothing"]),
-            *(np.asarray(arrays[n]) for n in ("log_weights", "cosine_weights", "bias_weights", "edges")),
-        )
-        linear = {
-            name: Linear.from_state(state.nested(name))
-            for name in ("correction", "svm")
+        found: Any = weights
+        A, B, g, edges, groups = (np.asarray(arrays[name]) for name in _NUMBERS)
+        numbers = Numbers(float(header["smoothing"]), A, B, g, edges, groups)
+        saved = {
+            name: cls_of.from_state(state.nested(name))
+            for name, cls_of in _SAVED.items()
             if name in header["parts"]
         }
-        found: Any = weights
+        sums = ClassSums.from_state(state.nested("sums"))
         return cls(
-            ClassSums.from_state(state.nested("sums")), numbers, linear.get("correction"), linear.get("svm"),
-            dict(header["mix"]), arrays.get("duals"), found,
-        )  # fmt: skip
+            sums,
+            numbers,
+            scale=float(header["scale"]),
+            mix=dict(header["mix"]),
+            duals=arrays.get("duals"),
+            weights=found,
+            **saved,
+        )
+
+
+_SAVED: dict[str, Any] = {"correction": Linear, "svm": Linear, "bilinear": Bilinear, "dense": Bilinear}
+
+
+@dataclass
+class FinishedTables:
+    """What a finished fit keeps: its weights alone. Further training is a correction of these."""
+
+    weights: SparseWeights
+    scale: float = 1.0
+
+    kind: ClassVar[str] = "finished"
+
+    def copy(self) -> FinishedTables:
+        """Return the same weights; training replaces them and never changes them."""
+        return replace(self)
+
+    def restore(self, other: FinishedTables) -> None:
+        """Take back the weights of a copy."""
+        self.weights = other.weights
+
+    def training_state(self) -> State:
+        """Return what further training needs beside the weights."""
+        return State({"scale": self.scale})
+
+    @classmethod
+    def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
+        """Build the tables from the weights of a model."""
+        found: Any = weights
+        return cls(found, float(state.header["scale"]))
 
 
 @dataclass
@@ -141,10 +195,11 @@ class Prepared:
     """What the rounds on the same examples share."""
 
     training: TrainingRows
-    source: ProposalSource
+    source: Any  # ProposalSource, or None for a correction of finished weights
     correction: Correction | None = None
     before: Linear | None = None  # an earlier correction, part of the offsets
     is_new: bool = True
+    base: SparseWeights | None = None  # weights of a finished fit
 
     @property
     def data(self) -> Examples:
@@ -182,54 +237,79 @@ class SparseTrainer(TrainerBase):
         if X.dtype != np.float32 or not X.has_sorted_indices:
             X = X.astype(np.float32)
             X.sort_indices()
+        X = _without_zeros(X, X.shape[1] - self.config.n_dense)
+        weight = data.weight
+        if weight is not None and not self.config.streaming:  # weights that sum to one are as good as others
+            data = replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
         return data if X is data.X else data.with_features(X)
+
+    def _rows(self, data: Examples, scale: float) -> CSRRows:
+        """Return the sparse columns as the kernels take them, times a scale."""
+        rows = csr_rows(data.X, self.config.n_dense)
+        return rows if scale == 1.0 else rows._replace(data=rows.data * np.float32(scale))
+
+    def _find_scale(self, data: Examples) -> float:
+        """Return one over the root mean square length of the rows, or one where it is about that."""
+        rows = csr_rows(data.X, self.config.n_dense)
+        scale = 1.0 / np.sqrt(np.square(rows.data, dtype=np.float64).sum() / max(data.n_rows, 1) or 1.0)
+        low, high = self.numbers.usual_length
+        return 1.0 if low <= 1.0 / scale <= high else float(scale)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
-        n_features = int(data.X.shape[1])
-        sums = ClassSums.of(data, n_classes, n_features)
-        arrays, rows = sums.arrays, csr_rows(data.X)
+        n_features, scale = int(data.X.shape[1]) - self.config.n_dense, self._find_scale(data)
+        sums = ClassSums.of(data, n_classes, n_features, scale)
+        arrays, rows = sums.arrays, self._rows(data, scale)
         numbers, likelihood = fit_numbers(
-            arrays, rows, data, self.numbers, self.context.seed % 2**31, self.context.n_threads
-        )
+            arrays, rows, data, self.numbers, self.context.seed % 2**31, self.context.n_threads,
+            self.config.column_groups,
+        )  # fmt: skip
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
-        tables = SparseTables(sums, numbers)
+        tables = SparseTables(sums, numbers, scale)
         chosen = {"start_log_likelihood": likelihood, "smoothing": numbers.smoothing}
         return TrainState(tables, 1.0, chosen=chosen)
 
     def prepare(self, state: TrainState, data: Examples) -> Prepared:
         """Take new rows into the class sums, and compute the start."""
+        rows = self._rows(data, state.tables.scale)
+        if state.tables.kind == FinishedTables.kind:
+            return _prepare_more(state.tables.weights, data, rows)
         tables = _tables(state)
+        tables.check()
         key = _pair_key(data)
-        rows = csr_rows(data.X)
         is_new = key != state.pair_key
         if is_new and state.pair_key != 0:  # rows of another call of partial_fit
             n_classes, n_features = tables.sums.matrix.shape
-            tables.sums = tables.sums.plus(ClassSums.of(data, n_classes, n_features))
+            tables.sums = tables.sums.plus(ClassSums.of(data, n_classes, n_features, tables.scale))
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
-                self.context.n_threads,
+                self.context.n_threads, self.config.column_groups,
             )  # fmt: skip
             tables.duals, tables.weights = None, None
         state.pair_key = key
         arrays = tables.sums.arrays
         start = make_start(arrays, tables.numbers, self.context.n_threads)
         source = ProposalSource(arrays, tables.numbers, start)
-        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1])
+        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
         return Prepared(TrainingRows(data, rows, mean), source, is_new=is_new)
 
     def epoch(
         self, state: TrainState, prepared: Prepared, rates: tuple[float, float], progress: Progress
     ) -> float:
-        """Fit the SVMs, if they are still to be fitted, and run one round of the correction."""
-        tables, n_pairs = _tables(state), prepared.data.n_pairs
+        """Run one round of the correction; the first finds hard negatives."""
+        n_pairs = prepared.data.n_pairs
 
         def check(fraction: float) -> None:
             progress.check()
             progress.report(int(fraction * n_pairs), float("nan"))
 
+        if prepared.base is not None:
+            loss = self._correct_finished(state, prepared, prepared.base, check)
+            state.n_epochs += 1
+            return loss
+        tables = _tables(state)
         correction = self._correction(tables, prepared, check)
         if correction is None:
             state.n_epochs += 1
@@ -238,34 +318,57 @@ class SparseTrainer(TrainerBase):
             loss = correction.run_round(state.n_epochs, check)
         finally:
             tables.correction = _plus(prepared.before, Linear(correction.matrix, correction.biases))
-            tables.duals, tables.weights = correction.state.duals, None
+            # Those of the last correction alone would not be the dual variables of the sum.
+            tables.duals = correction.state.duals if prepared.before is None else None
+            tables.weights = None
         state.n_epochs += 1
         if state.n_epochs >= self.config.n_epochs:
             tables.duals = None  # finished: nothing to go on with
         return loss
 
+    def _correct_finished(
+        self, state: TrainState, prepared: Prepared, base: SparseWeights, check: steps.Check
+    ) -> float:
+        """Run one round of a correction of finished weights, whose own scores are the offsets."""
+        training, job = prepared.training, self._job(check)
+        if prepared.correction is None:
+            n_candidates = self._n_candidates(training.data.n_pairs, base.n_classes)
+            candidates = steps.propose_by_weights(training, base, n_candidates, job)
+            sums = ClassSums.of(training.data, base.n_classes, len(training.mean))
+            prepared.correction = Correction.begin(training.rows, candidates, sums, job, is_wide=False)
+        correction = prepared.correction
+        try:
+            return correction.run_round(state.n_epochs, check)
+        finally:
+            scale = state.tables.scale
+            added = _rescaled(SparseWeights.from_matrix(correction.matrix, correction.biases), scale)
+            joined = _combine({"start": replace(base, dense=None), "correction": added}, _ALONE)
+            state.tables = FinishedTables(replace(joined, dense=base.dense), scale)
+
     def _job(self, check: steps.Check = lambda fraction: None) -> Job:
         return Job(self.numbers, self.context.seed, self.context.n_threads, check)
 
     def _wants_svm(self, rows: CSRRows, n_classes: int) -> bool:
-        return len(rows.data) * n_classes <= self.numbers.svm_work
+        affordable = len(rows.data) * n_classes <= self.numbers.svm_work
+        return affordable and not self.config.streaming
 
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
         if prepared.correction is not None:
             return prepared.correction
-        several = prepared.data.label_edges is not None
-        if several and self._wants_svm(prepared.training.rows, tables.sums.matrix.shape[0]):
-            return None  # rows with several labels: the SVMs know all negatives
+        several, n_classes = prepared.data.label_edges is not None, tables.sums.matrix.shape[0]
+        few = n_classes <= self.numbers.few_classes
+        if (several or few) and self._wants_svm(prepared.training.rows, n_classes):
+            return None  # few classes, or rows with several labels: the SVMs know all negatives
         config, source, data = self.numbers, prepared.source, prepared.data
         job, rows = self._job(check), prepared.training.rows
-        n_classes = len(source.sums.counts)
         n_candidates = self._n_candidates(data.n_pairs, n_classes)
         pruned = steps.prune_postings(source.start.postings, prepared.training.mean, config.prune)
         pairs = steps.choose_pairs(prepared.training, source, pruned, job)
         if len(pairs) == 0 or n_candidates == 0:
             return None
         candidates = steps.propose(prepared.training, pairs, source, pruned, n_candidates, job)
+        tables.candidates = candidates
         entries = len(pairs) * (n_candidates + 1) * steps.mean_entries(rows)
         is_wide = not several and entries <= config.wide_entries
         unfinished = tables.duals is not None and tables.duals.shape == candidates.offsets.shape
@@ -275,8 +378,7 @@ class SparseTrainer(TrainerBase):
         correction = Correction.begin(rows, candidates, tables.sums, job, is_wide=is_wide)
         if unfinished and tables.correction is not None and tables.duals is not None:
             correction.support.values[:] = tables.correction.matrix.data
-            scale = np.float32(1.0 / config.bias_feature)
-            correction.support.biases[:] = tables.correction.biases * scale
+            correction.support.biases[:] = tables.correction.biases
             correction.state.duals[...] = tables.duals
             correction.refresh()
         prepared.correction = correction
@@ -288,27 +390,73 @@ class SparseTrainer(TrainerBase):
         return min(wanted, n_classes - 1)
 
     def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
-        """Fit the SVMs, and choose the weights of the parts by the likelihood of held-out rows."""
-        tables, shape = _tables(state), _tables(state).sums.matrix.shape
-        rows = csr_rows(data.X)
-        if tables.svm is None and self._wants_svm(rows, shape[0]):
-            training = TrainingRows(data, rows, steps.feature_mean(rows, shape[1]))
-            tables.svm = Linear(*steps.fit_svms(training, shape, self._job(self._show("SVMs", shape[0]))))
+        """Fit the parts that have no epochs, choose the weights of all by held-out rows, and join them."""
+        if state.tables.kind == FinishedTables.kind:
+            return
+        tables = _tables(state)
+        rows = self._rows(data, tables.scale)
+        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
+        self._fit_parts(tables, TrainingRows(data, rows, mean))
         parts = self._parts(tables)
         if held_out is None:
             default = dict(zip(PARTS, self.numbers.default_mix, strict=True))
-            tables.mix = _ALONE if "svm" not in parts else default
+            tables.mix = default if "svm" in parts else dict(_ALONE)
         else:
-            tables.mix = fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
-        tables.weights = None
+            tables.mix = {**dict.fromkeys(PARTS, 0.0), **self._fit_mixture(parts, held_out)}
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
+        weights = _combine(parts, tables.mix)
+        weights = self._prune(weights, mean / np.float32(tables.scale), held_out, state.chosen)
+        # What the parts were made of is not needed any more: a finished model costs its weights alone.
+        state.tables = FinishedTables(weights, tables.scale)
+
+    def _prune(
+        self, weights: SparseWeights, mean: Float32, held_out: Examples | None, chosen: dict[str, Any]
+    ) -> SparseWeights:
+        """Drop weights that hardly change a score, and say what that costs."""
+        threshold = self.numbers.prune_final
+        limit = self.config.max_model_bytes
+        pruned = weights.pruned(mean, threshold)
+        if limit is not None and pruned.n_bytes > limit:
+            threshold = max(threshold, weights.threshold_for(mean, limit))
+            pruned = weights.pruned(mean, threshold)
+        chosen["n_weights"] = pruned.n_entries
+        if held_out is not None and pruned.n_entries < weights.n_entries:
+            rows, n_threads = self.accept(held_out), self.context.n_threads
+            before, after = (log_likelihood(Scorer(w), rows, n_threads=n_threads) for w in (weights, pruned))
+            chosen["pruning_loss"] = round(before - after, 5)
+            share = pruned.n_entries / max(weights.n_entries, 1)
+            self.context.progress.log(
+                f"kept {pruned.n_entries:,} weights, {share:.0%}; the others were worth"
+                f" {before - after:.4f} nats on held-out rows"
+            )
+        return pruned
+
+    def _fit_mixture(self, parts: dict[str, SparseWeights], held_out: Examples) -> dict[str, float]:
+        return fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
+
+    def _fit_parts(self, tables: SparseTables, training: TrainingRows) -> None:
+        """Fit the parts that have no epochs, where they are affordable and still to be fitted."""
+        shape, config = tables.sums.matrix.shape, self.numbers
+        if tables.svm is None and self._wants_svm(training.rows, shape[0]):
+            job = self._job(self._show("one-vs-rest SVMs", shape[0]))
+            tables.svm = Linear(*steps.fit_svms(training, shape, job))
+        candidates = tables.candidates
+        small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
+        if tables.bilinear is None and candidates is not None and small:
+            job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
+            first_word = self.config.column_groups[0] if self.config.column_groups else 0
+            columns = choose_columns(training, first_word, job)
+            if len(columns) >= config.bilinear_size:
+                tables.bilinear = fit_bilinear(training, candidates, columns, shape[0], job)
+        if tables.dense is None and self.config.n_dense:
+            tables.dense = fit_dense(training.data, shape[0], self.config, self.context)
 
     def _show(self, label: str, total: int) -> steps.Check:
         """Return what shows the progress of a part."""
         progress, began = self.context.progress, time.perf_counter()
 
         def show(fraction: float) -> None:
-            progress.update(label, int(fraction * total), total, began, unit="classes")
+            progress.update(label, int(fraction * total), total, began)
             if fraction == 1.0:
                 progress.close()
 
@@ -321,14 +469,50 @@ class SparseTrainer(TrainerBase):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
+        if self.config.column_groups:
+            parts["centroid"] = _centroids(tables.sums)
+        parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
+        shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
+        if n_dense:  # every part reads the same rows
+            none = DensePart.of_columns(np.zeros((shape[0], n_dense), np.float32), n_dense)
+            parts = {name: replace(weights, dense=none) for name, weights in parts.items()}
+        if tables.bilinear is not None:
+            similarity = tables.bilinear.part
+            factors = np.hstack([similarity.factors, np.zeros((shape[0], n_dense), np.float32)])
+            parts["bilinear"] = _dense_alone(
+                shape, replace(similarity, factors=factors, n_dense=n_dense), tables.bilinear.biases
+            )
+        if tables.dense is not None:
+            parts["dense"] = _dense_alone(shape, tables.dense.part, tables.dense.biases)
         return parts
 
     def export(self, state: TrainState) -> Weights:
         """Return the sum of the parts as one set of weights."""
+        if state.tables.kind == FinishedTables.kind:
+            finished: SparseWeights = state.tables.weights
+            return finished
         tables = _tables(state)
         if tables.weights is None:
             tables.weights = _combine(self._parts(tables), tables.mix)
         return tables.weights
+
+
+def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prepared:
+    """Prepare a correction of the weights of a finished fit."""
+    n_features = len(weights.postings.offsets) - 1
+    training = TrainingRows(data, rows, np.ones(n_features, np.float32))
+    return Prepared(training, None, base=weights)
+
+
+def _without_zeros(X: Any, n_sparse: int) -> Any:
+    """Return the matrix without explicit zeros in its first columns; the dense ones stay explicit."""
+    zero = (X.data == 0.0) & (X.indices < n_sparse)
+    if not zero.any():
+        return X
+    ends = np.concatenate([[0], np.cumsum(~zero)])[X.indptr]
+    kept = sparse.csr_matrix(X.shape, dtype=np.float32)
+    kept.data, kept.indices, kept.indptr = X.data[~zero], X.indices[~zero], ends
+    return kept
 
 
 def _tables(state: TrainState) -> SparseTables:
@@ -340,7 +524,8 @@ def _pair_key(data: Examples) -> int:
     """Return a checksum of the pairs, never zero."""
     X: Any = data.X
     key = 0
-    for array in (data.y, data.rows, X.indptr, X.indices[:: max(1, len(X.indices) // 65536)]):
+    some = slice(None, None, max(1, len(X.indices) // 65536))
+    for array in (data.y, data.rows, X.indptr, X.indices[some], X.data[some]):
         key = zlib.crc32(np.ascontiguousarray(array).tobytes(), key)
     return key or 1
 
@@ -361,6 +546,30 @@ def _plus(before: Linear | None, now: Linear) -> Linear:
     return Linear((before.matrix + now.matrix).tocsr(), before.biases + now.biases)
 
 
+def _centroids(sums: ClassSums) -> SparseWeights:
+    """Return the cosine with the summed row of each class as weights."""
+    arrays = sums.arrays
+    norms = np.sqrt(np.maximum(arrays.squares, 1e-30)).astype(np.float32)
+    values = arrays.values / norms[arrays.classes]
+    nothing = np.zeros(len(norms), np.float32)
+    return SparseWeights(Postings(arrays.offsets, arrays.classes, values), nothing, nothing)
+
+
+def _rescaled(weights: SparseWeights, scale: float) -> SparseWeights:
+    """Return weights for features as given, from those for features times a scale."""
+    if scale == 1.0:
+        return weights
+    factor = np.float32(scale)
+    postings = weights.postings._replace(values=weights.postings.values * factor)
+    return replace(weights, postings=postings, length_biases=weights.length_biases * factor)
+
+
+def _dense_alone(shape: tuple[int, int], part: DensePart, biases: Float32) -> SparseWeights:
+    """Return weights that have a dense part alone."""
+    empty = Postings(np.zeros(shape[1] + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+    return SparseWeights(empty, biases, np.zeros(shape[0], np.float32), part)
+
+
 def _combine(parts: dict[str, SparseWeights], mix: dict[str, float]) -> SparseWeights:
     """Return the weighted sum of the parts."""
     total: Any = None
@@ -375,9 +584,27 @@ def _combine(parts: dict[str, SparseWeights], mix: dict[str, float]) -> SparseWe
             total.data = factor * total.data
         elif _same_structure(total, part.postings):
             total.data += factor * part.postings.values
-        elif factor != 0.0:
+        elif factor != 0.0 and part.n_entries:
             total = (total + factor * part.to_matrix()).tocsc()
-    return SparseWeights.from_matrix(total, biases, lengths)
+    return SparseWeights.from_matrix(total, biases, lengths, _combine_dense(parts, mix))
+
+
+def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> DensePart | None:
+    """Return one dense part: the similarity's coordinates, then the dense columns."""
+    bilinear, dense = parts.get("bilinear"), parts.get("dense")
+    uses_bilinear = bilinear is not None and mix.get("bilinear", 0.0) > 0.0
+    n_dense = parts["start"].n_dense
+    if not uses_bilinear and not n_dense:
+        return None
+    n_classes = parts["start"].n_classes
+    factors = np.zeros((n_classes, n_dense), np.float32)
+    if dense is not None and dense.dense is not None:
+        factors = np.float32(mix.get("dense", 0.0)) * dense.dense.factors
+    if not uses_bilinear or bilinear is None or bilinear.dense is None:
+        return DensePart.of_columns(factors, n_dense)
+    similarity = bilinear.dense
+    first = np.float32(mix["bilinear"]) * similarity.factors[:, : similarity.n_projected]
+    return replace(similarity, factors=np.hstack([first, factors]), n_dense=n_dense)
 
 
 def _same_structure(total: Any, postings: Postings) -> bool:

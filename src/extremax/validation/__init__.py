@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from extremax.validation.constraints import Interval as Interval
     from extremax.validation.constraints import check_parameters as check_parameters
     from extremax.validation.features import check_features as check_features
+    from extremax.validation.features import join_pair as join_pair
     from extremax.validation.labels import LabelIndex as LabelIndex
     from extremax.validation.labels import check_classes as check_classes
     from extremax.validation.labels import encode_labels as encode_labels
@@ -48,6 +49,7 @@ _MODULES = {
     "check_sample_weight": "sample_weight",
     "encode_labels": "labels",
     "encode_targets": "targets",
+    "join_pair": "features",
     "lookup_labels": "labels",
     "lookup_targets": "targets",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "check_sample_weight",
     "encode_labels",
     "encode_targets",
+    "join_pair",
     "lookup_labels",
     "lookup_targets",
 ]

@@ -177,3 +177,34 @@ def _reject_value(value: Any, place: str, estimator_name: str) -> NoReturn:
     raise ValueError(
         f"{place} is {number:g}, which becomes infinity in float32; scale the features down first."
     )
+
+
+def join_pair(X: Any, name: str = "X") -> tuple[Any, int]:
+    """Return a pair of sparse and dense features as one CSR matrix, and the number of dense columns.
+
+    The dense columns come last and are explicit in every row, zeros too. Anything but a pair is returned as
+    it is, with no dense columns.
+
+    Examples
+    --------
+    >>> words, embeddings = sparse.csr_matrix([[0.0, 1.0]]), np.zeros((1, 2))
+    >>> joined, n_dense = join_pair((words, embeddings))
+    >>> joined.shape, joined.nnz, n_dense
+    ((1, 4), 3, 2)
+    """
+    if not isinstance(X, tuple) or len(X) != 2 or not sparse.issparse(X[0]):
+        return X, 0
+    words = check_features(X[0], name=f"{name}[0]")
+    if sparse.issparse(X[1]):
+        raise TypeError(f"{name} is a pair of sparse matrices; the second must be a dense array.")
+    dense = check_features(X[1], name=f"{name}[1]")
+    if dense.shape[0] != words.shape[0]:
+        raise ValueError(
+            f"{name}[0] has {words.shape[0]} rows and {name}[1] has {dense.shape[0]}; both must describe"
+            " the same rows."
+        )
+    n_rows, n_dense = dense.shape
+    ends = np.arange(0, n_rows * n_dense + 1, max(n_dense, 1))
+    columns = np.tile(np.arange(n_dense, dtype=np.int32), n_rows)
+    explicit = sparse.csr_array((dense.ravel(), columns, ends), shape=dense.shape)
+    return sparse.hstack([sparse.csr_array(words), explicit], format="csr"), n_dense

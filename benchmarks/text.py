@@ -1,0 +1,601 @@
+"""Texts at their full width: extremax beside other programs and simple rules, on the same rows and features.
+
+    python benchmarks/text.py --data icd10cm eurlex57k                     # extremax, rules, scikit-learn
+    python benchmarks/text.py --peer-python peers/bin/python               # everything, and the peers: hours
+    python benchmarks/text.py --data npm-owner-124k --methods extremax pecos --peer-python peers/bin/python
+    python benchmarks/text.py --cost                                       # cost per row against classes
+
+PECOS, omikuji and napkinXC need an environment of their own, because PECOS needs numpy 1: ``python -m venv
+peers && peers/bin/pip install "numpy<2" libpecos omikuji napkinxc`` (wheels for Python 3.11).  What is not
+installed is left out, and so is a method that does not go with a set; the table says so.
+
+Texts become the sparse features of `NgramFeatures`; eurlex57k and bibtex have word counts, which become
+TF-IDF (sublinear, unit rows).  Features are made once, on training texts alone, and given to every method;
+their seconds are printed above each table and are not part of anyone's training.  Two make features of their
+own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part of its training) and
+`extremax-dense` (512 dense dimensions, version 0.1; seconds printed).  `extremax-start` is interrupted, as
+by Ctrl-C, before its first epoch.  Data sets are described in
+datasets.py, methods in peers.py.
+
+Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
+validation rows; no figure of a test row chooses anything.  Scored are all test rows, or a random sample
+(seed 0) of 10,000.  Columns: accuracy and top-5, or P@1/3/5 with several labels per row; log-likelihood in
+nats, of the softmax over all classes (with several labels per row the mean over pairs); expected calibration
+error of the best class; training seconds on the wall and of the processor; MB of the saved model, and
+seconds to load it; milliseconds per row for the five best classes on one thread, in one call for all rows and
+in a call for each; peak memory of the process after training, with its training data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import datasets
+import peers
+from datasets import SPLITS, TextData
+from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
+from extremax.errors import TrainingInterruptedWarning
+from extremax.training.loop import Moment, Watcher
+from timing import Clock, Seconds, machine, make_parser, write_rows
+
+NAME = "text"
+OURS = {
+    "extremax": "extremax",
+    "extremax-start": "extremax, start alone",
+    "extremax-text": "extremax, TextClassifier",
+    "extremax-dense": "extremax, dense features (0.1)",
+}
+PEER_NAMES = {
+    "pecos": "PECOS XR-Linear",
+    "omikuji": "omikuji",
+    "napkinxc": "napkinXC",
+    "linear-svc": "LinearSVC",
+    "complement-nb": "ComplementNB",
+    "naive-bayes": "naive Bayes",
+    "cosine": "cosine with class sums",
+    "neighbours": "50 nearest neighbours",
+    "prefix": "longest common prefix",
+}
+METHODS = OURS | PEER_NAMES
+IN_PEER_PYTHON = ("pecos", "omikuji", "napkinxc")
+DEFAULT_DATA = tuple(name for name in datasets.TEXT_BUILDERS if name != "planted-texts")
+TINY_METHODS = (
+    "extremax",
+    "extremax-start",
+    "extremax-text",
+    "naive-bayes",
+    "cosine",
+    "neighbours",
+    "prefix",
+    "linear-svc",
+)
+SIZES = ((1, 1), (2, 4), (5, 19), (20, 99), (100, 1 << 60))  # training rows of a class
+_COMPILING_ROWS = 2000
+_QUERIES = 200
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A set on disk, as the methods read it."""
+
+    name: str
+    folder: Path
+    multilabel: bool
+    has_texts: bool
+    n_rows: dict[str, int]
+    n_classes: int
+    n_columns: int
+    entries_per_row: float
+    n_dropped: dict[str, int]
+    features: Seconds
+
+
+# -- data
+
+
+def prepare(data: TextData, root: Path, n_test: int, n_threads: int) -> Prepared:
+    """Make features and write what the methods need to a folder whose name tells its contents."""
+    rows = {split: np.arange(data.n_rows(split)) for split in SPLITS}
+    if len(rows["test"]) > n_test:
+        rows["test"] = np.sort(np.random.default_rng(0).choice(len(rows["test"]), n_test, replace=False))
+    data = data.take(rows)
+    X, seconds = make_features(data, n_threads)
+    Y = {split: _indicator(data.y[split], data.n_classes) for split in SPLITS}
+    folder = root / f"{data.name}-{_mark(X, Y):08x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        sp.save_npz(folder / f"X_{split}.npz", X[split], compressed=False)
+        sp.save_npz(folder / f"Y_{split}.npz", Y[split], compressed=False)
+        if data.texts is not None:
+            (folder / f"texts_{split}.json").write_text(json.dumps(data.texts[split]))
+    (folder / "labels.json").write_text(json.dumps(data.class_names))
+    return Prepared(
+        name=data.name,
+        folder=folder,
+        multilabel=data.multilabel,
+        has_texts=data.texts is not None,
+        n_rows={split: data.n_rows(split) for split in SPLITS},
+        n_classes=data.n_classes,
+        n_columns=X["train"].shape[1],
+        entries_per_row=X["train"].nnz / X["train"].shape[0],
+        n_dropped=data.n_dropped,
+        features=seconds,
+    )
+
+
+def _mark(X: dict[str, sp.csr_matrix], Y: dict[str, sp.csr_matrix]) -> int:
+    """Return a number that tells rows, labels and features, but not the order of the columns."""
+    mark = 0
+    for split in ("train", "test"):
+        total = f"{X[split].data.sum(dtype=np.float64):.5g}".encode()
+        counts = np.sort(np.bincount(X[split].indices, minlength=X[split].shape[1]))
+        for part in (total, counts, X[split].indptr.astype(np.int64), Y[split].indices.astype(np.int64)):
+            mark = zlib.crc32(part, mark)
+    return mark
+
+
+def make_features(data: TextData, n_threads: int) -> tuple[dict[str, sp.csr_matrix], Seconds]:
+    """Return unit rows of each split, and the seconds of fitting and of the training rows."""
+    if data.texts is None:
+        from sklearn.feature_extraction.text import TfidfTransformer
+
+        assert data.counts is not None
+        clock = Clock()
+        tfidf = TfidfTransformer(sublinear_tf=True).fit(data.counts["train"])
+        X = {"train": tfidf.transform(data.counts["train"])}
+        seconds = clock.read()
+        X |= {split: tfidf.transform(data.counts[split]) for split in SPLITS[1:]}
+        return {split: _csr(X[split]) for split in SPLITS}, seconds
+    from extremax.features.ngrams import NgramFeatures
+
+    few = data.texts["train"][:_COMPILING_ROWS]
+    NgramFeatures().fit(few, n_jobs=n_threads).transform(few, n_jobs=n_threads)
+    clock = Clock()
+    features = NgramFeatures().fit(data.texts["train"], n_jobs=n_threads)
+    X = {"train": features.transform(data.texts["train"], n_jobs=n_threads)}
+    seconds = clock.read()
+    X |= {split: features.transform(data.texts[split], n_jobs=n_threads) for split in SPLITS[1:]}
+    return {split: _csr(X[split]) for split in SPLITS}, seconds
+
+
+def _csr(X: Any) -> sp.csr_matrix:
+    matrix = sp.csr_matrix(X, dtype=np.float32)
+    matrix.sort_indices()
+    return matrix
+
+
+def _indicator(y: Any, n_classes: int) -> sp.csr_matrix:
+    if sp.issparse(y):
+        return _csr(y)
+    ends = np.arange(len(y) + 1)
+    return sp.csr_matrix((np.ones(len(y), np.float32), y, ends), shape=(len(y), n_classes))
+
+
+# -- extremax
+
+
+def run_ours(method: str, folder: Path, n_threads: int) -> None:
+    """Train and ask extremax and write what came of it, as `peers.run` does."""
+    Y = {split: peers.load_matrix(folder, f"Y_{split}") for split in ("train", "test")}
+    single = Y["train"].nnz == Y["train"].shape[0]
+    targets = {split: Y[split].indices if single else Y[split] for split in Y}
+    X, features = _rows(method, folder, n_threads)
+    result: dict[str, Any] = {"version": "", "data_bytes": peers.peak_bytes(), "features": features}
+    few = np.random.default_rng(0).permutation(Y["train"].shape[0])[:_COMPILING_ROWS]
+    callbacks = [StopAtStart()] if method == "extremax-start" else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingInterruptedWarning)
+        _make(method, n_threads).fit(_take(X["train"], few), targets["train"][few], callbacks=callbacks)
+        clock = Clock()
+        clf = _make(method, n_threads).fit(X["train"], targets["train"], callbacks=callbacks)
+    result |= {"train": clock.read(), "peak_bytes": peers.peak_bytes()}
+    chosen = clf.classifier_ if isinstance(clf, TextClassifier) else clf
+    result["choices"] = {key: repr(value) for key, value in chosen.choices_.items()}
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        saved = Path(work) / "model"
+        clf.save(saved)
+        result["model_bytes"] = peers.folder_bytes(saved)
+        del clf
+        clock = Clock()
+        loaded = load_model(saved)
+        result["load"] = clock.read()
+        labels = _ask(loaded, X["test"], result)
+        report = evaluate(loaded, X["test"], targets["test"], n_jobs=n_threads)
+        result |= report.as_dict()
+        result["postings_per_row"] = _postings(loaded, X["test"])
+    np.savez(folder / f"{method}.npz", labels=labels)
+    (folder / f"{method}.json").write_text(json.dumps(result))
+
+
+class StopAtStart(Watcher):
+    """Ctrl-C before the first epoch."""
+
+    def at_start(self, moment: Moment) -> None:
+        raise KeyboardInterrupt
+
+
+def _rows(method: str, folder: Path, n_threads: int) -> tuple[dict[str, Any], Seconds | None]:
+    """Return the rows of a method and the seconds of features of its own."""
+    if method == "extremax-text":
+        return {s: json.loads((folder / f"texts_{s}.json").read_text()) for s in ("train", "test")}, None
+    if method != "extremax-dense":
+        return {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}, None
+    from extremax.features.svd import truncated_svd
+    from extremax.features.text import TextFeatures
+
+    if (folder / "texts_train.json").exists():
+        texts = {s: json.loads((folder / f"texts_{s}.json").read_text()) for s in ("train", "test")}
+        clock = Clock()
+        dense = TextFeatures().fit(texts["train"], n_jobs=n_threads)
+        found = {"train": dense.transform(texts["train"], n_jobs=n_threads)}
+        seconds = clock.read()
+        return found | {"test": dense.transform(texts["test"], n_jobs=n_threads)}, seconds
+    X = {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}
+    clock = Clock()
+    basis, _ = truncated_svd(X["train"], min(512, min(X["train"].shape) - 1), n_threads=n_threads)
+    found = {"train": np.asarray(X["train"] @ basis)}
+    seconds = clock.read()
+    return found | {"test": np.asarray(X["test"] @ basis)}, seconds
+
+
+def _make(method: str, n_threads: int) -> Any:
+    classifier = ExtremeClassifier(random_state=0, n_jobs=n_threads)
+    return TextClassifier(classifier) if method == "extremax-text" else classifier
+
+
+def _take(X: Any, rows: np.ndarray) -> Any:
+    return [X[i] for i in rows] if isinstance(X, list) else X[rows]
+
+
+def _ask(clf: Any, X: Any, result: dict[str, Any]) -> np.ndarray:
+    """Return the five best labels of each row, and note seconds on one thread."""
+    inner = clf.classifier_ if isinstance(clf, TextClassifier) else clf
+    inner.n_jobs = 1
+    k = min(peers.K, len(inner.classes_))
+    clf.predict_topk(X[:10], k=k)
+    clock = Clock()
+    labels, _ = clf.predict_topk(X, k=k)
+    result["predict"] = clock.read()
+    seconds = []
+    for row in range(min(_QUERIES, len(labels))):
+        one, clock = X[row : row + 1], Clock()
+        clf.predict_topk(one, k=k)
+        seconds.append(clock.read().wall)
+    result["query_ms"] = 1e3 * float(np.median(seconds))
+    return np.asarray(labels)
+
+
+def _postings(clf: Any, X: Any) -> float | None:
+    """Return the weights that a row touches on average, if the model keeps them by feature."""
+    postings = getattr(clf.model_.weights, "postings", None)
+    if postings is None or not sp.issparse(X):
+        return None
+    offsets = postings.offsets
+    return float(np.diff(offsets)[X.indices[X.indices < len(offsets) - 1]].sum() / X.shape[0])
+
+
+# -- running and scoring
+
+
+@dataclass(frozen=True)
+class Options:
+    """How methods are run."""
+
+    peer_python: str | None = None
+    n_threads: int = 2
+    limit: float = 3600.0
+    in_process: bool = False
+    by_size: bool = False
+
+
+def run_method(method: str, data: Prepared, options: Options) -> str:
+    """Run a method, unless its answer is there already; return why there is none, or nothing."""
+    if reason := _unsuitable(method, data, options):
+        return reason
+    result = data.folder / f"{method}.json"
+    if method in OURS:
+        result.unlink(missing_ok=True)
+    elif result.exists():
+        return ""
+    if options.in_process:
+        (run_ours if method in OURS else peers.run)(method, data.folder, options.n_threads)
+        return ""
+    python = options.peer_python if method in IN_PEER_PYTHON else sys.executable
+    threads = str(options.n_threads)
+    if method in OURS:
+        command = [python, __file__, "--worker", method, str(data.folder), threads]
+    else:
+        command = [python, str(Path(peers.__file__)), method, str(data.folder), threads]
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    log = data.folder / f"{method}.log"
+    with log.open("w") as file:
+        try:
+            done = subprocess.run(
+                command, env=environment, stdout=file, stderr=file, timeout=options.limit, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"not finished after {options.limit:.0f} s"
+    if done.returncode == 0:
+        return ""
+    last = (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+    return last.removeprefix("left out: ") if last.startswith("left out") else f"failed: {last}"
+
+
+def _unsuitable(method: str, data: Prepared, options: Options) -> str:
+    if method in IN_PEER_PYTHON and options.peer_python is None:
+        return "no --peer-python"
+    if method in ("linear-svc", "complement-nb") and data.n_classes > 2500:
+        return "more than 2,500 classes"
+    if method == "neighbours" and data.n_rows["train"] > 1_000_000:
+        return "more than 1,000,000 training rows"
+    if method == "extremax-text" and not data.has_texts:
+        return "no texts"
+    if method == "prefix" and data.name not in (*datasets.LOOKUPS, "planted-texts"):
+        return "labels are no words of the texts"
+    return ""
+
+
+def score(method: str, data: Prepared) -> dict[str, Any]:
+    """Return the figures of a method, from what it wrote."""
+    about = json.loads((data.folder / f"{method}.json").read_text())
+    arrays = np.load(data.folder / f"{method}.npz")
+    Y, labels = peers.load_matrix(data.folder, "Y_test"), arrays["labels"]
+    if data.multilabel:
+        figures = {f"P@{k}": metrics.precision_at_k(Y, labels, k=k) for k in (1, 3, 5)}
+    else:
+        figures = {"accuracy": metrics.accuracy_at_k(Y.indices, labels, k=1)}
+        if labels.shape[1] > 1 and (labels[:, 1] >= 0).any():
+            figures["top-5"] = metrics.accuracy_at_k(Y.indices, labels, k=min(5, labels.shape[1]))
+    figures |= _probabilities(about, arrays, Y)
+    n_rows = Y.shape[0]
+    (wall, processor), asking = about["train"], about["predict"]
+    figures |= {"training s": wall, "training processor s": processor}
+    if about.get("features"):
+        figures |= {
+            "features s": about["features"][0],
+            "features processor s": about["features"][1],
+        }
+    figures |= {
+        "model MB": about["model_bytes"] / 1e6 if "model_bytes" in about else None,
+        "load s": about["load"][0] if "model_bytes" in about else None,
+        "ms per row": 1e3 * asking[0] / n_rows if "query_ms" in about else None,
+        "ms per query": about.get("query_ms"),
+        "peak GiB": about["peak_bytes"] / 2**30,
+        "postings per row": about.get("postings_per_row"),
+    }
+    if about.get("settings"):
+        figures["settings"] = ", ".join(f"{key} {value}" for key, value in about["settings"].items())
+    if about["version"]:
+        figures["version"] = about["version"]
+    return figures
+
+
+def _probabilities(about: dict[str, Any], arrays: Any, Y: sp.csr_matrix) -> dict[str, Any]:
+    """Return log-likelihood and calibration error, None for a method without probabilities."""
+    if "log_likelihood" in about:
+        errors = {f"ECE@{k}": about.get(f"calibration_error@{k}") for k in (1, 3, 5)}
+        if errors["ECE@1"] is None:
+            errors["ECE@1"] = about["calibration_error"]
+        return {"log-likelihood": about["log_likelihood"], **errors}
+    if "log_prob" not in arrays:
+        return {"log-likelihood": None, "ECE@1": None}
+    rows = arrays["rows"] if "rows" in arrays else np.arange(Y.shape[0])
+    part = Y[rows]
+    pairs = np.repeat(np.arange(len(rows)), np.diff(part.indptr))
+    right = arrays["labels"][rows][pairs, 0] == part.indices
+    error = metrics.expected_calibration_error(right, np.clip(arrays["best"][pairs], 0, 1))
+    found = {"log-likelihood": float(arrays["log_prob"].mean()), "ECE@1": float(error)}
+    return found | ({"likelihood rows": len(rows)} if len(rows) < Y.shape[0] else {})
+
+
+def by_size(method: str, data: Prepared) -> dict[str, float]:
+    """Return the accuracy on rows whose class has so many training rows."""
+    Y = {split: peers.load_matrix(data.folder, f"Y_{split}") for split in ("train", "test")}
+    sizes = np.asarray(Y["train"].sum(axis=0)).ravel()[Y["test"].indices]
+    right = np.load(data.folder / f"{method}.npz")["labels"][:, 0] == Y["test"].indices
+    found = {}
+    for low, high in SIZES:
+        rows = (sizes >= low) & (sizes <= high)
+        if rows.any():
+            name = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 60 else f"{low}+"
+            found[f"accuracy at {name} rows ({int(rows.sum())})"] = float(right[rows].mean())
+    return found
+
+
+# -- tables
+
+SINGLE_HEADS = ("accuracy", "top-5", "log-likelihood", "ECE@1")
+MULTI_HEADS = ("P@1", "P@3", "P@5", "log-likelihood", "ECE@1")
+PER_CENT = {"accuracy", "top-5", "P@1", "P@3", "P@5", "ECE@1"}
+COST_HEADS = ("training s (processor)", "model MB", "load s", "ms per row", "ms per query", "peak GiB")
+
+
+def compare(data: Prepared, methods: Iterable[str], options: Options, out: Path | None) -> None:
+    """Run all methods on a set and print its table, a line as soon as it is known."""
+    rows = " / ".join(f"{data.n_rows[split]:,}" for split in SPLITS)
+    print(
+        f"\n### {data.name}\n\n{rows} rows (left out for unknown classes: {data.n_dropped}),"
+        f" {data.n_classes:,} classes, {data.n_columns:,} columns, {data.entries_per_row:.0f} entries a row;"
+        f" features of the training rows {data.features.wall:.1f} s"
+        f" ({data.features.processor:.1f} of the processor)\n"
+    )
+    heads = MULTI_HEADS if data.multilabel else SINGLE_HEADS
+    print("| method | " + " | ".join((*heads, *COST_HEADS)) + " |")
+    print("|---|" + "---|" * (len(heads) + len(COST_HEADS)), flush=True)
+    for method in methods:
+        is_kept = method not in OURS and (data.folder / f"{method}.json").exists()
+        reason = run_method(method, data, options)
+        if reason:
+            print(f"| {METHODS[method]} | {reason} |", flush=True)
+            continue
+        figures = score(method, data)
+        title = METHODS[method] + (" (earlier run)" if is_kept else "")
+        print(f"| {title} | {' | '.join(_cells(figures, heads))} |", flush=True)
+        if options.by_size and not data.multilabel:
+            figures |= by_size(method, data)
+        common = {"features s": data.features.wall, "features processor s": data.features.processor}
+        if method == "extremax-text":
+            common = {}
+        row = {"case": f"{data.name}: {title}", **common, **figures}
+        write_rows(NAME, [row], show=False)
+        if out is not None:
+            _append(out, {"data": data.name, "method": method, **row})
+    if options.by_size and not data.multilabel:
+        _print_sizes(data, methods)
+
+
+def _append(out: Path, row: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _cells(figures: dict[str, Any], heads: Iterable[str]) -> list[str]:
+    cells = []
+    for head in heads:
+        value = figures.get(head)
+        digits = 2 if head in PER_CENT else 3
+        cells.append("-" if value is None else f"{100 * value if head in PER_CENT else value:.{digits}f}")
+    cells.append(f"{figures['training s']:.1f} ({figures['training processor s']:.1f})")
+    if "features s" in figures:
+        cells[-1] += f" + features {figures['features s']:.1f}"
+    for head in COST_HEADS[1:]:
+        value = figures.get(head)
+        cells.append("-" if value is None else f"{value:.3g}")
+    return cells
+
+
+def _print_sizes(data: Prepared, methods: Iterable[str]) -> None:
+    """Print accuracy by the number of training rows of the class."""
+    done = [method for method in methods if (data.folder / f"{method}.json").exists()]
+    print("\nAccuracy by training rows of the class (test rows in brackets)\n")
+    for number, method in enumerate(done):
+        found = by_size(method, data)
+        if number == 0:
+            names = [name.removeprefix("accuracy at ") for name in found]
+            print("| method | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+        cells = " | ".join(f"{100 * value:.1f}" for value in found.values())
+        print(f"| {METHODS[method]} | {cells} |", flush=True)
+
+
+# -- cost against the number of classes
+
+
+def run_cost(
+    name: str, counts: Sequence[int], root: Path, options: Options, n_test: int, out: Path | None
+) -> None:
+    """Train on all rows of some classes and print the cost of a row beside the weights it touches."""
+    whole = datasets.load_texts(name)
+    print(f"\n### Cost per row, random classes of {name}\n")
+    heads = (
+        "training rows",
+        "entries a row",
+        "training us a row (processor)",
+        "top-5 ms a row",
+        "... a query",
+    )
+    heads += ("weights touched a row", "ns a weight", "accuracy", "log-likelihood", "model MB", "peak GiB")
+    print("| classes | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads), flush=True)
+    order = np.random.default_rng(0).permutation(whole.n_classes)
+    for wanted in sorted({min(count, whole.n_classes) for count in counts}):
+        data = prepare(_some_classes(whole, np.sort(order[:wanted])), root, n_test, options.n_threads)
+        if reason := run_method("extremax", data, options):
+            print(f"| {wanted:,} | {reason} |", flush=True)
+            continue
+        figures = score("extremax", data)
+        n_rows, touched = data.n_rows["train"], figures["postings per row"]
+        row = {
+            "case": f"cost, {wanted:,} classes of {name}",
+            "training rows": n_rows,
+            "training us per row": 1e6 * figures["training s"] / n_rows,
+            "training processor us per row": 1e6 * figures["training processor s"] / n_rows,
+            **figures,
+        }
+        cells = [f"{n_rows:,}", f"{data.entries_per_row:.0f}"]
+        cells.append(f"{row['training us per row']:.0f} ({row['training processor us per row']:.0f})")
+        cells += [f"{figures['ms per row']:.3f}", f"{figures['ms per query']:.3f}"]
+        ratio = None if not touched else 1e6 * figures["ms per row"] / touched
+        cells += ["-", "-"] if ratio is None else [f"{touched:,.0f}", f"{ratio:.2f}"]
+        cells += [f"{100 * figures['accuracy']:.2f}", f"{figures['log-likelihood']:.3f}"]
+        cells += [f"{figures['model MB']:.0f}", f"{figures['peak GiB']:.2f}"]
+        print(f"| {wanted:,} | {' | '.join(cells)} |", flush=True)
+        write_rows(NAME, [row], show=False)
+        if out is not None:
+            _append(out, {"data": name, "method": "cost", "classes": wanted, **row})
+        if not options.in_process:
+            shutil.rmtree(data.folder)
+
+
+def _some_classes(data: TextData, classes: np.ndarray) -> TextData:
+    """Return the rows of some classes, numbered anew."""
+    if len(classes) == data.n_classes:
+        return data
+    number = np.full(data.n_classes, -1)
+    number[classes] = np.arange(len(classes))
+    part = data.take({split: np.flatnonzero(number[data.y[split]] >= 0) for split in SPLITS})
+    y = {split: number[part.y[split]].astype(np.int32) for split in SPLITS}
+    return TextData(data.name, y, [data.class_names[i] for i in classes], part.texts)
+
+
+# -- command line
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", nargs="+", choices=datasets.TEXT_BUILDERS, default=DEFAULT_DATA)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
+    parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has the peers")
+    parser.add_argument("--test-rows", type=int, default=10_000, help="at most so many, at random")
+    parser.add_argument("--threads", type=int, default=2, help="of training")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds after which a method is stopped")
+    parser.add_argument("--work", type=Path, help="keep files here, and use answers of peers that are there")
+    parser.add_argument("--out", type=Path, help="append figures to this JSON lines file")
+    parser.add_argument("--by-size", action="store_true", help="also accuracy by training rows of the class")
+    parser.add_argument("--cost", action="store_true", help="cost per row against the number of classes")
+    parser.add_argument("--classes", type=int, nargs="+", default=(10_000, 30_000, 100_000, 300_000))
+    parser.add_argument("--worker", nargs=3, metavar=("METHOD", "FOLDER", "THREADS"), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    if args.worker:
+        method, folder, n_threads = args.worker
+        run_ours(method, Path(folder), int(n_threads))
+        return
+    print(machine())
+    options = Options(args.peer_python, args.threads, args.limit, args.tiny, args.by_size or args.tiny)
+    names, methods = (("planted-texts",), TINY_METHODS) if args.tiny else (args.data, args.methods)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.work or Path(temporary)
+        if args.cost or args.tiny:
+            name, counts = ("planted-texts", (20, 40)) if args.tiny else ("npm-owner-282k", args.classes)
+            if missing := datasets.texts_available(name):
+                print(f"left out: {missing}")
+            else:
+                run_cost(name, counts, root, options, args.test_rows, args.out)
+        for name in names if args.tiny or not args.cost else ():
+            if missing := datasets.texts_available(name):
+                print(f"left out: {missing}", flush=True)
+                continue
+            data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads)
+            compare(data, methods, options, args.out)
+
+
+if __name__ == "__main__":
+    main()

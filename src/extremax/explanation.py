@@ -1,0 +1,400 @@
+"""Why a class was predicted: exact contributions of features to its score, and what a class looks like.
+
+The score of class y is a sum over the features of the row, ``x_f w_fy``, plus terms that no single feature
+has: the bias of the class, a factor of the sum of the row, an embedding, log p_n of negative sampling.  An
+`Explanation` lists all of them, so that they add up to the score; the difference of two scores is the sum of
+the differences.  Probabilities are a softmax of the scores after calibration, so a difference of scores of 1
+is a factor of e between two probabilities where the temperature is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extremax.features.ngrams import Occurrences
+from extremax.model import Model
+from extremax.types import Features, Float32, Float64, Int32
+
+Terms = list[tuple[str, float]]
+EMBEDDING = "(embedding)"  # the name of all dense columns beside sparse ones
+_SHOWN = 8  # terms that are printed; the others are added up
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """A score, or a difference of scores, as a sum.
+
+    Attributes
+    ----------
+    label
+        The class whose score it is.
+    rather_than
+        The class whose score is subtracted; None for the score itself.
+    total : float
+        The score or the difference, as `decision_function` has it.
+    terms : list of (name, contribution)
+        By feature, those that matter most first; they add up to `total`.  What belongs to no feature is in
+        parentheses: ``(class bias)``.
+    words : list of (word, contribution)
+        The same by the words of the text: the contribution of an n-gram is divided among the words that it
+        covers, by the number of their letters in it.  Empty for rows that are no text.
+    """
+
+    label: Any
+    rather_than: Any
+    total: float
+    terms: Terms
+    words: Terms = field(default_factory=list)
+
+    @property
+    def ngrams(self) -> Terms:
+        """The terms that are features, without those in parentheses."""
+        return [term for term in self.terms if not (term[0][0] == "(" and term[0][-1] == ")")]
+
+    def __str__(self) -> str:
+        name = "score" if self.rather_than is None else "difference"
+        lines = _lines(self.words or self.terms, self.total, name)
+        if self.words:
+            strongest = ", ".join(f"{term} {value:+.2f}" for term, value in self.ngrams[:_SHOWN])
+            lines.append(f"  n-grams: {strongest}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why the first of some labels was predicted.
+
+    Attributes
+    ----------
+    labels, probabilities
+        The most probable labels, best first.
+    score : Contributions
+        Score of the first label.
+    against : list of Contributions
+        Difference between the score of the first label and that of each of the others.
+    is_known : bool
+        False for a text that says nothing to the model: its answer is the class frequencies.
+    """
+
+    labels: list[Any]
+    probabilities: list[float]
+    score: Contributions
+    against: list[Contributions]
+    is_known: bool = True
+
+    @property
+    def label(self) -> Any:
+        """The most probable label."""
+        return self.labels[0]
+
+    @property
+    def probability(self) -> float:
+        """Its probability."""
+        return self.probabilities[0]
+
+    @property
+    def runner_up(self) -> Any:
+        """The label that comes second; None if only one was asked for."""
+        return self.labels[1] if len(self.labels) > 1 else None
+
+    @property
+    def difference(self) -> Contributions | None:
+        """Difference between the scores of the first and the second label."""
+        return self.against[0] if self.against else None
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            frequent = ", ".join(
+                f"{label} {p:.1%}" for label, p in zip(self.labels, self.probabilities, strict=True)
+            )
+            return f"no known word was found; these are the class frequencies: {frequent}"
+        lines = [f"{self.label}  {self.probability:.1%}", str(self.score)]
+        if self.difference is not None:
+            lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
+            lines.append(str(self.difference))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain lists and dictionaries."""
+        return {
+            "labels": self.labels,
+            "probabilities": self.probabilities,
+            "is_known": self.is_known,
+            "score": _plain(self.score),
+            "against": [_plain(part) for part in self.against],
+        }
+
+
+@dataclass(frozen=True)
+class LabelExplanation:
+    """What speaks for a class, and which classes are like it.
+
+    Attributes
+    ----------
+    label
+    n_samples : int or None
+        Training rows of the class.
+    features : list of (name, weight)
+        The features with the greatest weights, greatest first.
+    confusable : list of (label, similarity)
+        Classes that are hard to tell from it, hardest first: by the label tree, if the model has one, the
+        probability that it gives to a class for a typical row of this one; else the cosine between the
+        weights of the two classes.
+    """
+
+    label: Any
+    n_samples: int | None
+    features: Terms
+    confusable: list[tuple[Any, float]]
+
+    def __str__(self) -> str:
+        rows = "" if self.n_samples is None else f"  ({self.n_samples:,} training rows)"
+        width = max((len(name) for name, _ in self.features), default=0)
+        lines = [f"{self.label}{rows}"]
+        lines += [f"  {name:<{width}}  {value:+.2f}" for name, value in self.features]
+        lines.append("hardest to tell from it:")
+        lines += [f"  {label}  {value:.3f}" for label, value in self.confusable]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain lists and dictionaries."""
+        return {
+            "label": self.label,
+            "n_samples": self.n_samples,
+            "features": [[name, value] for name, value in self.features],
+            "confusable": [[label, value] for label, value in self.confusable],
+        }
+
+
+Names = Callable[[NDArray[np.integer[Any]]], Sequence[str]]
+
+
+def explain_row(
+    model: Model,
+    classes: NDArray[Any],
+    X: Features,
+    best: tuple[Int32, Float32],
+    names: Names,
+    occurrences: Occurrences | None = None,
+) -> Explanation:
+    """Explain the prediction for one row.
+
+    Parameters
+    ----------
+    model, classes
+        The model and its labels.
+    X
+        One row.
+    best
+        Ids and log-probabilities, (1, k) each, of the classes to explain, best first.
+    names
+        Names of columns.
+    occurrences
+        Where the n-grams of the text are, if the row is one of a text.
+    """
+    ids = best[0][0]
+    columns, values = _row(X, _n_sparse(model.weights))
+    pieces, rest = _contributions(model, X, columns, values, ids)
+    named = list(names(columns))
+    scores = model.debiased_scores(X)[0, ids].astype(np.float64)
+    if model.noise_term is not None:
+        rest = [*rest, ("(log p of the noise)", scores - pieces.sum(axis=0) - sum(part for _, part in rest))]
+
+    def of(weights: Float64, rather_than: int | None) -> Contributions:
+        terms = list(zip(named, (pieces @ weights).tolist(), strict=True))
+        whole = [(name, float(part @ weights)) for name, part in rest]
+        inside = sum(value for name, value in terms if name == EMBEDDING)
+        terms = [term for term in terms if term[0] != EMBEDDING]
+        whole += [(EMBEDDING, inside)] if inside else []
+        words = [] if occurrences is None else _by_word(occurrences, columns, pieces @ weights)
+        return Contributions(
+            label=_item(classes[ids[0]]),
+            rather_than=None if rather_than is None else _item(classes[ids[rather_than]]),
+            total=float(scores @ weights),
+            terms=_sorted([*terms, *whole]),
+            words=_sorted([*words, *whole]) if words else [],
+        )
+
+    first = np.zeros(len(ids))
+    first[0] = 1.0
+    others = [first - np.eye(len(ids))[i] for i in range(1, len(ids))]
+    return Explanation(
+        labels=[_item(label) for label in classes[ids]],
+        probabilities=np.exp(best[1][0].astype(np.float64)).tolist(),
+        score=of(first, None),
+        against=[of(weights, i) for i, weights in enumerate(others, start=1)],
+    )
+
+
+def explain_frequencies(classes: NDArray[Any], ids: Int32, log_prob: Float32) -> Explanation:
+    """Explain the answer to a text that says nothing: the k greatest class frequencies."""
+    labels = [_item(label) for label in classes[ids]]
+    logs = log_prob.astype(np.float64).tolist()
+    name = "(log of the class frequency)"
+    score = Contributions(labels[0], None, logs[0], [(name, logs[0])])
+    against = [
+        replace(score, rather_than=label, total=logs[0] - other, terms=[(name, logs[0] - other)])
+        for label, other in zip(labels[1:], logs[1:], strict=True)
+    ]
+    return Explanation(labels, np.exp(logs).tolist(), score, against, is_known=False)
+
+
+def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names, k: int) -> LabelExplanation:
+    """Explain what speaks for a class.
+
+    Parameters
+    ----------
+    model, classes
+        The model and its labels.
+    label
+        Number of the class.
+    names
+        Names of columns.
+    k
+        Features, and classes, to list.
+    """
+    columns, values = _class_weights(model.weights, label)
+    strongest = np.argsort(-values, kind="stable")[:k]
+    ids, likeness = model.confusable(label, min(k, len(classes) - 1))
+    counts = model.classes.counts
+    return LabelExplanation(
+        label=_item(classes[label]),
+        n_samples=None if counts is None else int(counts[label]),
+        features=list(zip(names(columns[strongest]), values[strongest].tolist(), strict=True)),
+        confusable=[(_item(classes[i]), float(value)) for i, value in zip(ids, likeness, strict=True)],
+    )
+
+
+def _n_sparse(weights: Any) -> int:
+    """Return the number of columns that are features of their own: an embedding beside words is one term."""
+    return int(weights.n_features - (weights.n_dense if weights.row_major else 0))
+
+
+def _row(X: Any, n_columns: int) -> tuple[Int32, Float64]:
+    """Return the columns of one row below `n_columns` that are not zero, and their values."""
+    if hasattr(X, "indptr"):
+        inside = X.indices < n_columns
+        return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
+    columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
+    return columns, X[0, columns].astype(np.float64)
+
+
+def _contributions(
+    model: Model, X: Any, columns: Int32, values: Float64, ids: Int32
+) -> tuple[Float64, list[tuple[str, Float64]]]:
+    """Return what each column adds to the scores of some classes, (n_columns, k), and what no column does."""
+    weights: Any = model.weights
+    rest: list[tuple[str, Float64]] = [("(class bias)", weights.biases[ids].astype(np.float64))]
+    if not weights.row_major:
+        pieces = weights.to_dense()[np.ix_(ids, columns)].T * (weights.feature_scale * values)[:, None]
+        return pieces.astype(np.float64), rest
+    pieces = np.zeros((len(columns), len(ids)))
+    for i, column in enumerate(columns.tolist()):
+        classes, found = weights.column(column)
+        at = np.minimum(np.searchsorted(classes, ids), max(0, len(classes) - 1))
+        if len(classes):
+            pieces[i] = np.where(classes[at] == ids, found[at], 0.0)
+    dense = weights.dense
+    if dense is not None:
+        factors = dense.factors[ids].astype(np.float64)
+        pieces += _projected(dense, columns, values) @ factors[:, : dense.n_projected].T
+        if dense.n_dense:
+            last = X[:, _n_sparse(weights) :]
+            embedding = (last.toarray() if hasattr(last, "indptr") else last)[0].astype(np.float64)
+            rest.append((EMBEDDING, factors[:, dense.n_projected :] @ embedding))
+    rest.append(("(length of the row)", values.sum() * weights.length_biases[ids].astype(np.float64)))
+    return pieces * values[:, None], rest
+
+
+def _projected(dense: Any, columns: Int32, values: Float64) -> Float64:
+    """Return the projection of one unit of each column, for a row that is scaled to unit length before it."""
+    found = np.zeros((len(columns), dense.n_projected))
+    if dense.n_projected and len(dense.columns):
+        at = np.minimum(np.searchsorted(dense.columns, columns), len(dense.columns) - 1)
+        is_read = dense.columns[at] == columns
+        length = max(float(np.sqrt(np.square(values[is_read]).sum())), 1e-9)
+        found[is_read] = dense.projection[at[is_read]] / length
+    return found
+
+
+def _class_weights(weights: Any, label: int) -> tuple[Int32, Float32]:
+    """Return the features on which a class has a weight, and the weights."""
+    if weights.row_major:
+        found: tuple[Int32, Float32] = weights.class_weights(label)
+        return found
+    row = weights.to_dense()[label]
+    return np.arange(len(row), dtype=np.int32), row
+
+
+def _by_word(found: Occurrences, columns: Int32, contributions: Float64) -> Terms:
+    """Divide the contributions of n-grams among the words of the text; return the sum of each word."""
+    owner, tokens = _tokens(found.text)
+    sums = np.zeros(len(tokens))
+    n_places = np.bincount(found.columns, minlength=int(columns.max(initial=-1)) + 1)
+    value = np.zeros(len(n_places))
+    value[columns] = contributions / np.maximum(n_places[columns], 1)
+    is_word = np.array([token[0].isalnum() or token[0] == "_" for token in tokens], dtype=np.bool_)
+    for column, start, length in zip(
+        found.columns.tolist(), found.starts.tolist(), found.lengths.tolist(), strict=True
+    ):
+        covered = owner[max(0, start) : start + length]
+        covered = covered[covered >= 0]
+        words = covered[is_word[covered]]
+        covered = words if len(words) else covered  # marks count where there are no letters
+        np.add.at(sums, covered, value[column] / len(covered))
+    totals: dict[str, float] = {}
+    for token, part in zip(tokens, sums.tolist(), strict=True):
+        totals[token] = totals.get(token, 0.0) + part
+    return list(totals.items())
+
+
+def _tokens(text: str) -> tuple[Int32, list[str]]:
+    """Return the number of the word or mark that each character belongs to, -1 for spaces, and the tokens."""
+    owner = np.full(len(text), -1, dtype=np.int32)
+    tokens: list[str] = []
+    in_word = False
+    for i, character in enumerate(text):
+        if character.isspace():
+            in_word = False
+            continue
+        is_letter = character.isalnum() or character == "_"
+        if is_letter and in_word:
+            tokens[-1] += character
+        else:
+            tokens.append(character)
+        in_word = is_letter
+        owner[i] = len(tokens) - 1
+    return owner, tokens
+
+
+def _sorted(terms: Terms) -> Terms:
+    return sorted((term for term in terms if term[1] != 0.0), key=lambda term: -abs(term[1]))
+
+
+def _lines(terms: Terms, total: float, name: str) -> list[str]:
+    shown = list(terms[:_SHOWN])
+    if len(terms) > _SHOWN:
+        others = terms[_SHOWN:]
+        shown.append((f"{len(others)} others", sum(value for _, value in others)))
+    shown.append((name, total))
+    width = max(len(term) for term, _ in shown)
+    return [f"  {term:<{width}}  {value:+8.2f}" for term, value in shown]
+
+
+def _plain(part: Contributions) -> dict[str, Any]:
+    return {
+        "label": part.label,
+        "rather_than": part.rather_than,
+        "total": part.total,
+        "terms": [[name, value] for name, value in part.terms],
+        "words": [[name, value] for name, value in part.words],
+    }
+
+
+def _item(label: Any) -> Any:
+    return label.item() if hasattr(label, "item") else label

@@ -1,0 +1,640 @@
+"""Sparse features of texts: hashed character n-grams and word runs, TF-IDF.
+
+A text becomes counts of its character n-grams within word boundaries and of its words and word pairs, each
+hashed into one of ``2 ** hash_bits`` buckets: those of characters, then those of single words, then those of
+longer runs.  Buckets that occur in the training texts are the columns.  A count c of column j has the weight
+``(1 + log c) * idf_j`` with ``idf_j = 1 + log((1 + n) / (1 + n_j))``, where n_j of n texts contain it.
+Characters and words are scaled to a fixed length each, and then the row to unit length.  N-grams and weights
+are those of scikit-learn.
+
+A text that says nothing to the model has a row of zeros: no word of it occurs in the training texts, nor
+enough of its character n-grams.  A Bloom filter remembers them: a bucket alone would not do, for an unknown
+n-gram may fall into the bucket of a known one.
+
+The fitted state is one byte per column, a filter, and the spelling of some columns, so that it is saved
+inside a model without pickle.  No result depends on the thread count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from extremax.features.text import check_texts, code_points, text_blocks
+from extremax.kernels.ngram_hash import (
+    MOST_TOKENS,
+    N_GROUPS,
+    Found,
+    Seen,
+    Sizes,
+    Weighing,
+    count_texts,
+    find_ngrams,
+    weigh_texts,
+)
+from extremax.runtime.products import read_only
+from extremax.runtime.threads import resolve_threads, run
+from extremax.storage.state import State, register
+from extremax.types import Float32, Int32, Int64
+
+KIND = "ngram_features"
+FORMAT_VERSION = 1
+_FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4 MiB
+_FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
+_MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
+_GROUP_BLOCKS = 16  # blocks per thread between two calls of `progress`
+_BYTE = 255  # counts from here on are stored apart
+_LONGEST_NAME = 255  # bytes
+# Of single misspelt words of ICD-10-CM, one in a hundred has fewer known character n-grams; half of the words
+# of random letters have.
+_LEAST_KNOWN, _LEAST_KNOWN_QUANTILE = 0.45, 0.01
+_SAMPLE = 1000  # texts that may lower it
+
+
+@dataclass(frozen=True)
+class NgramOptions:
+    """Parameters of `NgramFeatures`, which documents them."""
+
+    char_ngrams: tuple[int, int] = (2, 5)
+    word_ngrams: int = 2
+    marks: bool = True
+    hash_bits: int = 20
+    group_weights: tuple[float, float] = (1.0, 1.0)
+    count_unknown: bool = False
+    least_known: float | None = None
+    max_name_bytes: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        low, high = self.char_ngrams
+        if not (0 <= low <= high <= 64) or (low == 0) != (high == 0):
+            raise ValueError(
+                f"char_ngrams is {self.char_ngrams}; give the shortest and longest length, (0, 0) for none."
+            )
+        if not 0 <= self.word_ngrams <= MOST_TOKENS:
+            raise ValueError(f"word_ngrams is {self.word_ngrams}; it must be from 0 to {MOST_TOKENS}.")
+        if high == 0 and self.word_ngrams == 0:
+            raise ValueError("char_ngrams and word_ngrams are both off; a text needs one of them.")
+        if not 4 <= self.hash_bits <= 24:
+            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 24.")
+        weights = self.group_weights
+        if len(weights) != 2 or not all(0.0 < weight < np.inf for weight in weights):
+            raise ValueError(
+                f"group_weights is {weights}; give two positive numbers, for characters and for words."
+            )
+        if self.least_known is not None and not 0.0 <= self.least_known <= 1.0:
+            raise ValueError(f"least_known is {self.least_known}; it must be from 0 to 1.")
+        if self.max_name_bytes < 0:
+            raise ValueError(f"max_name_bytes is {self.max_name_bytes}; it must be at least 0.")
+
+    @property
+    def n_buckets(self) -> int:
+        """Buckets of all groups."""
+        return N_GROUPS << self.hash_bits
+
+    @property
+    def sizes(self) -> Sizes:
+        """The same for the kernels."""
+        return Sizes(*self.char_ngrams, self.word_ngrams, int(self.marks), self.hash_bits)
+
+    def most_ngrams(self, n_characters: int) -> int:
+        """Return the greatest number of n-grams that a text of so many characters can have."""
+        low, high = self.char_ngrams
+        # A word of l characters has at most l + 1 n-grams of each length from two; every second character
+        # may be a word.
+        most = (high - low + 1) * (2 * n_characters + 2) * (high > 0)
+        return most + self.word_ngrams * n_characters
+
+
+class Occurrences(NamedTuple):
+    """Known n-grams of one text, one entry for each place where one is found.
+
+    Attributes
+    ----------
+    text : str
+        The text in lower case, to which the places refer.
+    columns, starts, lengths : int32
+        Column, first character (-1 for the space before the text) and number of characters.
+    orders : uint8
+        Number of words and marks; 0 for character n-grams.
+    """
+
+    text: str
+    columns: Int32
+    starts: Int32
+    lengths: Int32
+    orders: NDArray[np.uint8]
+
+    @property
+    def names(self) -> list[str]:
+        """The n-grams, spelled as `NgramFeatures.column_names` spells them."""
+        return [
+            spell(cut_out(self.text, start, length), order == 0)
+            for start, length, order in zip(
+                self.starts.tolist(), self.lengths.tolist(), self.orders.tolist(), strict=True
+            )
+        ]
+
+
+@register("text", KIND)
+class NgramFeatures:
+    """Sparse TF-IDF features of texts.
+
+    Parameters
+    ----------
+    char_ngrams : (int, int)
+        Shortest and longest character n-gram within word boundaries; (0, 0) for none.
+    word_ngrams : int
+        Longest run of words, 2 for words and pairs; 0 for none.
+    marks : bool
+        Whether a punctuation mark counts as a word inside longer runs: ``@ types``.
+    hash_bits : int
+        Character n-grams, single words and runs of words have ``2 ** hash_bits`` buckets each; those that
+        occur are the columns.
+    group_weights : (float, float)
+        Length of the part of character n-grams and of the part of words, before the row is scaled to unit
+        length.
+    count_unknown : bool
+        Whether n-grams that no training text has count in the length of a row, as those of a single text do:
+        the row of a text with new words is then shorter than one, and its scores are closer to one another.
+    least_known : float, optional
+        A text of which no word is known has a row of zeros, unless this fraction of its character n-grams is
+        known. By default 0.45, or less where many training texts have a smaller fraction in common with the
+        others: in writing without spaces a word hardly ever occurs twice.
+    max_name_bytes : int
+        Bytes for the spelling of columns, see `keep_names`.
+
+    Attributes
+    ----------
+    buckets_ : int32 (n_columns,)
+        Hash of each column, rising: characters, words, runs of words, ``2 ** hash_bits`` buckets each.
+    text_counts_ : int64 (n_columns,)
+        Number of training texts that have the column.
+    n_texts_ : int
+        Number of training texts.
+    idf_ : float32 (n_columns,)
+        Weights of the columns.
+    least_known_ : float
+        The fraction in use.
+
+    Examples
+    --------
+    >>> from extremax.features.ngrams import NgramFeatures
+    >>> texts = ["fell off a ladder", "fell from a ladder", "bitten by a dog", "bitten by a cat"]
+    >>> features = NgramFeatures().fit(texts)
+    >>> X = features.transform(["a dog's bite", "", "zzzzqqq"])
+    >>> X.shape == (3, features.n_features), X.getnnz(axis=1).tolist()[1:]
+    (True, [0, 0])
+    """
+
+    is_sparse: ClassVar[bool] = True
+    buckets_: Int32
+    text_counts_: Int64
+    n_texts_: int
+    least_known_: float
+
+    def __init__(self, **options: Any) -> None:
+        self.options = NgramOptions(**options)
+        self._filter: NDArray[np.uint8]
+        self._names = _Names.none()
+        self._first: Int32 | None = None  # (n_columns, 3): text, start and length, until the names are kept
+
+    @property
+    def n_features(self) -> int:
+        """Width of the features of a fitted object; one column of zeros if no text had any n-gram."""
+        return max(1, len(self.buckets_))
+
+    @cached_property
+    def idf_(self) -> Float32:
+        """Weights of the columns."""
+        idf: Float32 = (1.0 + np.log((1.0 + self.n_texts_) / (1.0 + self.text_counts_))).astype(np.float32)
+        return idf
+
+    @property
+    def n_character_columns(self) -> int:
+        """Number of columns of character n-grams, which come first."""
+        return int(np.searchsorted(self.buckets_, 1 << self.options.hash_bits))
+
+    @property
+    def first_run(self) -> int:
+        """The first column of runs of words, behind those of single words."""
+        return int(np.searchsorted(self.buckets_, 2 << self.options.hash_bits))
+
+    @property
+    def column_groups(self) -> tuple[int, ...]:
+        """First columns of the groups behind character n-grams: single words, runs of words."""
+        return self.n_character_columns, self.first_run
+
+    # -- fit and transform ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        texts: Sequence[str],
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> NgramFeatures:
+        """Find the columns and their weights.
+
+        `progress` is called with the number of texts done and of all texts.
+        """
+        check_texts(texts)
+        if len(texts) == 0:
+            raise ValueError("texts is empty; fit needs at least one text.")
+        seen = self._count(texts, resolve_threads(n_jobs), progress)
+        self._forget_caches()
+        self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
+        self.text_counts_ = seen.n_texts[self.buckets_].astype(np.int64)
+        self.n_texts_ = len(texts)
+        self._filter = _fold(seen.filter)
+        self._first = seen.first[self.buckets_]
+        self._names = _Names.none()
+        chosen = self.options.least_known
+        self.least_known_ = self._choose_least_known(texts) if chosen is None else chosen
+        return self
+
+    def _choose_least_known(self, texts: Sequence[str]) -> float:
+        """Return the fraction of known character n-grams that nearly every training text has by the others.
+
+        Texts that are left out of the training texts are like new ones: an n-gram of two texts or more stays
+        known.
+        """
+        step = max(1, len(texts) // _SAMPLE)
+        self.least_known_ = 0.0
+        fractions = []
+        for text in texts[::step]:
+            found = self.occurrences(text)
+            columns = found.columns[found.orders == 0]
+            if len(columns):
+                fractions.append(float((self.text_counts_[columns] > 1).mean()))
+        self.__dict__.pop("_weighing", None)
+        return min(_LEAST_KNOWN, float(np.quantile(fractions, _LEAST_KNOWN_QUANTILE))) if fractions else 0.0
+
+    def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
+        """Return TF-IDF of the texts, CSR float32 (n_texts, n_features), columns rising, rows of unit length.
+
+        A text that says nothing to the model is all zero.
+        """
+        self._check_fitted()
+        check_texts(texts)
+        blocks = text_blocks(texts)
+        parts: list[Any] = [None] * len(blocks)
+        tables = _Tables(lambda: np.zeros(len(self.buckets_), dtype=np.int32))
+        weighing = self._weighing
+
+        def weigh(i: int) -> None:
+            with tables.use() as counts:
+                parts[i] = self._weigh_block(texts[slice(*blocks[i])], weighing, counts)
+
+        run(weigh, len(blocks), resolve_threads(n_jobs))
+        return _join(parts, self.n_features)
+
+    def fit_transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
+        """Fit to the texts and return their features."""
+        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+
+    def occurrences(self, text: str) -> Occurrences:
+        """Return the known n-grams of a text, with their places."""
+        self._check_fitted()
+        check_texts([text])
+        codes, kinds, _ = code_points([text])
+        found = _room(self.options.most_ngrams(len(codes)))
+        buckets = np.empty(len(found.keys), dtype=np.int32)
+        n = find_ngrams(codes, kinds, self.options.sizes, found, buckets)
+        columns = self._weighing.places[buckets[:n]]
+        known = columns >= 0
+        return Occurrences(
+            text.lower(),
+            columns[known],
+            *(array[:n][known] for array in (found.starts, found.lengths, found.orders)),
+        )
+
+    # -- names ---------------------------------------------------------------------------------------------
+
+    def keep_names(self, texts: Sequence[str], columns: NDArray[np.integer[Any]]) -> NgramFeatures:
+        """Keep the spelling of some columns: of each the first n-gram of the training texts that it got.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            The texts that `fit` was called with.
+        columns : int array
+            Columns, most important first: names are kept until `max_name_bytes` are used.
+        """
+        self._check_fitted()
+        if self._first is None:
+            raise ValueError("names are kept once, after fit and before the features are saved.")
+        self._names = _Names.of(texts, self._first, columns, self.options.max_name_bytes)
+        self._first = None
+        return self
+
+    def column_names(self, columns: Sequence[int] | NDArray[np.integer[Any]]) -> list[str]:
+        """Return the n-grams of columns.
+
+        A word or a pair is spelled as it is, ``fell off``.  Character n-grams show where they are cut off:
+        ``ladd…`` begins a word, ``…dder`` ends one, ``…adde…`` is inside; ``[at]`` is a whole word.  A column
+        without a name is shown as ``#`` and its hash.
+        """
+        self._check_fitted()
+        n_characters = self.n_character_columns
+        found = ((int(column), self._names.find(int(column))) for column in columns)
+        return [
+            f"#{self.buckets_[column]}" if name is None else spell(name, column < n_characters)
+            for column, name in found
+        ]
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def to_options(self) -> dict[str, Any]:
+        """Return the parameters: ``NgramFeatures(**features.to_options())`` makes another."""
+        return asdict(self.options)
+
+    def state(self) -> State:
+        """Return what a model folder stores: a JSON header and arrays."""
+        self._check_fitted()
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.to_options().items()}
+        header = {
+            "kind": KIND,
+            "format_version": FORMAT_VERSION,
+            "options": options,
+            "n_texts": self.n_texts_,
+            "least_known": self.least_known_,
+        }
+        present = np.zeros(self.options.n_buckets, dtype=np.bool_)
+        present[self.buckets_] = True
+        large = self.text_counts_ >= _BYTE
+        arrays: dict[str, NDArray[Any]] = {
+            "buckets": np.packbits(present),
+            "text_counts": np.where(large, _BYTE, self.text_counts_).astype(np.uint8),
+            "large_text_counts": self.text_counts_[large],
+            "filter": self._filter,
+            **self._names.arrays(len(self.buckets_)),
+        }
+        return State(header, arrays)
+
+    @classmethod
+    def from_state(cls, state: State) -> NgramFeatures:
+        """Make features of what `state` returned."""
+        header, arrays = state.header, state.arrays
+        if header.get("kind") != KIND or header.get("format_version") != FORMAT_VERSION:
+            kind, version = header.get("kind"), header.get("format_version")
+            raise ValueError(
+                f"header says kind {kind!r}, version {version!r}; this reads {KIND!r}, {FORMAT_VERSION}."
+            )
+        features = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in header["options"].items()})
+        present = np.unpackbits(arrays["buckets"])
+        counts = arrays["text_counts"].astype(np.int64)
+        large = counts == _BYTE
+        sizes = len(present), int(present.sum()), int(large.sum())
+        if sizes != (features.options.n_buckets, len(counts), len(arrays["large_text_counts"])):
+            raise ValueError(
+                f"sizes {sizes} of buckets, columns and large counts do not fit the {len(counts)} columns and"
+                f" {len(arrays['large_text_counts'])} large counts that are stored."
+            )
+        n_bits = 8 * len(arrays["filter"])
+        if n_bits < 8 or n_bits & (n_bits - 1):
+            raise ValueError(f"the filter has {n_bits} bits; it must have a power of two.")
+        counts[large] = arrays["large_text_counts"]
+        features.buckets_ = np.flatnonzero(present).astype(np.int32)
+        features.text_counts_, features.n_texts_ = counts, int(header["n_texts"])
+        features.least_known_ = float(header["least_known"])
+        features._filter = arrays["filter"]
+        features._names = _Names.from_arrays(arrays, len(counts))
+        return features
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "buckets_"):
+            raise ValueError("these NgramFeatures are not fitted; call fit(texts) first.")
+
+    def _forget_caches(self) -> None:
+        for name in ("idf_", "_weighing"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def _unknown_square(self) -> float:
+        """Square of the weight of an n-gram of one training text, if unknown ones count as such."""
+        return float(1.0 + np.log((1.0 + self.n_texts_) / 2.0)) ** 2 if self.options.count_unknown else 0.0
+
+    @cached_property
+    def _weighing(self) -> Weighing:
+        places = np.full(self.options.n_buckets, -1, dtype=np.int32)
+        places[self.buckets_] = np.arange(len(self.buckets_), dtype=np.int32)
+        return Weighing(
+            read_only(places, np.int32),
+            read_only(self.idf_),
+            self.n_character_columns,
+            read_only(self.options.group_weights),
+            read_only(self._filter, np.uint8),
+            self.least_known_,
+            self._unknown_square,
+        )
+
+    def _weigh_block(self, texts: Sequence[str], weighing: Weighing, counts: Int32) -> _Part:
+        codes, kinds, ends = code_points(texts)
+        longest = int(np.diff(ends, prepend=0).max())
+        most = sum(map(self.options.most_ngrams, np.diff(ends, prepend=0).tolist()))
+        columns, values = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
+        row_ends = np.empty(len(ends), dtype=np.int64)
+        found = _room(self.options.most_ngrams(longest))
+        weigh_texts(
+            codes, kinds, ends, self.options.sizes, weighing, found, counts, columns, values, row_ends
+        )
+        return _Part(columns[: row_ends[-1]].copy(), values[: row_ends[-1]].copy(), row_ends)
+
+    def _count(
+        self, texts: Sequence[str], n_threads: int, progress: Callable[[int, int], None] | None
+    ) -> Seen:
+        """Return what the training texts hold, by bucket."""
+        n_buckets = self.options.n_buckets
+        tables = _Tables(lambda: _empty_seen(n_buckets))
+        blocks = text_blocks(texts)
+        n_threads = min(n_threads, _MOST_TABLES)
+        for first in range(0, len(blocks), _GROUP_BLOCKS * n_threads):
+            group = blocks[first : first + _GROUP_BLOCKS * n_threads]
+
+            def count(i: int, group: list[tuple[int, int]] = group) -> None:
+                codes, kinds, ends = code_points(texts[slice(*group[i])])
+                found = _room(self.options.most_ngrams(int(np.diff(ends, prepend=0).max())))
+                with tables.use() as seen:
+                    count_texts(codes, kinds, ends, group[i][0], self.options.sizes, found, seen)
+
+            run(count, len(group), n_threads)
+            if progress is not None:
+                progress(group[-1][1], len(texts))
+        total, *others = tables.all
+        for other in others:
+            earlier = (other.n_texts > 0) & ((total.n_texts == 0) | (other.first[:, 0] < total.first[:, 0]))
+            total.first[earlier] = other.first[earlier]
+            total.n_texts[:] += other.n_texts
+            total.filter[:] |= other.filter
+        return total
+
+
+def cut_out(text: str, start: int, length: int) -> str:
+    """Return the n-gram at a place of a text in lower case, with one space for all spaces in a place."""
+    piece = text[max(0, start) : start + length]
+    before = " " if start < 0 or piece[:1].isspace() else ""
+    after = " " if start + length > len(text) or piece[-1:].isspace() else ""
+    return before + " ".join(piece.split()) + after
+
+
+def spell(ngram: str, of_characters: bool) -> str:
+    """Return an n-gram as it is shown: see `NgramFeatures.column_names`.
+
+    Examples
+    --------
+    >>> spell("fell off", False), spell(" fel", True), spell("el", True), spell(" of ", True)
+    ('fell off', 'fel…', '…el…', '[of]')
+    """
+    if not of_characters:
+        return ngram
+    begins, ends = ngram.startswith(" "), ngram.endswith(" ")
+    inside = ngram.strip()
+    if begins and ends:
+        return f"[{inside}]"
+    return f"{'' if begins else '…'}{inside}{'' if ends else '…'}"
+
+
+class _Part(NamedTuple):
+    """Rows of a block."""
+
+    columns: Int32
+    values: Float32
+    ends: Int64
+
+
+def _join(parts: list[Any], n_columns: int) -> sp.csr_matrix:
+    """Return one matrix of the parts, which are given up one by one."""
+    sizes = [len(part.columns) for part in parts]
+    kind = np.int32 if sum(sizes) <= np.iinfo(np.int32).max else np.int64
+    indptr = np.zeros(1 + sum(len(part.ends) for part in parts), dtype=kind)
+    indices, data = np.empty(sum(sizes), dtype=kind), np.empty(sum(sizes), dtype=np.float32)
+    row, at = 0, 0
+    for i, size in enumerate(sizes):
+        part, parts[i] = parts[i], None
+        indices[at : at + size], data[at : at + size] = part.columns, part.values
+        indptr[row + 1 : row + 1 + len(part.ends)] = part.ends + at
+        row, at = row + len(part.ends), at + size
+    X = sp.csr_matrix((data, indices, indptr), shape=(row, n_columns))
+    X.has_sorted_indices = X.has_canonical_format = True
+    return X
+
+
+T = TypeVar("T")
+
+
+class _Tables(Generic[T]):
+    """Tables that tasks use one after the other: as many as tasks run at the same time."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._free: list[T] = []
+        self.all: list[T] = []
+
+    @contextmanager
+    def use(self) -> Iterator[T]:
+        """Give out a table that nobody else uses."""
+        try:
+            table = self._free.pop()  # atomic, as is append
+        except IndexError:
+            table = self._make()
+            self.all.append(table)
+        yield table
+        self._free.append(table)
+
+
+def _empty_seen(n_buckets: int) -> Seen:
+    return Seen(
+        np.zeros(n_buckets, dtype=np.int32),
+        np.zeros(n_buckets, dtype=np.int32),
+        np.zeros((n_buckets, 3), dtype=np.int32),
+        np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8),
+    )
+
+
+def _room(n: int) -> Found:
+    return Found(
+        np.empty(n, dtype=np.uint64),
+        np.empty(n, dtype=np.int32),
+        np.empty(n, dtype=np.int32),
+        np.empty(n, dtype=np.uint8),
+    )
+
+
+def _fold(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a filter of half the size as long as few of its bits are set."""
+    while len(bits) > 1:
+        half = bits[: len(bits) // 2] | bits[len(bits) // 2 :]
+        if int(np.unpackbits(half).sum()) > _FILTER_FILL * 8 * len(half):
+            break
+        bits = half
+    return bits.copy()
+
+
+class _Names(NamedTuple):
+    """N-grams of some columns: the columns, rising, and what `cut_out` returned as UTF-8."""
+
+    columns: Int32
+    ends: Int64
+    utf8: NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> _Names:
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[str],
+        first: Int32,
+        columns: NDArray[np.integer[Any]],
+        max_bytes: int,
+    ) -> _Names:
+        least = np.cumsum(first[columns, 2] + 1, dtype=np.int64)  # a character has at least one byte
+        wanted = columns[: int(np.searchsorted(least, max_bytes, side="right"))]
+        coded = [b""] * len(wanted)
+        number, text = -1, ""
+        for i in np.argsort(first[wanted, 0], kind="stable").tolist():  # each text once
+            if first[wanted[i], 0] != number:
+                number = int(first[wanted[i], 0])
+                text = texts[number].lower()
+            _, start, length = first[wanted[i]].tolist()
+            coded[i] = cut_out(text, start, length).encode(errors="replace")
+        sizes = np.array([len(name) for name in coded], dtype=np.int64)
+        kept = np.flatnonzero((sizes <= _LONGEST_NAME) & (np.cumsum(sizes + 1) <= max_bytes))
+        kept = kept[np.argsort(wanted[kept], kind="stable")]
+        utf8 = np.frombuffer(b"".join([coded[i] for i in kept.tolist()]), dtype=np.uint8)
+        return cls(wanted[kept].astype(np.int32), np.cumsum(sizes[kept], dtype=np.int64), utf8)
+
+    def find(self, column: int) -> str | None:
+        """Return the name of a column, or None."""
+        at = int(np.searchsorted(self.columns, column))
+        if at == len(self.columns) or self.columns[at] != column:
+            return None
+        start = int(self.ends[at - 1]) if at else 0
+        return self.utf8[start : int(self.ends[at])].tobytes().decode()
+
+    def arrays(self, n_columns: int) -> dict[str, NDArray[Any]]:
+        named = np.zeros(n_columns, dtype=np.bool_)
+        named[self.columns] = True
+        lengths = np.diff(self.ends, prepend=0).astype(np.uint8)
+        return {"named": np.packbits(named), "name_lengths": lengths, "name_utf8": self.utf8}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], n_columns: int) -> _Names:
+        columns = np.flatnonzero(np.unpackbits(arrays["named"], count=n_columns)).astype(np.int32)
+        ends = np.cumsum(arrays["name_lengths"], dtype=np.int64)
+        if len(columns) != len(ends) or (ends[-1] if len(ends) else 0) != len(arrays["name_utf8"]):
+            raise ValueError(
+                f"{len(columns)} named columns, {len(ends)} lengths and {len(arrays['name_utf8'])} bytes of"
+                " names do not fit together."
+            )
+        return cls(columns, ends, arrays["name_utf8"])

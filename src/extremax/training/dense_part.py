@@ -1,0 +1,52 @@
+"""Weights on dense columns beside sparse ones: the default training of dense features, on these alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from extremax.config import FitConfig, resolve
+from extremax.defaults import ProblemSize
+from extremax.examples import Examples
+from extremax.runtime.context import Context
+from extremax.sparse_weights import DensePart, dense_columns
+from extremax.training.batch_trainer import BatchTrainer
+from extremax.training.bilinear import Bilinear
+from extremax.training.loop import Schedule
+
+_CHOSEN_ANEW = ("optimizer", "n_epochs", "learning_rate", "batch_size")
+
+
+class _Silent:
+    """Progress of the inner training: interrupts are looked at, nothing is shown."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def check(self) -> None:
+        self.context.interrupts.check()
+
+    def report(self, pairs_done: int, loss: float) -> None:
+        pass
+
+
+def fit_dense(data: Examples, n_classes: int, config: FitConfig, context: Context) -> Bilinear:
+    """Train on the last columns of X alone, as `ExtremeClassifier` does on dense features."""
+    Z = dense_columns(data.X, config.n_dense)
+    rows = data.with_features(Z)
+    problem = ProblemSize(rows.n_rows, rows.n_pairs, config.n_dense, n_classes)
+    given: dict[str, Any] = {**asdict(config), "noise": config.noise, "objective": "shared_softmax"}
+    given |= dict.fromkeys(_CHOSEN_ANEW)
+    inner = resolve(given, problem, numbers=config.numbers)
+    trainer = BatchTrainer(inner, context)
+    rows = trainer.accept(rows)
+    state = trainer.start(rows, n_classes)
+    prepared = trainer.prepare(state, rows)
+    decay = inner.n_epochs if inner.decays else None
+    schedule = Schedule(inner.n_epochs, inner.learning_rate, None, decay)
+    context.progress.log(f"training on {config.n_dense} dense features, {inner.n_epochs} epochs")
+    for epoch in range(inner.n_epochs):
+        trainer.epoch(state, prepared, schedule.rates(epoch), _Silent(context))
+    found: Any = trainer.export(state)
+    factors = found.to_dense() * found.feature_scale
+    return Bilinear(DensePart.of_columns(factors.astype("float32"), config.n_dense), found.biases)
