@@ -17,6 +17,7 @@ from extremax.parameters import (
     PARAMETERS,
     RENAMED,
     ROW_OBJECTIVES,
+    SPARSE_OBJECTIVES,
     canonical_noise,
     check_estimator_parameters,
     check_patience,
@@ -44,11 +45,12 @@ def test_docstring_is_that_of_the_table() -> None:
 
 
 def test_objectives_and_optimizers_are_those_of_the_registries() -> None:
-    by_trainer: dict[str, list[str]] = {"rows": [], "batch": []}
+    by_trainer: dict[str, list[str]] = {"rows": [], "batch": [], "sparse": []}
     for name, objective in OBJECTIVES.items():
         by_trainer[objective.trainer].append(name)
     assert tuple(by_trainer["rows"]) == ROW_OBJECTIVES
     assert tuple(by_trainer["batch"]) == BATCH_OBJECTIVES
+    assert tuple(by_trainer["sparse"]) == SPARSE_OBJECTIVES
     assert optimizers.OPTIMIZERS == OPTIMIZERS
 
 

@@ -184,6 +184,8 @@ class SparseConfig:
     default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
     # of the cosine with the class mean: questions are not worded as training texts are
     min_centroid_weight: float = 7.0
+    # of the bilinear part: more of it, and a text that a class is known by is given to another class
+    max_bilinear_weight: float = 0.5
     usual_length: tuple[float, float] = (
         0.7,
         1.4,

@@ -37,12 +37,29 @@ def fit_mixture(
         guess = dict(zip(PARTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
         weight = data.pair_weight.astype(np.float64)
-        lowest = [config.min_centroid_weight if name == "centroid" else 0.0 for name in experts]
-        found = _maximise(_Objective(phi, log_weight, weight, theta), theta, lowest)
+        limits = {
+            "centroid": (config.min_centroid_weight, None), "bilinear": (0.0, config.max_bilinear_weight)
+        }  # fmt: skip
+        bounds = [limits.get(name, (0.0, None)) for name in experts]
+        found = _maximise(_Objective(phi, log_weight, weight, theta), theta, bounds)
         if "svm" in experts:
             accuracy = config.accuracy_weight, config.accuracy_slope
-            found = _maximise(_Objective(phi, log_weight, weight, theta, accuracy), found, lowest)
+            found = _maximise(_Objective(phi, log_weight, weight, theta, accuracy), found, bounds)
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
+
+
+def compare(
+    experts: Sequence[SparseWeights], data: Examples, config: SparseConfig, context: Context
+) -> list[float]:
+    """Return the log-likelihood of `data` under each model, normalised as in `fit_mixture`."""
+    if data.n_rows > config.max_mix_rows:
+        data = data.sample_rows(config.max_mix_rows)
+    weight = data.pair_weight.astype(np.float64)
+    with one_blas_thread():
+        phi, log_weight = _describe(experts, data, config, context)
+    nothing, single = np.zeros(len(experts)), np.eye(len(experts))
+    objective = _Objective(phi, log_weight, weight, nothing)
+    return [-objective(choice)[0] + _PENALTY for choice in single]
 
 
 def _describe(
@@ -140,6 +157,5 @@ class _Objective:
         return -value, -gradient
 
 
-def _maximise(objective: _Objective, theta: Float64, lowest: Sequence[float]) -> Float64:
-    bounds = [(low, None) for low in lowest]
+def _maximise(objective: _Objective, theta: Float64, bounds: Sequence[tuple[float, float | None]]) -> Float64:
     return np.asarray(minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds).x, np.float64)

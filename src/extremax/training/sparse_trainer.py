@@ -24,15 +24,13 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.search.base import Scorer
-from extremax.search.pairs import log_likelihood
 from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.dense_part import fit_dense
-from extremax.training.mixing import PARTS, fit_mixture
+from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
 from extremax.types import Float32
@@ -198,7 +196,6 @@ class Prepared:
     source: Any  # ProposalSource, or None for a correction of finished weights
     correction: Correction | None = None
     before: Linear | None = None  # an earlier correction, part of the offsets
-    is_new: bool = True
     base: SparseWeights | None = None  # weights of a finished fit
 
     @property
@@ -293,7 +290,7 @@ class SparseTrainer(TrainerBase):
         start = make_start(arrays, tables.numbers, self.context.n_threads)
         source = ProposalSource(arrays, tables.numbers, start)
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
-        return Prepared(TrainingRows(data, rows, mean), source, is_new=is_new)
+        return Prepared(TrainingRows(data, rows, mean), source)
 
     def epoch(
         self, state: TrainState, prepared: Prepared, rates: tuple[float, float], progress: Progress
@@ -421,8 +418,8 @@ class SparseTrainer(TrainerBase):
             pruned = weights.pruned(mean, threshold)
         chosen["n_weights"] = pruned.n_entries
         if held_out is not None and pruned.n_entries < weights.n_entries:
-            rows, n_threads = self.accept(held_out), self.context.n_threads
-            before, after = (log_likelihood(Scorer(w), rows, n_threads=n_threads) for w in (weights, pruned))
+            both = [weights, pruned]
+            before, after = compare(both, self.accept(held_out), self.numbers, self.context)
             chosen["pruning_loss"] = round(before - after, 5)
             share = pruned.n_entries / max(weights.n_entries, 1)
             self.context.progress.log(
