@@ -12,9 +12,10 @@ installed is left out, and so is a method that does not go with a set; the table
 Texts become the sparse features of `NgramFeatures`; eurlex57k and bibtex have word counts, which become
 TF-IDF (sublinear, unit rows).  Features are made once, on training texts alone, and given to every method;
 their seconds are printed above each table and are not part of anyone's training.  Two make features of their
-own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part of its training) and
-`extremax-dense` (512 dense dimensions, version 0.1; seconds printed).  `extremax-start` is interrupted, as
-by Ctrl-C, before its first epoch.  Data sets are described in
+own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part of its training, and of its
+milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; seconds printed).
+`extremax-start` is the same as `extremax-text` where there are texts, interrupted, as by Ctrl-C, before its
+first epoch.  Data sets are described in
 datasets.py, methods in peers.py.
 
 Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
@@ -194,15 +195,16 @@ def run_ours(method: str, folder: Path, n_threads: int) -> None:
     Y = {split: peers.load_matrix(folder, f"Y_{split}") for split in ("train", "test")}
     single = Y["train"].nnz == Y["train"].shape[0]
     targets = {split: Y[split].indices if single else Y[split] for split in Y}
-    X, features = _rows(method, folder, n_threads)
+    from_texts = uses_texts(method, folder)
+    X, features = _texts(folder) if from_texts else _rows(method, folder, n_threads)
     result: dict[str, Any] = {"version": "", "data_bytes": peers.peak_bytes(), "features": features}
     few = np.random.default_rng(0).permutation(Y["train"].shape[0])[:_COMPILING_ROWS]
     callbacks = [StopAtStart()] if method == "extremax-start" else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingInterruptedWarning)
-        _make(method, n_threads).fit(_take(X["train"], few), targets["train"][few], callbacks=callbacks)
+        _make(from_texts, n_threads).fit(_take(X["train"], few), targets["train"][few], callbacks=callbacks)
         clock = Clock()
-        clf = _make(method, n_threads).fit(X["train"], targets["train"], callbacks=callbacks)
+        clf = _make(from_texts, n_threads).fit(X["train"], targets["train"], callbacks=callbacks)
     result |= {"train": clock.read(), "peak_bytes": peers.peak_bytes()}
     chosen = clf.classifier_ if isinstance(clf, TextClassifier) else clf
     result["choices"] = {key: repr(value) for key, value in chosen.choices_.items()}
@@ -229,17 +231,24 @@ class StopAtStart(Watcher):
         raise KeyboardInterrupt
 
 
+def uses_texts(method: str, folder: Path) -> bool:
+    """Return whether a method of ours takes texts, and makes its own features: where there are any."""
+    return method in ("extremax-text", "extremax-start") and (folder / "texts_train.json").exists()
+
+
+def _texts(folder: Path) -> tuple[dict[str, Any], None]:
+    return {s: json.loads((folder / f"texts_{s}.json").read_text()) for s in ("train", "test")}, None
+
+
 def _rows(method: str, folder: Path, n_threads: int) -> tuple[dict[str, Any], Seconds | None]:
     """Return the rows of a method and the seconds of features of its own."""
-    if method == "extremax-text":
-        return {s: json.loads((folder / f"texts_{s}.json").read_text()) for s in ("train", "test")}, None
     if method != "extremax-dense":
         return {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}, None
     from extremax.features.svd import truncated_svd
     from extremax.features.text import TextFeatures
 
     if (folder / "texts_train.json").exists():
-        texts = {s: json.loads((folder / f"texts_{s}.json").read_text()) for s in ("train", "test")}
+        texts, _ = _texts(folder)
         clock = Clock()
         dense = TextFeatures().fit(texts["train"], n_jobs=n_threads)
         found = {"train": dense.transform(texts["train"], n_jobs=n_threads)}
@@ -253,9 +262,9 @@ def _rows(method: str, folder: Path, n_threads: int) -> tuple[dict[str, Any], Se
     return found | {"test": np.asarray(X["test"] @ basis)}, seconds
 
 
-def _make(method: str, n_threads: int) -> Any:
+def _make(from_texts: bool, n_threads: int) -> Any:
     classifier = ExtremeClassifier(random_state=0, n_jobs=n_threads)
-    return TextClassifier(classifier) if method == "extremax-text" else classifier
+    return TextClassifier(classifier) if from_texts else classifier
 
 
 def _take(X: Any, rows: np.ndarray) -> Any:
@@ -449,8 +458,8 @@ def compare(data: Prepared, methods: Iterable[str], options: Options, out: Path 
         if options.by_size and not data.multilabel:
             figures |= by_size(method, data)
         common = {"features s": data.features.wall, "features processor s": data.features.processor}
-        if method == "extremax-text":
-            common = {}
+        if uses_texts(method, data.folder):
+            common = {}  # part of training
         row = {"case": f"{data.name}: {title}", **common, **figures}
         write_rows(NAME, [row], show=False)
         if out is not None:

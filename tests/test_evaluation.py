@@ -208,3 +208,18 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
     assert np.array_equal(clf.predict(X[7000:]), labels)
     clf.save(tmp_path / "model")
     assert load_model(tmp_path / "model").model_.calibration.temperature == temperature
+
+
+@pytest.mark.identity
+def test_calibration_error_at_k_pools_the_first_k_predictions() -> None:
+    rng = np.random.default_rng(8)
+    y = rng.integers(12, size=600)
+    X = rng.normal(size=(12, 6))[y] + rng.normal(size=(600, 6))
+    clf = ExtremeClassifier(random_state=0, n_epochs=3).fit(X[:400], y[:400])
+    report = evaluate(clf, X[400:], y[400:], ks=(1, 3))
+    labels, log_prob = clf.predict_topk(X[400:], 3)
+    right, p = (labels == y[400:, None]).ravel(), np.exp(log_prob.astype(np.float64)).ravel()
+    bins = np.clip(np.ceil(p * 15).astype(int) - 1, 0, 14)
+    gaps = [abs((right[bins == b] - p[bins == b]).sum()) for b in range(15)]
+    assert report.ece[3] == pytest.approx(sum(gaps) / len(p), abs=1e-6)
+    assert report.ece[1] == report.calibration_error

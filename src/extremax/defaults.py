@@ -134,7 +134,7 @@ class SparseConfig:
     max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
 
     # correction
-    n_epochs: int = 4  # rounds with the wide support ...
+    n_epochs: int = 3  # rounds with the wide support ...
     n_epochs_own: int = 1  # ... and with that of the class's own rows
     wide_entries: float = 4e8  # entries of rows times candidates up to which the support is wide
     min_pairs_wide: int = 2  # competing rows that bring a feature into a wide support

@@ -44,6 +44,9 @@ class Report:
     calibration_error : float
         Expected calibration error of the best class: the mean distance between its probability and the share
         of pairs whose label it is.
+    ece : dict
+        Expected calibration error of the first k predictions (arXiv 2411.04276): the same over all of them,
+        each a prediction of its own; ``ece[1]`` is `calibration_error`.
     accuracy : dict
         Share of rows with a true label among the first k predictions.
     precision, ndcg : dict
@@ -59,6 +62,7 @@ class Report:
     n_unknown: int
     log_likelihood: float
     calibration_error: float
+    ece: dict[int, float] = field(default_factory=dict)
     accuracy: dict[int, float] = field(default_factory=dict)
     precision: dict[int, float] = field(default_factory=dict)
     ndcg: dict[int, float] = field(default_factory=dict)
@@ -148,15 +152,22 @@ def evaluate(
     truth = sparse.csr_array((np.ones(len(rows), np.int8), data.y, offsets), shape=(n_samples, n_classes))
     chances = _propensity(core, propensity)
     # Over pairs: a class of probability p is right for a share p of them, also where each row has several.
-    best_is_label = ranked.labels[rows, 0] == data.y
-    confidence = np.minimum(np.exp(ranked.log_prob[:, 0].astype(np.float64)), 1.0)[rows]
+    is_label = ranked.labels[rows] == data.y[:, None]
+    confidence = np.minimum(np.exp(ranked.log_prob.astype(np.float64)), 1.0)[rows]
+    errors = {
+        k: metrics.expected_calibration_error(
+            is_label[:, :k].ravel(), confidence[:, :k].ravel(), n_bins=n_bins
+        )
+        for k in sorted({1, *ks})
+    }
     return Report(
         n_samples=n_samples,
         n_pairs=len(rows),
         n_left_out=targets.n_rows - n_samples,
         n_unknown=int((targets.y < 0).sum()),
         log_likelihood=float(ranked.pair_log_prob.astype(np.float64).mean()),
-        calibration_error=metrics.expected_calibration_error(best_is_label, confidence, n_bins=n_bins),
+        calibration_error=errors[1],
+        ece={k: errors[k] for k in ks},
         accuracy={k: metrics.accuracy_at_k(truth, ranked.labels, k=k) for k in ks},
         precision={k: metrics.precision_at_k(truth, ranked.labels, k=k) for k in ks},
         ndcg={k: metrics.ndcg_at_k(truth, ranked.labels, k=k) for k in ks},

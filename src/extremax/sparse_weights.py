@@ -27,6 +27,7 @@ from extremax.types import Features, Float32, Float64, Int32, Int64
 from extremax.weights import Buffers
 
 _TASK_ROWS = 64  # rows whose pairs a thread scores at a time
+_FEW_ROWS = 4
 _MAX_DENSE_BYTES = 4 << 30  # of weights that are unpacked on request
 
 
@@ -141,7 +142,10 @@ class SparseBlock:
         lengths = weights.length_biases
         sparse_scores.score_rows(self.rows, self.first, self.last, weights.postings, lengths, scores)
         if self.z is not None and weights.dense is not None:
-            scores += self.z @ weights.dense.factors.T
+            if self.n_rows <= _FEW_ROWS:  # threads of BLAS take longer to wake than this takes
+                sparse_scores.add_products(self.z, weights.dense.factors, scores)
+            else:
+                scores += self.z @ weights.dense.factors.T
         if not whole:
             out[...] = scores[:, start:stop]
         return out

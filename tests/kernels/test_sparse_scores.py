@@ -139,3 +139,12 @@ def test_best_scores_leave_out_minus_infinity():
     assert labels[:2].tolist() == [150, 3]
     assert best[:2].tolist() == [1.0, -5.0]
     assert sparse_scores.select_top(np.full(9, -np.inf, np.float32), 4, labels, best) == 0
+
+
+@pytest.mark.small
+def test_products_are_added() -> None:
+    rng = np.random.default_rng(0)
+    rows, factors = (rng.normal(size=(n, 5)).astype(np.float32) for n in (3, 7))
+    out = np.ones((3, 7), np.float32)
+    sparse_scores.add_products(rows, factors, out)
+    np.testing.assert_allclose(out, 1.0 + rows @ factors.T, rtol=1e-5)

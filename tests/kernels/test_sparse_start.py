@@ -27,7 +27,8 @@ KINDS = ["one label", "several labels", "weights", "negative values"]
 
 def numbers_of(rng, first_word=FIRST_WORD):
     weights = rng.normal(size=(2, N_BUCKETS))
-    return Numbers(0.7, *weights, rng.normal(size=3), np.array(EDGES, np.int64), np.array([first_word], np.int64))
+    groups = np.array([first_word], np.int64)
+    return Numbers(0.7, *weights, rng.normal(size=3), np.array(EDGES, np.int64), groups)
 
 
 def make_data(kind):

@@ -421,10 +421,23 @@ def test_chunks_with_the_same_labels_are_other_rows():
     y = np.arange(60) % 6
     clf = make(Only).partial_fit(first, y).partial_fit(second, y)
     expected = [(first + second)[y == label].sum(axis=0) for label in range(6)]
-    np.testing.assert_allclose(tables_of(clf).sums.matrix.toarray(), expected, rtol=1e-5)
+    found = tables_of(clf).sums.matrix.toarray() / tables_of(clf).scale
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (tables_of(clf).sums.counts == 20.0).all()
     clf.partial_fit(second, y)
     assert (tables_of(clf).sums.counts == 20.0).all()  # these were there already
+
+
+@pytest.mark.invariance
+def test_the_scale_of_features_and_of_weights_does_not_matter(data, test_rows):
+    (X, y), (X_test, _) = data, test_rows
+    probabilities = [
+        make(Linear, n_epochs=1)
+        .fit(X * scale, y, sample_weight=np.full(len(y), weight))
+        .predict_proba(X_test * scale)
+        for scale, weight in ((1e-3, 1.0), (1e3, 1e-6))
+    ]
+    np.testing.assert_allclose(*probabilities, atol=2e-3)
 
 
 # -- labels and weights --------------------------------------------------------------------------------------

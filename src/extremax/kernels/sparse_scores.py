@@ -49,6 +49,19 @@ def score_rows(rows, first, last, postings, length_biases, out):
                 line[classes[q]] += x * values[q]
 
 
+@njit
+def add_products(rows, factors, out):
+    """Add ``z.v_y`` of rows z (n, size) and classes v (n_classes, size) to `out` (n, n_classes)."""
+    for i in range(rows.shape[0]):
+        z, line = rows[i], out[i]
+        for y in range(factors.shape[0]):
+            v = factors[y]
+            total = np.float32(0.0)
+            for j in range(z.size):
+                total += z[j] * v[j]
+            line[y] += total
+
+
 @inline
 def find_class(classes, low, high, label):
     """Return the position of a class among ascending ones, or -1."""

@@ -307,7 +307,7 @@ def _scan_rows(
         topk.finish_rows(states, scaling.inverse_temperature, *(part[first:last] for part in result))
         spare.append(buffers)
 
-    with one_blas_thread():
+    with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
         run(work, len(tasks), n_threads)
     return result
 

@@ -247,8 +247,10 @@ class SparseTrainer(TrainerBase):
 
     def _find_scale(self, data: Examples) -> float:
         """Return one over the root mean square length of the rows, or one where it is about that."""
-        rows = csr_rows(data.X, self.config.n_dense)
-        scale = 1.0 / np.sqrt(np.square(rows.data, dtype=np.float64).sum() / max(data.n_rows, 1) or 1.0)
+        rows, used = csr_rows(data.X, self.config.n_dense), labelled_rows(data)
+        values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
+        n_rows = data.n_rows if used is None else int(used.sum())
+        scale = 1.0 / np.sqrt(np.square(values, dtype=np.float64).sum() / max(n_rows, 1) or 1.0)
         low, high = self.numbers.usual_length
         return 1.0 if low <= 1.0 / scale <= high else float(scale)
 
@@ -265,7 +267,9 @@ class SparseTrainer(TrainerBase):
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
         tables = SparseTables(sums, numbers, scale)
-        chosen = {"start_log_likelihood": likelihood, "smoothing": numbers.smoothing}
+        chosen: dict[str, Any] = {"smoothing": numbers.smoothing}
+        if likelihood == likelihood:
+            chosen["start_log_likelihood"] = likelihood
         return TrainState(tables, 1.0, chosen=chosen)
 
     def prepare(self, state: TrainState, data: Examples) -> Prepared:
