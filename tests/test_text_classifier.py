@@ -351,3 +351,23 @@ def test_dense_features_and_embeddings_are_one_array() -> None:
     clf = make(encoder=LengthEncoder()).fit(TEXTS, LABELS)
     assert clf.transform(TEXTS[:3]).shape == (3, clf.features_.n_features + 26)  # type: ignore[union-attr]
     assert clf.score(TEXTS, LABELS) > 0.9
+
+
+def test_names_of_columns_do_not_depend_on_the_index_of_a_series():
+    pandas = pytest.importorskip("pandas")
+    listed = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS)
+    series = pandas.Series(TEXTS, index=range(len(TEXTS))[::-1])
+    other = TextClassifier(ExtremeClassifier(random_state=0)).fit(series, LABELS)
+    assert other.explain_label("roof") == listed.explain_label("roof")
+    late = pandas.Series(TEXTS, index=range(1000, 1000 + len(TEXTS)))
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(late, LABELS)
+
+
+@pytest.mark.error
+@pytest.mark.parametrize("k", [0, -1, 1.5, None])
+def test_explanations_need_a_whole_number_of_labels(k):
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS)
+    with pytest.raises((TypeError, ValueError), match="'k' parameter of explain must be"):
+        clf.explain("fell off a roof", k=k)
+    with pytest.raises((TypeError, ValueError), match="'k' parameter of explain_label must be"):
+        clf.explain_label("roof", k=k)

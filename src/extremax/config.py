@@ -155,6 +155,11 @@ def resolve(
             f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or"
             " another objective."
         )
+    if objective.trainer == "sparse" and not isinstance(given["noise"], str):
+        raise ValueError(
+            f"objective={given['objective']!r} finds its negatives by itself and cannot use noise of type"
+            f" {type(given['noise']).__name__}. Leave noise out, or use objective='negative_sampling'."
+        )
     if problem.n_dense and objective.trainer != "sparse":
         raise ValueError(
             f"objective={given['objective']!r} cannot use a pair of sparse and dense features; use 'auto' or"
@@ -163,7 +168,8 @@ def resolve(
     defaults: dict[str, Any]
     if objective.trainer == "sparse":
         epochs = sparse_epochs(problem, numbers.sparse)
-        defaults = {"batch_size": 1, "n_epochs": epochs, "learning_rate": 1.0, "optimizer": "dual"}
+        defaults = {"n_epochs": epochs}
+        given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}  # exact steps have none of them
     elif objective.shares_classes:
         size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
         wanted = min(problem.n_pairs // batch.batches_per_epoch, batch.max_scores // size)

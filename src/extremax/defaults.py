@@ -26,10 +26,6 @@ class ProblemSize:
     n_dense: int = 0  # last columns that every row has, beside sparse ones
     column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
 
-    @property
-    def is_sparse(self) -> bool:
-        return self.n_entries is not None
-
 
 @dataclass(frozen=True)
 class OrderConfig:
@@ -160,6 +156,7 @@ class SparseConfig:
     bilinear_max_pairs: int = 300_000
     bilinear_epochs: int = 12
     bilinear_batch: int = 2048  # pairs
+    bilinear_work: float = 1e10  # multiply-adds; above, half the coordinates and fewer, larger minibatches
     bilinear_drawn: int = 512  # classes that stand for all that are no candidates
     bilinear_rate: float = 0.02  # of Adam; falls to zero over the second half
     bilinear_penalty: float = 1e-5

@@ -103,9 +103,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.
         "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.
         "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they
-        are not zero, on top of a naive Bayes start. "auto" is "sparse_softmax" for sparse matrices of at
-        least 1,024 columns and at most 5% of non-zero entries, else "shared_softmax" for up to 1,024
-        features; for more, in `partial_fit` and with an own noise object it is "negative_sampling".
+        are not zero, on top of a naive Bayes start; `learning_rate`, `optimizer` and `batch_size` have no
+        effect on it, `noise` and `prior_variance` on its dense features alone. "auto" is "sparse_softmax"
+        for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries, else
+        "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own noise object
+        it is "negative_sampling".
     noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree
         Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
         with the same probability, the class frequencies, or a mixture of tree and frequencies.
@@ -657,6 +659,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             Features have the names of the training data's columns, or their numbers.
         """
         features = self._check_fitted(x)
+        check_count("explain", k)
         if features.shape[0] != 1:
             raise ValueError(f"x has {features.shape[0]:,} rows; explain takes one.")
         best = self.model_.topk(features, min(k, len(self.classes_)), n_threads=self._threads)
@@ -673,6 +676,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             Features, and classes, to list.
         """
         self._require_fitted()
+        check_count("explain_label", k)
         return explain_class(self.model_, self.classes_, self._label_id(label), self._column_names, k)
 
     def _label_id(self, label: Any) -> int:
@@ -741,6 +745,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ]
         estimator._publish(Fitted(saved.model, saved.state, history))
         return estimator
+
+
+def check_count(method: str, k: Any) -> None:
+    """Raise unless k is a whole number of at least one."""
+    check_parameters(method, {"k": k}, {"k": [Interval(int, 1)]})
 
 
 def _row_weight(data: Examples, sample_weight: ArrayLike | None) -> Float32 | None:

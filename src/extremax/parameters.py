@@ -84,9 +84,11 @@ PARAMETERS: dict[str, Parameter] = _table(
         ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
         ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
         ' "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they'
-        ' are not zero, on top of a naive Bayes start. "auto" is "sparse_softmax" for sparse matrices of at'
-        ' least 1,024 columns and at most 5% of non-zero entries, else "shared_softmax" for up to 1,024'
-        ' features; for more, in `partial_fit` and with an own noise object it is "negative_sampling".',
+        ' are not zero, on top of a naive Bayes start; `learning_rate`, `optimizer` and `batch_size` have no'
+        ' effect on it, `noise` and `prior_variance` on its dense features alone. "auto" is "sparse_softmax"'
+        ' for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries, else'
+        ' "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own noise object'
+        ' it is "negative_sampling".',
     ),
     Parameter(
         "noise", "adversarial",

@@ -41,6 +41,14 @@ def csr_rows(X: Features, n_dense: int = 0) -> CSRRows:
     return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
 
 
+def _row_range(X: Any, first: int, last: int) -> CSRRows:
+    """Return some rows of a CSR matrix as the kernels take them; what has to be copied are these alone."""
+    start, stop = X.indptr[first], X.indptr[last]
+    ends = X.indptr[first : last + 1].astype(np.int64) - np.int64(start)
+    values = np.require(X.data[start:stop], np.float32, ["C", "W"])
+    return CSRRows(values, np.require(X.indices[start:stop], np.int32, ["C", "W"]), ends)
+
+
 @dataclass(frozen=True, eq=False)
 class DensePart:
     """The part z(x).v_y of the scores.
@@ -119,20 +127,16 @@ class SparseBlock:
     """Some rows of X, scored for all classes through postings."""
 
     def __init__(self, weights: SparseWeights, X: Features, first: int, last: int) -> None:
-        self.weights, self.first, self.last = weights, first, last
+        self.weights, self.n_rows = weights, last - first
         self.z: Float32 | None = None
         if weights.dense is None and sparse.issparse(X):
-            self.rows = csr_rows(X)
+            self.rows = _row_range(X, first, last)
             return
         block: Any = X[first:last]
         block = block if sparse.issparse(block) else sparse.csr_matrix(block)
-        self.rows, self.first, self.last = csr_rows(block, weights.n_dense), 0, last - first
+        self.rows = csr_rows(block, weights.n_dense)
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
-
-    @property
-    def n_rows(self) -> int:
-        return self.last - self.first
 
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
@@ -140,7 +144,7 @@ class SparseBlock:
         whole = start == 0 and stop == n_classes
         scores = out if whole else buffers.get("scores", self.n_rows, n_classes)
         lengths = weights.length_biases
-        sparse_scores.score_rows(self.rows, self.first, self.last, weights.postings, lengths, scores)
+        sparse_scores.score_rows(self.rows, 0, self.n_rows, weights.postings, lengths, scores)
         if self.z is not None and weights.dense is not None:
             if self.n_rows <= _FEW_ROWS:  # threads of BLAS take longer to wake than this takes
                 sparse_scores.add_products(self.z, weights.dense.factors, scores)

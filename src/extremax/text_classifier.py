@@ -17,7 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.estimator import ExtremeClassifier
+from extremax.estimator import ExtremeClassifier, check_count
 from extremax.examples import Examples
 from extremax.explanation import (
     EMBEDDING,
@@ -109,11 +109,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         if eval_set is not None and (not isinstance(eval_set, tuple | list) or len(eval_set) != 2):
             raise TypeError(f"eval_set must be a pair (texts_valid, y_valid); got {type(eval_set).__name__}.")
         with self._nothing_left_on_failure():
-            X = self._fit_features(self._start(texts, y))
+            listed = self._start(texts, y)
+            X = self._fit_features(listed)
             validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
             options: dict[str, Any] = {"classes": classes, "callbacks": callbacks}
             self.classifier_.fit(X, y, sample_weight, eval_set=validation, **options)
-            self._keep_names(texts)
+            self._keep_names(listed)
         return self
 
     def _forget(self) -> None:
@@ -148,10 +149,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """
         with self._nothing_left_on_failure():
             is_first = not hasattr(self, "classifier_")
-            X = self._fit_features(self._start(texts, y)) if is_first else self.transform(texts)
+            listed = self._start(texts, y) if is_first else list(texts)
+            X = self._fit_features(listed) if is_first else self.transform(texts)
             self.classifier_.partial_fit(X, y, classes, sample_weight)
             if is_first:
-                self._keep_names(texts)
+                self._keep_names(listed)
         return self
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
@@ -202,7 +204,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         takes_sparse = classifier.objective == _SPARSE or _leaves_it_open(classifier)
         return NgramFeatures() if takes_sparse else TextFeatures()
 
-    def _keep_names(self, texts: Sequence[str]) -> None:
+    def _keep_names(self, texts: list[str]) -> None:
         """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
         keep = getattr(self.features_, "keep_names", None)
         weights: Any = self.model_.weights
@@ -315,7 +317,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """Return which rows hold no known n-gram at all; an encoder knows every text."""
         has_counts = self.model_.classes.counts is not None
         if self.features_ is None or not self.features_.is_sparse or self._encodes or not has_counts:
-            return np.zeros(len(X) if isinstance(X, np.ndarray) else X[0].shape[0], dtype=np.bool_)
+            return np.zeros((X[0] if isinstance(X, tuple) else X).shape[0], dtype=np.bool_)
         return np.asarray(np.diff(X.indptr) == 0)
 
     def _log_frequencies(self) -> Float32:
@@ -346,6 +348,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         0.0
         """
         classifier = self._of([text])
+        check_count("explain", k)
         X = self.transform([text])
         k = min(k, len(self.classes_))
         if self._unknown(X).any():
@@ -380,6 +383,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             Features, and classes, to list.
         """
         number = self._of([])._label_id(label)
+        check_count("explain_label", k)
         spell = getattr(self.features_, "column_names", None)
         if spell is None:
             raise ValueError("columns of these features have no names; explain_label needs NgramFeatures.")

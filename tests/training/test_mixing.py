@@ -67,6 +67,17 @@ def test_a_model_that_misleads_gets_no_weight(problem):
     assert found[1] > 0.1
 
 
+@pytest.mark.planted
+def test_hard_rows_do_not_switch_all_models_off(problem):
+    """At weights of zero every row is a tie, which a smoothed accuracy counts as half right."""
+    experts, data = problem
+    y = data.y.copy()
+    noisy = np.random.default_rng(4).random(len(y)) < 0.8
+    y[noisy] = np.random.default_rng(5).integers(0, N_CLASSES, int(noisy.sum()))
+    found = fit({"start": experts["a"], "svm": experts["b"]}, Examples(data.X, y), **ALL)
+    assert found.sum() > 0.1
+
+
 @pytest.mark.reference
 def test_weights_match_the_likelihood_over_all_classes(problem):
     experts, data = problem

@@ -326,6 +326,26 @@ def test_resumed_fit_of_every_part_has_the_same_bits(data, test_rows):
     np.testing.assert_array_equal(clf.predict_log_proba(X), whole.predict_log_proba(X))
 
 
+@pytest.mark.identity
+def test_a_fit_saved_after_its_last_epoch_ends_with_every_part(data, test_rows, tmp_path):
+    """Hard negatives are not saved; the similarity that is trained on them must not get lost."""
+    (X, y), clf = data, make(Every)
+    clf.fit(X, y, callbacks=[lambda record: clf.save(tmp_path / str(record["epoch"]))])
+    last = clf.history_[-1]["epoch"]
+    resumed = load_model(tmp_path / str(last))
+    resumed._numbers = Every._numbers
+    resumed.resume_fit(X, y)
+    assert "bilinear" in resumed.choices_["mix"]
+    np.testing.assert_array_equal(
+        resumed.predict_log_proba(test_rows[0]), clf.predict_log_proba(test_rows[0])
+    )
+
+
+def test_parameters_without_effect_are_not_among_the_choices(data):
+    clf = make(Only, learning_rate=9.0, optimizer="sgd", batch_size=7).fit(*data)
+    assert (clf.choices_["learning_rate"], clf.choices_["optimizer"]) == (1.0, "dual")
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_ctrl_c_inside_an_epoch_leaves_a_model(data, test_rows, epoch):
     (X, y), clf, watcher = data, make(), At(epoch)

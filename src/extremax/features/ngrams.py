@@ -330,7 +330,7 @@ class NgramFeatures:
         self._check_fitted()
         if self._first is None:
             raise ValueError("names are kept once, after fit and before the features are saved.")
-        self._names = _Names.of(texts, self._first, columns, self.options.max_name_bytes)
+        self._names = _Names.of(list(texts), self._first, columns, self.options.max_name_bytes)
         self._first = None
         return self
 
@@ -598,6 +598,7 @@ class _Names(NamedTuple):
         columns: NDArray[np.integer[Any]],
         max_bytes: int,
     ) -> _Names:
+        columns = columns[columns < len(first)]  # texts without n-grams have one column of zeros
         least = np.cumsum(first[columns, 2] + 1, dtype=np.int64)  # a character has at least one byte
         wanted = columns[: int(np.searchsorted(least, max_bytes, side="right"))]
         coded = [b""] * len(wanted)

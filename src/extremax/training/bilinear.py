@@ -76,14 +76,16 @@ def fit_bilinear(
     config = job.config
     X = unit_rows(select_columns(training.rows, columns, len(training.mean)))
     problem = _Problem.of(X, training.data, n_classes)
-    size = config.bilinear_size
+    size, batch, n_epochs = config.bilinear_size, config.bilinear_batch, config.bilinear_epochs
+    n = len(candidates.rows)
+    work = len(problem.sums.data) * size * n_epochs * max(1.0, n / batch)
+    if work > config.bilinear_work:  # long rows: fewer coordinates and fewer, larger steps
+        size, batch, n_epochs = size // 2, 2 * batch, max(1, 2 * n_epochs // 3)
     generator = np.random.default_rng((job.seed, 24))
     P = np.zeros((len(columns), size + 1), np.float32)
     P[:, :size] = config.bilinear_scale * generator.standard_normal((len(columns), size), dtype=np.float32)
     Q = P.copy()
     fitter = _Fitter(problem, candidates, P, Q, job)
-    n, batch = len(candidates.rows), config.bilinear_batch
-    n_epochs = config.bilinear_epochs
     for epoch in range(n_epochs):
         rate = config.bilinear_rate * min(1.0, 2.0 * (1.0 - epoch / n_epochs))
         order = generator.permutation(n)

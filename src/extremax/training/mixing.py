@@ -44,7 +44,11 @@ def fit_mixture(
         found = _maximise(_Objective(phi, log_weight, weight, theta), theta, bounds)
         if "svm" in experts:
             accuracy = config.accuracy_weight, config.accuracy_slope
-            found = _maximise(_Objective(phi, log_weight, weight, theta, accuracy), found, bounds)
+            objective = _Objective(phi, log_weight, weight, theta, accuracy)
+            ranking = _maximise(objective, found, bounds)
+            # Weights of zero make every row a tie, half right to the smoothed accuracy: count the rows.
+            if objective.fraction_right(ranking) >= objective.fraction_right(found):
+                found = ranking
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
 
 
@@ -155,6 +159,12 @@ class _Objective:
             value += factor * float(weight @ right)
             gradient = gradient + change @ (phi[:, 0] - phi[rows, best])
         return -value, -gradient
+
+    def fraction_right(self, theta: Float64) -> float:
+        """Return the weighted fraction of pairs whose class has a higher score than every other candidate."""
+        scores = (self.flat @ theta.astype(np.float32)).reshape(self.phi.shape[:2])
+        scores[self.absent] = -np.inf
+        return float(self.weight @ (scores[:, 0] > scores[:, 1:].max(axis=1, initial=-np.inf)))
 
 
 def _maximise(objective: _Objective, theta: Float64, bounds: Sequence[tuple[float, float | None]]) -> Float64:

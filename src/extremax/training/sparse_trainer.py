@@ -10,6 +10,7 @@ chosen by the likelihood of rows that none of them was trained on.
 from __future__ import annotations
 
 import time
+import warnings
 import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -361,16 +362,13 @@ class SparseTrainer(TrainerBase):
         few = n_classes <= self.numbers.few_classes
         if (several or few) and self._wants_svm(prepared.training.rows, n_classes):
             return None  # few classes, or rows with several labels: the SVMs know all negatives
-        config, source, data = self.numbers, prepared.source, prepared.data
+        config, source = self.numbers, prepared.source
         job, rows = self._job(check), prepared.training.rows
-        n_candidates = self._n_candidates(data.n_pairs, n_classes)
-        pruned = steps.prune_postings(source.start.postings, prepared.training.mean, config.prune)
-        pairs = steps.choose_pairs(prepared.training, source, pruned, job)
-        if len(pairs) == 0 or n_candidates == 0:
+        candidates = self._propose(prepared.training, source, job)
+        if candidates is None:
             return None
-        candidates = steps.propose(prepared.training, pairs, source, pruned, n_candidates, job)
         tables.candidates = candidates
-        entries = len(pairs) * (n_candidates + 1) * steps.mean_entries(rows)
+        entries = candidates.classes.size * steps.mean_entries(rows)
         is_wide = not several and entries <= config.wide_entries
         unfinished = tables.duals is not None and tables.duals.shape == candidates.offsets.shape
         if tables.correction is not None and not unfinished:
@@ -384,6 +382,15 @@ class SparseTrainer(TrainerBase):
             correction.refresh()
         prepared.correction = correction
         return correction
+
+    def _propose(self, training: TrainingRows, source: ProposalSource, job: Job) -> Candidates | None:
+        """Find hard negatives by the start; None where there are none to find."""
+        n_candidates = self._n_candidates(training.data.n_pairs, len(source.sums.counts))
+        pruned = steps.prune_postings(source.start.postings, training.mean, self.numbers.prune)
+        pairs = steps.choose_pairs(training, source, pruned, job)
+        if len(pairs) == 0 or n_candidates == 0:
+            return None
+        return steps.propose(training, pairs, source, pruned, n_candidates, job)
 
     def _n_candidates(self, n_pairs: int, n_classes: int) -> int:
         config = self.numbers
@@ -420,6 +427,12 @@ class SparseTrainer(TrainerBase):
         if limit is not None and pruned.n_bytes > limit:
             threshold = max(threshold, weights.threshold_for(mean, limit))
             pruned = weights.pruned(mean, threshold)
+        if limit is not None and pruned.n_bytes > limit:
+            warnings.warn(
+                f"max_model_bytes is {limit:,}, and the model takes {pruned.n_bytes:,} bytes without any"
+                " weight of a sparse column; allow more.",
+                stacklevel=6,  # the caller of fit
+            )
         chosen["n_weights"] = pruned.n_entries
         if held_out is not None and pruned.n_entries < weights.n_entries:
             both = [weights, pruned]
@@ -441,8 +454,15 @@ class SparseTrainer(TrainerBase):
         if tables.svm is None and self._wants_svm(training.rows, shape[0]):
             job = self._job(self._show("one-vs-rest SVMs", shape[0]))
             tables.svm = Linear(*steps.fit_svms(training, shape, job))
-        candidates = tables.candidates
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
+        candidates = tables.candidates
+        if small and tables.bilinear is None and candidates is None and tables.correction is not None:
+            # They are not saved: a fit that was stopped after its last epoch finds them again.
+            sums = tables.sums.arrays
+            source = ProposalSource(
+                sums, tables.numbers, make_start(sums, tables.numbers, self.context.n_threads)
+            )
+            candidates = self._propose(training, source, self._job())
         if tables.bilinear is None and candidates is not None and small:
             job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
             first_word = self.config.column_groups[0] if self.config.column_groups else 0

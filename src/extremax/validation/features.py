@@ -192,7 +192,7 @@ def join_pair(X: Any, name: str = "X") -> tuple[Any, int]:
     >>> joined.shape, joined.nnz, n_dense
     ((1, 4), 3, 2)
     """
-    if not isinstance(X, tuple) or len(X) != 2 or not sparse.issparse(X[0]):
+    if not isinstance(X, tuple | list) or len(X) != 2 or not sparse.issparse(X[0]):
         return X, 0
     words = check_features(X[0], name=f"{name}[0]")
     if sparse.issparse(X[1]):
