@@ -141,7 +141,8 @@ class SparseConfig:
     max_negatives: int = 100_000  # negative pairs of a class that are trained on
 
     # one-vs-rest SVMs
-    svm_work: float = 3e10  # entries of all rows times classes, up to which they are fitted
+    svm_work: float = 1.5e10  # entries of all rows times classes, up to which they are fitted ...
+    svm_work_several: float = 3e10  # ... where rows have several labels: there they are the main part
     svm_cost: float = 1.0
     svm_bias_feature: float = 0.5
     svm_passes: int = 12

@@ -23,7 +23,8 @@ class Small(ExtremeClassifier):
     _numbers = replace_numbers(
         DEFAULTS,
         sparse={
-            "few_classes": 0, "svm_work": 0.0, "min_held_out_pairs": 200, "bilinear_size": 8,
+            "few_classes": 0, "svm_work": 0.0, "svm_work_several": 0.0, "min_held_out_pairs": 200,
+            "bilinear_size": 8,
             "bilinear_min_rows": 2, "bilinear_batch": 128, "bilinear_epochs": 30, "bilinear_drawn": 32,
         },
     )  # fmt: skip

@@ -37,7 +37,12 @@ SMALL = {
     "prune_final": 0.0,
 }
 LINEAR = {**SMALL, "bilinear_max_pairs": 0}  # start, correction and SVMs
-ONLY = {**LINEAR, "svm_work": 0.0, "min_held_out_pairs": 10**9}  # start and correction, as they are
+ONLY = {
+    **LINEAR,
+    "svm_work": 0.0,
+    "svm_work_several": 0.0,
+    "min_held_out_pairs": 10**9,
+}  # start and correction, as they are
 
 
 class Every(ExtremeClassifier):
@@ -488,7 +493,7 @@ def test_rows_of_weight_zero_do_not_count(data, test_rows, n_zero):
     weight[30 : 30 + n_zero] = 0.0
     kept = weight > 0.0
     large = sparse.csr_matrix(sparse.diags(np.where(kept, 1.0, 50.0)) @ X, dtype=np.float32)
-    numbers = replace_numbers(Only._numbers, sparse={"svm_work": 3e10})
+    numbers = replace_numbers(Only._numbers, sparse={"svm_work": 3e10, "svm_work_several": 3e10})
 
     class Both(ExtremeClassifier):
         _numbers = numbers

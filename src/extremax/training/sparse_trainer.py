@@ -350,9 +350,10 @@ class SparseTrainer(TrainerBase):
     def _job(self, check: steps.Check = lambda fraction: None) -> Job:
         return Job(self.numbers, self.context.seed, self.context.n_threads, check)
 
-    def _wants_svm(self, rows: CSRRows, n_classes: int) -> bool:
-        affordable = len(rows.data) * n_classes <= self.numbers.svm_work
-        return affordable and not self.config.streaming
+    def _wants_svm(self, data: Examples, rows: CSRRows, n_classes: int) -> bool:
+        several = data.label_edges is not None
+        limit = self.numbers.svm_work_several if several else self.numbers.svm_work
+        return len(rows.data) * n_classes <= limit and not self.config.streaming
 
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
@@ -360,7 +361,7 @@ class SparseTrainer(TrainerBase):
             return prepared.correction
         several, n_classes = prepared.data.label_edges is not None, tables.sums.matrix.shape[0]
         few = n_classes <= self.numbers.few_classes
-        if (several or few) and self._wants_svm(prepared.training.rows, n_classes):
+        if (several or few) and self._wants_svm(prepared.data, prepared.training.rows, n_classes):
             return None  # few classes, or rows with several labels: the SVMs know all negatives
         config, source = self.numbers, prepared.source
         job, rows = self._job(check), prepared.training.rows
@@ -451,7 +452,7 @@ class SparseTrainer(TrainerBase):
     def _fit_parts(self, tables: SparseTables, training: TrainingRows) -> None:
         """Fit the parts that have no epochs, where they are affordable and still to be fitted."""
         shape, config = tables.sums.matrix.shape, self.numbers
-        if tables.svm is None and self._wants_svm(training.rows, shape[0]):
+        if tables.svm is None and self._wants_svm(training.data, training.rows, shape[0]):
             job = self._job(self._show("one-vs-rest SVMs", shape[0]))
             tables.svm = Linear(*steps.fit_svms(training, shape, job))
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
@@ -490,7 +491,7 @@ class SparseTrainer(TrainerBase):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
-        if self.config.column_groups:
+        if self.config.column_groups and len(start.biases) > self.numbers.few_classes:
             parts["centroid"] = _centroids(tables.sums)
         parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
         shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
