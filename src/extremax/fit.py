@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from extremax.types import Features, Float32, Int64
 TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
     "rows": RowTrainer,
     "batch": BatchTrainer,
-    "sparse": SparseTrainer,
+    "sparse": partial(SparseTrainer, make_dense_trainer=BatchTrainer),
 }
 
 

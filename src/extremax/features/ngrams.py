@@ -541,7 +541,7 @@ class _Tables(Generic[T]):
 
     @contextmanager
     def use(self) -> Iterator[T]:
-        """Give out a table that nobody else uses."""
+        """Lend a table to one task at a time."""
         try:
             table = self._free.pop()  # atomic, as is append
         except IndexError:

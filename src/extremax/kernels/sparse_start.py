@@ -281,6 +281,32 @@ def _add_rare(row, p, sums, numbers, left, scores):
         scores[y] += np.float32(x * (numbers.log_weights[b] * log_term + numbers.cosine_weights[b] * cosine))
 
 
+@helper
+def _log_sum_exp(scores, peak):
+    """Return the log of the summed exp of scores that are at most `peak`, in float32 sums of 1,024."""
+    total = 0.0
+    for start in range(0, scores.size, 1024):
+        block = scores[start : start + 1024]
+        part = np.float32(0.0)
+        for j in range(block.size):
+            part += exp_nonpositive(max(block[j] - peak, np.float32(-87.0)))
+        total += part
+    return np.float32(peak + math.log(max(total, 1e-37)))
+
+
+@helper
+def _keep_row(scores, i, proposals):
+    """Keep the best classes of row i and the mass of all others; scores of minus infinity do not count."""
+    found, best = proposals.classes[i], proposals.scores[i]
+    n = select_top(scores, found.size, found, best)
+    for j in range(n):
+        scores[found[j]] = _EMPTY
+    for j in range(n, found.size):
+        found[j] = -1
+        best[j] = _EMPTY
+    proposals.log_rest[i] = _log_sum_exp(scores, best[0] if n > 0 else np.float32(0.0))
+
+
 @njit
 def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposals, first, last):
     """Score all classes for rows of a range, each left out of its own classes; keep the best others.
@@ -300,7 +326,6 @@ def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposal
         Scratch.
     """
     row_numbers, pair_offsets, labels, weights = pairs
-    k = proposals.classes.shape[1]
     for i in range(first, last):
         r = row_numbers[i]
         start, stop = rows.indptr[r], rows.indptr[r + 1]
@@ -324,14 +349,7 @@ def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposal
             own = Row(indices, values, np.int64(labels[pair]), np.float64(weights[pair]))
             proposals.own[pair] = _own_score(own, sums, numbers)
             scores[labels[pair]] = _EMPTY
-        found, best = proposals.classes[i], proposals.scores[i]
-        n = select_top(scores, k, found, best)
-        for j in range(n):
-            scores[found[j]] = _EMPTY
-        for j in range(n, k):
-            found[j] = -1
-            best[j] = _EMPTY
-        proposals.log_rest[i] = _log_sum_exp(scores, best[0] if n > 0 else np.float32(0.0))
+        _keep_row(scores, i, proposals)
 
 
 @njit
@@ -340,7 +358,6 @@ def keep_best(scores, edges, labels, proposals, start):
 
     Line j of `scores` is row ``start + j`` of the proposals; `scores` is changed.
     """
-    k = proposals.classes.shape[1]
     for line in range(scores.shape[0]):
         i = start + line
         row = scores[line]
@@ -348,24 +365,4 @@ def keep_best(scores, edges, labels, proposals, start):
             proposals.own[pair] = row[labels[pair]]
         for pair in range(edges[i], edges[i + 1]):
             row[labels[pair]] = _EMPTY
-        found, best = proposals.classes[i], proposals.scores[i]
-        n = select_top(row, k, found, best)
-        for j in range(n):
-            row[found[j]] = _EMPTY
-        for j in range(n, k):
-            found[j] = -1
-            best[j] = _EMPTY
-        proposals.log_rest[i] = _log_sum_exp(row, best[0] if n > 0 else np.float32(0.0))
-
-
-@helper
-def _log_sum_exp(scores, peak):
-    """Return the log of the summed exp of scores that are at most `peak`, in float32 sums of 1,024."""
-    total = 0.0
-    for start in range(0, scores.size, 1024):
-        block = scores[start : start + 1024]
-        part = np.float32(0.0)
-        for j in range(block.size):
-            part += exp_nonpositive(max(block[j] - peak, np.float32(-87.0)))
-        total += part
-    return np.float32(peak + math.log(max(total, 1e-37)))
+        _keep_row(row, i, proposals)

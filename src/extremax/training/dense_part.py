@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from extremax.config import FitConfig, resolve
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.sparse_weights import DensePart, dense_columns
-from extremax.training.batch_trainer import BatchTrainer
+from extremax.training.base import Trainer
 from extremax.training.bilinear import Bilinear
 from extremax.training.loop import Schedule
 
+MakeTrainer: TypeAlias = Callable[[FitConfig, Context], Trainer]
 _CHOSEN_ANEW = ("optimizer", "n_epochs", "learning_rate", "batch_size")
 
 
@@ -30,7 +32,9 @@ class _Silent:
         pass
 
 
-def fit_dense(data: Examples, n_classes: int, config: FitConfig, context: Context) -> Bilinear:
+def fit_dense(
+    data: Examples, n_classes: int, config: FitConfig, context: Context, make_trainer: MakeTrainer
+) -> Bilinear:
     """Train on the last columns of X alone, as `ExtremeClassifier` does on dense features."""
     Z = dense_columns(data.X, config.n_dense)
     rows = data.with_features(Z)
@@ -38,7 +42,7 @@ def fit_dense(data: Examples, n_classes: int, config: FitConfig, context: Contex
     given: dict[str, Any] = {**asdict(config), "noise": config.noise, "objective": "shared_softmax"}
     given |= dict.fromkeys(_CHOSEN_ANEW)
     inner = resolve(given, problem, numbers=config.numbers)
-    trainer = BatchTrainer(inner, context)
+    trainer = make_trainer(inner, context)
     rows = trainer.accept(rows)
     state = trainer.start(rows, n_classes)
     prepared = trainer.prepare(state, rows)

@@ -30,7 +30,7 @@ from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
-from extremax.training.dense_part import fit_dense
+from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
@@ -204,8 +204,11 @@ class Prepared:
         return self.training.data
 
 
+@dataclass(frozen=True)
 class SparseTrainer(TrainerBase):
     """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
+
+    make_dense_trainer: MakeTrainer | None = None  # of the dense columns beside sparse ones
 
     @property
     def numbers(self) -> SparseConfig:
@@ -470,8 +473,10 @@ class SparseTrainer(TrainerBase):
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
                 tables.bilinear = fit_bilinear(training, candidates, columns, shape[0], job)
-        if tables.dense is None and self.config.n_dense:
-            tables.dense = fit_dense(training.data, shape[0], self.config, self.context)
+        if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
+            tables.dense = fit_dense(
+                training.data, shape[0], self.config, self.context, self.make_dense_trainer
+            )
 
     def _show(self, label: str, total: int) -> steps.Check:
         """Return what shows the progress of a part."""
