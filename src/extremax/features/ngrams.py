@@ -17,11 +17,10 @@ inside a model without pickle.  No result depends on the thread count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -40,6 +39,7 @@ from extremax.kernels.ngram_hash import (
     weigh_texts,
 )
 from extremax.runtime.products import read_only
+from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run
 from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
@@ -285,7 +285,7 @@ class NgramFeatures:
         check_texts(texts)
         blocks = text_blocks(texts)
         parts: list[Any] = [None] * len(blocks)
-        tables = _Tables(lambda: np.zeros(len(self.buckets_), dtype=np.int32))
+        tables = Scratch(lambda: np.zeros(len(self.buckets_), dtype=np.int32))
         weighing = self._weighing
 
         def weigh(i: int) -> None:
@@ -454,7 +454,7 @@ class NgramFeatures:
     ) -> Seen:
         """Return what the training texts hold, by bucket."""
         n_buckets = self.options.n_buckets
-        tables = _Tables(lambda: _empty_seen(n_buckets))
+        tables = Scratch(lambda: _empty_seen(n_buckets))
         blocks = text_blocks(texts)
         n_threads = min(n_threads, _MOST_TABLES)
         for first in range(0, len(blocks), _GROUP_BLOCKS * n_threads):
@@ -526,29 +526,6 @@ def _join(parts: list[Any], n_columns: int) -> sp.csr_matrix:
     X = sp.csr_matrix((data, indices, indptr), shape=(row, n_columns))
     X.has_sorted_indices = X.has_canonical_format = True
     return X
-
-
-T = TypeVar("T")
-
-
-class _Tables(Generic[T]):
-    """Tables that tasks use one after the other: as many as tasks run at the same time."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._free: list[T] = []
-        self.all: list[T] = []
-
-    @contextmanager
-    def use(self) -> Iterator[T]:
-        """Lend a table to one task at a time."""
-        try:
-            table = self._free.pop()  # atomic, as is append
-        except IndexError:
-            table = self._make()
-            self.all.append(table)
-        yield table
-        self._free.append(table)
 
 
 def _empty_seen(n_buckets: int) -> Seen:

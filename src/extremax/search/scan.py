@@ -18,6 +18,7 @@ import numpy as np
 from extremax.defaults import SearchConfig
 from extremax.kernels import topk, tree_tiles
 from extremax.runtime.products import one_blas_thread
+from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
 from extremax.search.base import Scorer
 from extremax.types import Features, Float32, Int32, Int64
@@ -286,26 +287,22 @@ def _scan_rows(
     tiles = ClassTiles(scorer, Z, 1, config, 1)
     classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
     tasks = split(n_rows, int(np.clip(config.row_task_scores // n_classes, 1, config.block_rows)))
-    spare: list[Buffers] = []
+    scratch = Scratch(lambda: Buffers(config.tile_scores))
 
     def work(i: int) -> None:
-        try:
-            buffers = spare.pop()
-        except IndexError:  # asking for the length first would be a race
-            buffers = Buffers(config.tile_scores)
         first, last = tasks[i]
-        rows = scorer.weights.open_block(X, first, last)
-        scores = buffers.get("products", last - first, n_classes)
-        rows.products(0, n_classes, buffers, scores)
-        states = _new_states(1, last - first, k, columns[first:last])
-        single = states._replace(
-            **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
-        )
-        table, step = _noise_of_rows(scorer, Z, tiles, first, last)
-        noise, strip = topk.LogNoise(table, 0, step, 0), np.empty(topk.STRIP, np.float32)
-        topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
-        topk.finish_rows(states, scaling.inverse_temperature, *(part[first:last] for part in result))
-        spare.append(buffers)
+        with scratch.use() as buffers:
+            rows = scorer.weights.open_block(X, first, last)
+            scores = buffers.get("products", last - first, n_classes)
+            rows.products(0, n_classes, buffers, scores)
+            states = _new_states(1, last - first, k, columns[first:last])
+            single = states._replace(
+                **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
+            )
+            table, step = _noise_of_rows(scorer, Z, tiles, first, last)
+            noise, strip = topk.LogNoise(table, 0, step, 0), np.empty(topk.STRIP, np.float32)
+            topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
+            topk.finish_rows(states, scaling.inverse_temperature, *(part[first:last] for part in result))
 
     with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
         run(work, len(tasks), n_threads)

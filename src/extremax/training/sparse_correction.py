@@ -20,6 +20,7 @@ from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Lis
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
 from extremax.runtime.products import one_blas_thread
+from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
 from extremax.sparse_weights import SparseWeights
 from extremax.training.sparse_start import ClassSums, Start
@@ -30,23 +31,6 @@ _ROWS_PER_TASK = 256
 _CLASSES_PER_TASK = 64
 _TASKS_BETWEEN_CHECKS = 64
 Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
-
-
-class Scratch:
-    """Arrays that tasks take and give back, so that each thread fills one once."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-        self._spare: list[Any] = []
-
-    def take(self) -> Any:
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self.make()
-
-    def give(self, value: Any) -> None:
-        self._spare.append(value)
 
 
 class Job(NamedTuple):
@@ -149,12 +133,11 @@ def propose(
     given, rare = (used.astype(np.int64), edges, labels, weights), job.config.rare_classes
 
     def work(i: int) -> None:
-        scores = scratch.take()
-        sparse_start.propose(
-            rows, given, source.sums, source.numbers, postings, biases, rare, scores, found,
-            *tasks[i],
-        )  # fmt: skip
-        scratch.give(scores)
+        with scratch.use() as scores:
+            sparse_start.propose(
+                rows, given, source.sums, source.numbers, postings, biases, rare, scores, found,
+                *tasks[i],
+            )  # fmt: skip
 
     run_checked(work, len(tasks), job)
     at = np.searchsorted(used, row_of)
@@ -209,7 +192,7 @@ class Correction:
     n_features: int
     n_blocks: int
     n_threads: int
-    scratch: Scratch = field(init=False, repr=False)
+    scratch: Scratch[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         size = self.n_features
@@ -281,13 +264,12 @@ class Correction:
         edges = np.unique(np.concatenate([[0], edges, [len(classes)]]))
 
         def task(i: int) -> None:
-            place = self.scratch.take()
-            part = classes[edges[i] : edges[i + 1]]
-            sparse_dual.correct_classes(
-                self.rows, self.candidates, self.listed, self.support, self.state, options, part, place,
-                number,
-            )  # fmt: skip
-            self.scratch.give(place)
+            with self.scratch.use() as place:
+                part = classes[edges[i] : edges[i + 1]]
+                sparse_dual.correct_classes(
+                    self.rows, self.candidates, self.listed, self.support, self.state, options, part, place,
+                    number,
+                )  # fmt: skip
 
         run_checked(task, len(edges) - 1, Job(SparseConfig(), 0, self.n_threads, check))
 
@@ -324,11 +306,10 @@ def _wide_support(
     features = np.empty(0, np.int32)
 
     def work(i: int) -> None:
-        seen, found = scratch.take()
-        sparse_dual.wide_support(
-            rows, candidates, listed, job.config.min_pairs_wide, seen, found, counts, features, *tasks[i]
-        )
-        scratch.give((seen, found))
+        with scratch.use() as (seen, found):
+            sparse_dual.wide_support(
+                rows, candidates, listed, job.config.min_pairs_wide, seen, found, counts, features, *tasks[i]
+            )
 
     run(work, len(tasks), job.n_threads)
     counts = np.cumsum(counts)
@@ -382,15 +363,14 @@ def fit_svms(training: TrainingRows, shape: tuple[int, int], job: Job) -> tuple[
 
     def work(i: int) -> None:
         c = int(present[i])
-        w, alpha, active, positive = scratch.take()
-        w[:] = 0.0
-        sparse_dual.fit_svm(problem, c, options, w, alpha, active, positive)
-        kept = np.flatnonzero(np.abs(w[:-1]) * mean >= config.svm_prune).astype(np.int32)
-        columns = by_frequency[kept]
-        rising = np.argsort(columns)
-        parts[c] = columns[rising], w[kept][rising]
-        biases[c] = w[-1] * np.float32(config.svm_bias_feature)
-        scratch.give((w, alpha, active, positive))
+        with scratch.use() as (w, alpha, active, positive):
+            w[:] = 0.0
+            sparse_dual.fit_svm(problem, c, options, w, alpha, active, positive)
+            kept = np.flatnonzero(np.abs(w[:-1]) * mean >= config.svm_prune).astype(np.int32)
+            columns = by_frequency[kept]
+            rising = np.argsort(columns)
+            parts[c] = columns[rising], w[kept][rising]
+            biases[c] = w[-1] * np.float32(config.svm_bias_feature)
 
     run_checked(work, len(present), job)
     matrix = sparse.csr_matrix(shape, dtype=np.float32)

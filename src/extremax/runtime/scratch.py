@@ -1,0 +1,44 @@
+"""Working memory that tasks use one after the other: as many pieces of it as tasks run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Scratch(Generic[T]):
+    """Arrays, or other working memory, that is made once per thread rather than once per task.
+
+    Attributes
+    ----------
+    all
+        Everything that was made.
+
+    Examples
+    --------
+    >>> scratch = Scratch(list)
+    >>> with scratch.use() as first:
+    ...     first.append(1)
+    >>> with scratch.use() as again:
+    ...     again
+    [1]
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._free: list[T] = []
+        self.all: list[T] = []
+
+    @contextmanager
+    def use(self) -> Iterator[T]:
+        """Lend a piece to one task at a time."""
+        try:
+            piece = self._free.pop()  # atomic, as is append
+        except IndexError:  # asking for the length first would be a race
+            piece = self._make()
+            self.all.append(piece)
+        yield piece
+        self._free.append(piece)
