@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from extremax.validation.labels import lookup_labels as lookup_labels
     from extremax.validation.random_state import check_random_state as check_random_state
     from extremax.validation.sample_weight import check_sample_weight as check_sample_weight
+    from extremax.validation.sample_weight import class_weights as class_weights
     from extremax.validation.targets import encode_targets as encode_targets
+    from extremax.validation.targets import indicator_format as indicator_format
     from extremax.validation.targets import lookup_targets as lookup_targets
 
 _MODULES = {
@@ -47,8 +49,10 @@ _MODULES = {
     "check_parameters": "constraints",
     "check_random_state": "random_state",
     "check_sample_weight": "sample_weight",
+    "class_weights": "sample_weight",
     "encode_labels": "labels",
     "encode_targets": "targets",
+    "indicator_format": "targets",
     "join_pair": "features",
     "lookup_labels": "labels",
     "lookup_targets": "targets",
@@ -70,8 +74,10 @@ __all__ = [
     "check_parameters",
     "check_random_state",
     "check_sample_weight",
+    "class_weights",
     "encode_labels",
     "encode_targets",
+    "indicator_format",
     "join_pair",
     "lookup_labels",
     "lookup_targets",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
+from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import ESTIMATOR
 
 _BLOCK_BYTES = 4 << 20  # checked at a time: stays in cache, and a memmap is not loaded whole
@@ -145,9 +146,14 @@ def _to_float32(values: Any, name: str, estimator_name: str) -> NDArray[np.float
 
 
 def _check_sparse(X: Any, name: str, estimator_name: str) -> Any:
-    # sorting and merging work in place: a CSR input that needs them is copied, other formats are converted
-    csr = sparse.csr_array(X, copy=X.format == "csr" and not X.has_canonical_format)
-    csr.sum_duplicates()
+    check_sparse_structure(X, name)
+    if X.dtype.kind == "O" or X.dtype == np.float16:  # scipy has no conversions for these
+        X = X.astype(np.float32)
+    csr = sparse.csr_array(X)
+    if not csr.has_canonical_format:
+        # sorting and merging work in place: CSR input that needs them is copied, the rest is a copy already
+        csr = csr.copy() if X.format == "csr" else csr
+        csr.sum_duplicates()
     given, data = csr.data, _to_float32(csr.data, name, estimator_name)
     for start in range(0, data.size, _BLOCK_BYTES // 4):
         finite = np.isfinite(data[start : start + _BLOCK_BYTES // 4])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
+from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import ESTIMATOR, short
 
 
@@ -142,6 +143,8 @@ def flat_labels(
     if isinstance(values, np.ndarray):
         _check_label_array(values, name, estimator_name)
         values = values.tolist() if values.dtype.kind == "V" else values
+        if hasattr(values, "dtype") and hasattr(values.dtype, "na_object"):
+            values = _present_strings(values, name)
     if n_samples is not None and len(values) != n_samples:
         raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
     if len(values) == 0:
@@ -153,11 +156,21 @@ def flat_labels(
     return values
 
 
+def _present_strings(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return an array of numpy's StringDType without its object for missing strings, which must not occur."""
+    missing = values.dtype.na_object  # type: ignore[attr-defined]
+    for i, value in enumerate(values.tolist()):
+        if value is missing:
+            _reject_missing(value, f"{name}[{i}]")
+    return values.astype(np.dtype("T"))
+
+
 def _check_label_source(y: Any, name: str, estimator_name: str) -> None:
     """Raise for labels that are missing, sparse, a string, or not iterable."""
     if y is None:
         raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
     if sparse.issparse(y):
+        check_sparse_structure(y, name)
         _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name)
     if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
         raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")

@@ -1,11 +1,13 @@
-"""Weights of rows: one finite number >= 0 per row."""
+"""Weights of rows, one finite number >= 0 each, and of classes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from extremax.examples import Examples
 from extremax.types import Float32
 
 _MIN_WEIGHT = 1e-15  # lower bound of the largest weight; its inverse is the upper bound
@@ -43,3 +45,28 @@ def check_sample_weight(sample_weight: Any, n_samples: int, *, name: str = "samp
             " their mean."
         )
     return given.astype(np.float32)
+
+
+def class_weights(given: Mapping[int, Any] | str, data: Examples, n_classes: int) -> Float32:
+    """Return the factor of the weight of every class, (n_classes,).
+
+    Parameters
+    ----------
+    given
+        Weights of some classes by number, 1 for the others; or "balanced": pairs over classes that occur
+        over pairs of the class, both weighted.
+    """
+    weight = np.ones(n_classes)
+    if isinstance(given, str):
+        counts = data.take(data.y >= 0).class_counts(n_classes, weighted=True).astype(np.float64)
+        used = counts > 0
+        weight[used] = counts.sum() / (used.sum() * counts[used])
+        return weight.astype(np.float32)
+    for number, value in given.items():
+        try:
+            weight[number] = float(value)
+        except (TypeError, ValueError):
+            weight[number] = np.nan
+        if not 0.0 <= weight[number] <= 1.0 / _MIN_WEIGHT:
+            raise ValueError(f"class_weight has the weight {value!r}; a weight is a finite number >= 0.")
+    return weight.astype(np.float32)

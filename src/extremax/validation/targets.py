@@ -16,6 +16,7 @@ from scipy import sparse
 from extremax.examples import Examples
 from extremax.types import Int64
 from extremax.validation.labels import LabelIndex, check_classes, encode_labels, flat_labels, unique_labels
+from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import short
 
 _MANY = (list, set, np.ndarray)  # a tuple or a frozenset is hashable, and so one label
@@ -137,9 +138,18 @@ def _kind(y: Any) -> str:
     return "single" if {*_MANY}.isdisjoint(map(type, rows)) else "lists"
 
 
+def indicator_format(y: Any) -> tuple[bool, str] | None:
+    """Return whether an indicator matrix is sparse, and the name of its dtype; None for other labels."""
+    if _kind(y) != "indicator":
+        return None
+    dtype = y.dtype if sparse.issparse(y) else np.asarray(y).dtype
+    return bool(sparse.issparse(y)), str(np.dtype(dtype).name)
+
+
 def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _IndicatorPairs:
     names = list(y.columns) if hasattr(y, "columns") else None
     if sparse.issparse(y):
+        check_sparse_structure(y, name)
         matrix = sparse.csr_array(y)
         n_rows, columns, values = matrix.shape[0], matrix.indices.astype(np.int64), matrix.data
         rows = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(matrix.indptr))

@@ -1,0 +1,136 @@
+"""Sparse matrices whose index arrays lie: one sentence, and no kernel sees them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from extremax import ExtremeClassifier, evaluate
+from extremax.data import load_dataset
+from extremax.validation import check_features, encode_targets
+from extremax.validation.sparse_structure import check_sparse_structure
+
+pytestmark = [pytest.mark.error]
+
+
+def matrix(kind: str = "csr") -> Any:
+    rng = np.random.default_rng(0)
+    return sparse.random(12, 6, density=0.5, format=kind, random_state=rng, dtype=np.float32)
+
+
+def break_matrix(made: Any, fault: str) -> Any:
+    """Return the matrix with one fault that scipy does not notice."""
+    if fault == "outside":
+        made.indices[3] = 10**9
+    elif fault == "negative":
+        made.indices[3] = -7
+    elif fault == "falling":
+        made.indptr[2], made.indptr[3] = made.indptr[3], made.indptr[2]
+    elif fault == "beyond":
+        made.indptr[4] = 2**30
+    elif fault == "short":
+        made.indptr = made.indptr[:-1]
+    else:
+        made.data = made.data[:-2]
+    return made
+
+
+FAULTS = {
+    "outside": r"has (column|row) number 1000000000 in (row|column) \d+, but",
+    "negative": r"has (column|row) number -7 in",
+    "falling": r"has pointers that fall from \d+ to \d+ at",
+    "beyond": r"has pointers that fall from 1073741824",
+    "short": r"has \d+ pointers for \d+ (row|column)s",
+    "lengths": r"has \d+ (column|row) numbers for \d+ values",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_features_and_indicators_that_lead_outside_reject(kind: str, fault: str) -> None:
+    with pytest.raises(ValueError, match="X " + FAULTS[fault]):
+        check_features(break_matrix(matrix(kind), fault))
+    made = matrix(kind)
+    made.data[:] = 1
+    with pytest.raises(ValueError, match="y " + FAULTS[fault]):
+        encode_targets(break_matrix(made, fault))
+
+
+def test_every_method_rejects_before_a_kernel_runs(tmp_path: Path) -> None:
+    X, y = matrix(), np.arange(12) % 3
+    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, n_jobs=1, random_state=0).fit(X, y)
+    bad = break_matrix(matrix(), "outside")
+    for call in (
+        lambda: clf.predict(bad),
+        lambda: clf.predict_topk(bad, 2),
+        lambda: clf.predict_proba(bad),
+        lambda: clf.partial_fit(bad, y),
+        lambda: clf.score(bad, y),
+        lambda: evaluate(clf, bad, y),
+        lambda: ExtremeClassifier().fit(bad, y),
+        lambda: ExtremeClassifier().fit((bad, np.ones((12, 2))), y),
+    ):
+        with pytest.raises(ValueError, match="column number 1000000000 in row"):
+            call()
+    labels = sparse.csr_matrix(np.eye(3, dtype=np.int8)[y])
+    labels.indices[0] = 77
+    with pytest.raises(
+        ValueError, match=r"y has column number 77 in row 0, but 3 columns\. Build the matrix"
+    ):
+        ExtremeClassifier().fit(X, labels)
+
+
+def test_indices_of_an_archive_that_lead_outside_reject(tmp_path: Path) -> None:
+    for kind in ("csr", "csc"):
+        made = break_matrix(matrix(kind), "outside")
+        parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr}
+        np.savez(tmp_path / "X.npz", format=kind.encode(), shape=made.shape, **parts)
+        with pytest.raises(ValueError, match="number 1000000000 in"):
+            load_dataset(tmp_path / "X.npz")
+
+
+@pytest.mark.parametrize("kind", ["coo", "bsr", "lil"])
+def test_other_formats_that_lead_outside_reject(kind: str) -> None:
+    made = matrix().asformat(kind)
+    if kind == "coo":
+        made.col = np.where(np.arange(made.nnz) == 2, 99, made.col).astype(np.int32)
+    elif kind == "bsr":
+        made.indices[1] = 99
+    else:
+        made.rows[0] = [99, *made.rows[0][1:]]
+    with pytest.raises(ValueError, match=r"column number (99|outside)"):
+        check_features(made)
+
+
+@pytest.mark.invariance
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "lil", "dia", "dok"])
+def test_sound_matrices_pass_unchanged(kind: str) -> None:
+    made = matrix()
+    checked = check_features(made.asformat(kind))
+    np.testing.assert_array_equal(checked.toarray(), made.toarray())
+
+
+def test_a_stale_flag_of_scipy_does_not_change_the_input() -> None:
+    made = sparse.csr_array((np.ones(2, np.float32), np.array([1, 0]), np.array([0, 2])), shape=(1, 2))
+    made.has_canonical_format = True  # it is not: the columns are not sorted
+    checked = check_features(made)
+    assert checked.indices.tolist() == [0, 1]
+    assert made.indices.tolist() == [1, 0]
+
+
+def test_one_row_is_checked_in_microseconds() -> None:
+    row = matrix()[:1]
+    check_sparse_structure(row)
+    best = min(_seconds(row) for _ in range(50))
+    assert best < 2e-4  # about 20 microseconds on an idle machine
+
+
+def _seconds(row: Any) -> float:
+    start = time.perf_counter()
+    check_sparse_structure(row)
+    return time.perf_counter() - start
