@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from extremax.estimator import ExtremeClassifier
+from extremax.storage import checks
 from extremax.storage.models import open_model
 from extremax.text_classifier import TEXT_COMPONENT, TextClassifier
 
@@ -16,7 +17,8 @@ def load_model(
     """Open a model that `ExtremeClassifier.save` or `TextClassifier.save` wrote.
 
     Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
-    sizes and a sample of the data. A `random_state` that was no integer comes back as None.
+    sizes, a sample of the data, and that all parts fit together. A `random_state` that was no integer comes
+    back as None.
 
     Parameters
     ----------
@@ -24,14 +26,20 @@ def load_model(
         The folder.
     verify : bool
         Read and check all of the data.
-    encoder : object with a method ``encode``, optional
-        For a `TextClassifier` that was trained with an encoder object: the model holds only what came after
-        it.
+    encoder : str or object with a method ``encode``, optional
+        For a `TextClassifier` that was trained with an encoder: the model holds only what came after it. A
+        name that the folder holds is not loaded by itself, because a folder from elsewhere may name anything:
+        give the name of the encoder that you trust.
 
     Returns
     -------
     ExtremeClassifier or TextClassifier
         Of the kind that was saved.
+
+    Raises
+    ------
+    ModelFileError
+        If the folder is no model, is damaged, or its parts do not fit together.
 
     Examples
     --------
@@ -45,7 +53,8 @@ def load_model(
     """
     saved = open_model(path, verify=verify)
     about = saved.parts.get(TEXT_COMPONENT)
-    if encoder is not None and (about is None or about.header["kind"] != "encoder"):
+    if encoder is not None and (about is None or about.header.get("kind") != "encoder"):
         raise ValueError(f"{path} was not trained with an encoder; open it without one.")
-    classifier = ExtremeClassifier._restore(path, saved)
-    return classifier if about is None else TextClassifier._restore(classifier, about, encoder)
+    with checks.whole_model(path):
+        classifier = ExtremeClassifier._restore(path, saved)
+        return classifier if about is None else TextClassifier._restore(classifier, about, encoder)

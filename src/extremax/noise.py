@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
 from extremax.types import Float32, Float64, Int32
 from extremax.validation import check_random_state
@@ -246,7 +247,7 @@ class UniformNoise(_Unconditional):
 
     @classmethod
     def from_state(cls, state: State) -> UniformNoise:
-        return cls(state.header["n_classes"])
+        return cls(checks.get_int(state.header, "n_classes", 1, 2**31 - 1))
 
 
 @register("noise", "frequency")
@@ -286,7 +287,8 @@ class FrequencyNoise(_Unconditional):
 
     @classmethod
     def from_state(cls, state: State) -> FrequencyNoise:
-        return cls(state.arrays["counts"], state.header["exponent"])
+        counts = checks.get_array(state.arrays, "counts", "f8", (None,))
+        return cls(counts, checks.get_float(state.header, "exponent"))
 
 
 @register("noise", "tree")
@@ -336,7 +338,7 @@ class TreeNoise(NoiseBase):
     def from_state(cls, state: State) -> TreeNoise:
         from extremax.tree import LabelTree
 
-        return cls(LabelTree.from_arrays(state.arrays))
+        return cls(LabelTree.from_state(state))
 
 
 @register("noise", "mixture")
@@ -424,7 +426,7 @@ class MixtureNoise(NoiseBase):
     @classmethod
     def from_state(cls, state: State) -> MixtureNoise:
         first, second = (restore("noise", state.nested(part)) for part in ("first", "second"))
-        return cls(first, second, weight=state.header["weight"])
+        return cls(first, second, weight=checks.get_float(state.header, "weight"))
 
 
 def mean_log_prob(noise: Noise, Z: Float32, *, n_jobs: int | None = None) -> Float32:

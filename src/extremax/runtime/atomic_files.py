@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+_STAGE = re.compile(r"\..+\.[0-9a-f]{12}")
+
+
+def stage_of(path: Path) -> Path:
+    """Return a new temporary name beside `path`, under which its content is written first."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+
+
+def is_stage(path: Path) -> bool:
+    """Tell whether a name is one of `stage_of`: of a write that goes on, or that was killed."""
+    return _STAGE.fullmatch(path.name) is not None
+
+
+def sweep_stages(folder: Path) -> None:
+    """Remove files that killed writes left in a folder that no other process works in."""
+    for path in folder.iterdir():
+        if is_stage(path) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Let errors of the operating system in the block name `path`, as those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file under a temporary name, then rename it."""
-    stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    stage = stage_of(path)
     try:
-        stage.write_text(text, encoding="utf-8")
+        with naming(path):
+            stage.write_text(text, encoding="utf-8")
         os.replace(stage, path)
     finally:
         stage.unlink(missing_ok=True)

@@ -26,7 +26,8 @@ the tail-mass correction.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,13 +38,14 @@ from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
 from extremax.calibration import Calibration, mix_uniform
-from extremax.defaults import PQConfig
+from extremax.defaults import PQConfig, restore_numbers
 from extremax.kernels import pq as kernels
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.search.base import Scorer
 from extremax.search.exact import ExactSearch
+from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Features, Float32, Float64, Int32, Int64
 from extremax.weights import DenseWeights, Weights
@@ -53,6 +55,7 @@ _BLOCK_CANDIDATES = 1 << 22  # ... fewer rows where these have more candidates i
 _TABLE_ROWS = 256  # rows whose tables fit in the second cache
 _TASK_WEIGHTS = 1 << 19  # weights that a thread encodes at a time
 _TASKS_AT_ONCE = 8  # threads that memory is counted for
+_MAX_SUBVECTORS = 256  # sums of as many table entries, a byte each, fit into 16 bits
 _COMMON_ROWS = 4  # rows of `rotation` behind the coordinates: the shared term of the scores, and padding
 
 _ARRAYS = ("order", "codes", "factors", "bases", "rotation", "shift", "centroids")
@@ -450,14 +453,73 @@ class PQSearch:
     @classmethod
     def from_state(cls, state: State) -> PQSearch:
         """Build the search that `state` described; without a config, with the default one."""
-        given: dict[str, Any] = {name: state.header[name] for name in _NUMBERS}
-        given["tail_correction"] = tuple(given["tail_correction"])
-        given |= {name: state.arrays[name] for name in _ARRAYS}
-        stored = dict(state.header.get("config", {}))
-        known = {f.name: stored[f.name] for f in fields(PQConfig) if f.name in stored}
-        if "tail_scales" in known:
-            known["tail_scales"] = tuple(known["tail_scales"])
-        return cls(**given, config=PQConfig(**known))
+        header = state.header
+        correction = checks.get_list(header, "tail_correction", (float, int))
+        if len(correction) != 2 or not np.isfinite(correction).all():
+            checks.reject(f"tail_correction is {checks.shown(correction)} where two numbers are needed")
+        given: dict[str, Any] = {
+            "width": None
+            if checks.get(header, "width") is None
+            else checks.get_int(header, "width", 1, 2**31),
+            "recall": checks.get_float(header, "recall", 0.0, 1.0),
+            "tail_correction": tuple(map(float, correction)),
+            "temperature": checks.get_float(header, "temperature", 1e-30),
+            "max_square": checks.get_float(header, "max_square", 0.0),
+            "n_epochs": checks.get_int(header, "n_epochs"),
+        }
+        config = restore_numbers(PQConfig, checks.get_mapping(header, "config") if "config" in header else {})
+        _check_config(config)
+        given |= _check_arrays(state.arrays)
+        return cls(**given, config=config)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.order)
+
+    @property
+    def n_features(self) -> int:
+        return int(self.rotation.shape[1])
+
+
+def _check_config(config: PQConfig) -> None:
+    """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
+    whole = {name: getattr(config, name) for name in ("subvectors", "max_stride", "threshold_classes")}
+    whole["max_candidates"] = config.max_candidates
+    for name, value in whole.items():
+        if not 1 <= value <= 2**31:
+            checks.reject(f"{name} of the index is {value}")
+    scales = config.tail_scales
+    if not scales or list(scales) != sorted(scales) or not 0.0 < scales[0] <= scales[-1] < np.inf:
+        checks.reject(f"tail_scales of the index is {checks.shown(scales)}")
+
+
+def _check_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an index; no place of theirs leads outside of another."""
+    order = checks.get_array(arrays, "order", "i4", (None,))
+    n_classes = len(order)
+    if n_classes == 0:
+        checks.reject("the index has no classes")
+    checks.check_distinct(order, "order", n_classes)
+    n_blocks = -(-n_classes // LANES)
+    codes = checks.get_array(arrays, "codes", "u1", (n_blocks, None, LANES))
+    n_subvectors = 2 * codes.shape[1]
+    if not 0 < n_subvectors <= _MAX_SUBVECTORS or n_subvectors % CODES_AT_ONCE:
+        checks.reject(f"the index has {n_subvectors} subvectors")
+    centroids = checks.get_array(arrays, "centroids", "f4", (kernels.N_CENTROIDS, None))
+    n_rotated = n_subvectors * centroids.shape[1] + _COMMON_ROWS
+    rotation = checks.get_array(arrays, "rotation", "f4", (n_rotated, None))
+    shift = checks.get_array(arrays, "shift", "f4", (n_rotated,))
+    factors = checks.get_array(arrays, "factors", "f4", (n_blocks, LANES))
+    bases = checks.get_array(arrays, "bases", "f4", (n_blocks, LANES))
+    found = {"order": order, "codes": codes, "factors": factors, "bases": bases}
+    found |= {"rotation": rotation, "shift": shift, "centroids": centroids}
+    for name in ("rotation", "shift", "centroids", "factors"):
+        checks.check_finite(found[name], name)
+    checks.check_finite(bases.reshape(-1)[:n_classes], "bases")
+    # A place without a class must reach no threshold: `order` has no entry for it.
+    if factors.reshape(-1)[n_classes:].any() or not np.isneginf(bases.reshape(-1)[n_classes:]).all():
+        checks.reject("the index has codes for more classes than its order")
+    return found
 
 
 def _make_blocks(codes: NDArray[np.uint8], factors: Float32, bases: Float32) -> kernels.Blocks:

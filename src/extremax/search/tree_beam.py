@@ -53,6 +53,10 @@ class TreeBeamSearch:
     tree: LabelTree
     config: SearchConfig = field(default_factory=SearchConfig)
 
+    @property
+    def n_classes(self) -> int:
+        return self.tree.n_classes
+
     def topk(
         self, scorer: Scorer, X: Features, k: int, *, width: int | None = None, n_threads: int = 1
     ) -> tuple[Int32, Float32]:
@@ -90,7 +94,7 @@ class TreeBeamSearch:
         """Build the search that `state` described."""
         from extremax.tree import LabelTree
 
-        return cls(LabelTree.from_arrays(state.arrays))
+        return cls(LabelTree.from_state(state))
 
 
 def _score_candidates(

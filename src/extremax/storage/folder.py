@@ -16,8 +16,6 @@ import ctypes
 import json
 import os
 import re
-import secrets
-import shutil
 import zlib
 from collections.abc import Mapping
 from hashlib import sha256
@@ -30,8 +28,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.errors import ModelFileError as ModelFileError
+from extremax.runtime.atomic_files import naming, stage_of
+from extremax.storage import checks
 from extremax.storage.dtypes import DTYPES
 from extremax.storage.labels import pack_labels, unpack_labels
+from extremax.storage.limits import (
+    MAX_ARRAYS,
+    MAX_HEADER_BYTES,
+    MAX_NAME,
+    open_regular,
+    parse_json,
+    read_limited,
+)
+from extremax.storage.stages import OLD, new_stage, read_steadily
 
 FORMAT = "extremax"
 FORMAT_VERSION = 2
@@ -40,6 +49,8 @@ HEADER = "header.json"
 CHUNK_BYTES = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
 _SAMPLED = 16  # chunks of each array that every load checks: all of an array of up to 4 MiB
 _ALIGNMENT = 64
+_MAX_CHUNK, _MAX_PREFIX = 64 << 20, 1 << 16  # bytes that are read at a time, and before the data of an array
+_ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _HINT = "Copy or save the model again."
 
 
@@ -92,11 +103,10 @@ def save_folder(
             f"{reserved[0]!r} cannot be the name of an array: it is where the labels are stored."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    stage = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-    stage.mkdir()
-    try:
+    # at the end, the stage is a failed one, or the model that was replaced
+    with naming(target), new_stage(target) as stage:
         label_coding, label_arrays = (None, {}) if labels is None else pack_labels(np.asarray(labels))
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "package_version": _package_version(),
@@ -109,14 +119,19 @@ def save_folder(
         }
         text = _canonical_json(content)
         document = json.dumps({"checksum": _checksum(text), **json.loads(text)}, indent=1)
+        if len(document) > MAX_HEADER_BYTES or len(content["arrays"]) > MAX_ARRAYS:
+            raise ValueError(
+                f"the header of the model has {len(document):,} bytes and {len(content['arrays']):,} arrays;"
+                f" a model folder holds at most {MAX_HEADER_BYTES:,} and {MAX_ARRAYS:,}. Use shorter feature"
+                " names, or none."
+            )
+        parse_json(document.encode())  # what cannot be read again is not written
         with open(stage / HEADER, "xb") as file:
             file.write(document.encode())
             _flush(file.fileno())
         _flush_folder(stage)
         _refuse_foreign(target)
         _put_in_place(stage, target)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)  # a failed one, or the model that was replaced
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
@@ -128,6 +143,16 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise NotADirectoryError(f"{above} is a file; {target} cannot be a folder in it.")
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(f"{above} may not be written to; choose another place for the model.")
+    probe = stage_of(above / target.name)  # the disk may be full, or read-only
+    try:
+        with naming(above), open(probe, "xb") as file:
+            file.write(bytes(CHUNK_BYTES))
+            _flush(file.fileno())
+    except OSError as error:
+        error.filename = str(above)
+        raise
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def load_folder(
@@ -155,6 +180,10 @@ def load_folder(
         If the folder is no model, is of another kind, is damaged or was written in a newer format.
     """
     folder = Path(path)
+    return read_steadily(folder, lambda: _load(folder, kind, verify=verify, copy_on_write=copy_on_write))
+
+
+def _load(folder: Path, kind: str, *, verify: bool, copy_on_write: bool) -> ModelFolder:
     content = _read_header(folder)
     if content["kind"] != kind:
         raise ModelFileError(f"{folder} holds a {content['kind']!r}, not a {kind!r}.")
@@ -164,9 +193,9 @@ def load_folder(
     }
     labels = None
     if content["labels"] is not None:
-        labels = unpack_labels(
-            content["labels"], {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)}
-        )
+        stored = {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)}
+        with checks.whole_model(folder):
+            labels = unpack_labels(content["labels"], stored)
     return ModelFolder(content["header"], arrays, labels, content["format_version"])
 
 
@@ -177,25 +206,58 @@ def _read_header(folder: Path) -> dict[str, Any]:
     if not folder.exists():
         raise FileNotFoundError(f"There is no model at {folder}: the folder does not exist.")
     try:
-        content = json.loads((folder / HEADER).read_bytes())
+        content = parse_json(read_limited(folder / HEADER))
         content_format = content["format"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ModelFileError(f"{folder} is not an extremax model: it has no readable {HEADER}.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f" ({error})" if str(error).startswith("it has") else ""
+        raise ModelFileError(
+            f"{folder} is not an extremax model: it has no readable {HEADER}{why}."
+        ) from None
     if content_format != FORMAT:
         raise ModelFileError(
-            f"{folder} is not an extremax model: its {HEADER} says format {content_format!r}."
+            f"{folder} is not an extremax model: its {HEADER} says format {checks.shown(content_format)}."
         )
     found = content.get("format_version")
     if isinstance(found, int) and found > FORMAT_VERSION:
         raise ModelFileError(
-            f"{folder} is in format {found}, written by extremax {content.get('package_version')}; this is"
+            f"{folder} is in format {checks.shown(found)}, written by extremax"
+            f" {checks.shown(str(content.get('package_version')))}; this is"
             f" extremax {_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
             " open it."
         )
     checksum = content.pop("checksum", None)
     if checksum != _checksum(_canonical_json(content)):
         raise ModelFileError(f"{folder / HEADER} is damaged: its checksum does not match. {_HINT}")
+    with checks.whole_model(folder):
+        _check_header(content)
     return content  # type: ignore[no-any-return]
+
+
+def _check_header(content: dict[str, Any]) -> None:
+    """Raise for a header without one of its parts, or with one of another type."""
+    checks.get_int(content, "format_version", 1, FORMAT_VERSION)
+    checks.get_text(content, "kind")
+    checks.get_mapping(content, "header")
+    if checks.get(content, "labels") is not None:
+        checks.get_mapping(content, "labels")
+    entries = checks.get_mapping(content, "arrays")
+    if len(entries) > MAX_ARRAYS:
+        checks.reject(f"it has {len(entries):,} arrays where at most {MAX_ARRAYS:,} are allowed")
+    for name in entries:
+        if len(name) > MAX_NAME or _ARRAY_NAME.fullmatch(name) is None:
+            checks.reject(
+                f"{checks.shown(name)} cannot be the name of an array: it may lead out of the folder"
+            )
+        entry = checks.get_mapping(entries, name)
+        if checks.get_text(entry, "dtype") not in DTYPES:
+            checks.reject(f"array {name!r} has the unknown type {checks.shown(entry['dtype'])}")
+        shape = checks.get_list(entry, "shape", (int,))
+        if len(shape) > 8 or min(shape, default=0) < 0 or prod(max(n, 1) for n in shape) > 2**59:
+            checks.reject(f"array {name!r} has the shape {checks.shown(shape)}")
+        checks.get_int(entry, "offset", 8, _MAX_PREFIX)
+        checks.get_int(entry, "chunk", 1, _MAX_CHUNK)
+        checks.get_text(entry, "prefix_checksum")
+        checks.get_text(entry, "checksums")
 
 
 def _canonical_json(content: Any) -> str:
@@ -228,9 +290,10 @@ def _is_reserved(name: str) -> bool:
 
 
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]*", name) is None:
+    if len(name) > MAX_NAME or _ARRAY_NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{name!r} cannot be the name of an array: use letters, digits, dots and underscores."
+            f"{name!r} cannot be the name of an array: use letters, digits, dots and underscores, at most"
+            f" {MAX_NAME}."
         )
     array = np.asarray(array)
     if array.dtype.name not in DTYPES:
@@ -271,35 +334,48 @@ def _open_array(
     )
     size = prod(shape) * dtype.itemsize
     try:
-        found = path.stat().st_size
-        if found != offset + size:
-            raise ModelFileError(
-                f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced."
-                f" {_HINT}"
-            )
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != offset + size:
+                raise ModelFileError(
+                    f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced."
+                    f" {_HINT}"
+                )
             prefix = file.read(offset)
-        data = (
-            np.memmap(path, dtype=np.uint8, mode="c" if copy_on_write else "r", offset=offset, shape=(size,))
-            if size
-            else None
-        )
+            mode: Any = "c" if copy_on_write else "r"
+            data = np.memmap(file, dtype=np.uint8, mode=mode, offset=offset, shape=(size,)) if size else None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}). {_HINT}") from error
     if _sum_of(prefix) != entry["prefix_checksum"]:
         raise ModelFileError(f"{path} is damaged in its first {offset} bytes. {_HINT}")
+    _check_prefix(path, prefix, name, entry, size)
     if data is None:
         empty = np.empty(shape, dtype=dtype)
         empty.flags.writeable = copy_on_write
         return empty
     chunk, sums = int(entry["chunk"]), entry["checksums"]
     n_chunks = -(-size // chunk)
+    if len(sums) != 8 * n_chunks:
+        raise ModelFileError(f"{path} has {len(sums) // 8:,} checksums instead of {n_chunks:,}. {_HINT}")
     chosen = range(n_chunks) if verify else np.unique(np.linspace(0, n_chunks - 1, _SAMPLED).astype(int))
     for i in chosen:
         if _sum_of(data[i * chunk : (i + 1) * chunk].data) != sums[8 * i : 8 * i + 8]:
             raise ModelFileError(f"{path} is damaged near byte {offset + i * chunk:,}. {_HINT}")
     array: NDArray[Any] = np.asarray(data).view(dtype).reshape(shape)
     return array
+
+
+def _check_prefix(path: Path, prefix: bytes, name: str, entry: Mapping[str, Any], size: int) -> None:
+    """Raise unless the array's own description says what the header of the folder says."""
+    expected = {"dtype": DTYPES[entry["dtype"]], "shape": entry["shape"], "data_offsets": [0, size]}
+    try:
+        same = int.from_bytes(prefix[:8], "little") == len(prefix) - 8 and parse_json(prefix[8:]) == {
+            name: expected
+        }
+    except ValueError:
+        same = False
+    if not same:
+        raise ModelFileError(f"{path} describes another array than {HEADER} does. {_HINT}")
 
 
 def _sum_of(data: bytes | memoryview) -> str:
@@ -314,7 +390,7 @@ def _refuse_foreign(target: Path) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
-        ours = json.loads((target / HEADER).read_bytes())["format"] == FORMAT
+        ours = parse_json(read_limited(target / HEADER))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
     if not ours:
@@ -328,7 +404,7 @@ def _put_in_place(stage: Path, target: Path) -> None:
     if not target.exists():
         os.rename(stage, target)
     elif not _exchange(stage, target):
-        aside = stage.with_name(stage.name + ".old")
+        aside = stage.with_name(stage.name + OLD)
         os.rename(target, aside)
         try:
             os.rename(stage, target)

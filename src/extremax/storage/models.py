@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.errors import ModelFileError
 from extremax.features.whitening import Whitening
 from extremax.model import Model
+from extremax.storage import checks
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
@@ -75,20 +75,17 @@ def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedMo
     """
     folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
-    if folder.format_version < 2:
-        content = translate(content)
-    try:
-        parts = {name: content.nested(name) for name in content.header["components"]}
-        model = Model.from_components(content.header["model"], parts)
-        state = _restore_training(model, parts["training"])
-        header = content.header["estimator"]
-    except (KeyError, TypeError) as error:
-        raise ModelFileError(
-            f"{path} is not a complete model: {type(error).__name__} {error} while its header was read."
-            " Copy or save the"
-            " model again."
-        ) from error
-    own = {*model.components(), "training"}
+    with checks.whole_model(path):
+        if folder.format_version < 2:
+            content = translate(content)
+        parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
+        model = Model.from_components(checks.get_mapping(content.header, "model"), parts)
+        state = _restore_training(model, checks.get(parts, "training"))
+        header = checks.get_mapping(content.header, "estimator")
+        if folder.labels is not None and len(folder.labels) != model.n_classes:
+            checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
+    own = {"weights", "calibration", "classes", "noise", "projection", "training"}
+    own |= {name for name in parts if name.startswith("search_")}
     return SavedModel(
         model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
     )
@@ -96,17 +93,27 @@ def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedMo
 
 def _restore_training(model: Model, state: State) -> TrainState:
     arrays = state.arrays
-    tables = _TABLES[state.header.get("tables", "dense")].from_training_state(model.weights, state)
+    kind = state.header.get("tables", "dense")
+    if not isinstance(kind, str) or kind not in _TABLES:
+        checks.reject(f"the training state is of the unknown kind {checks.shown(kind)}")
+    tables = _TABLES[kind].from_training_state(model.weights, state)
     values: Float32 | None = arrays.get("pair_values")
+    if values is not None:
+        checks.get_array(arrays, "pair_values", "f4", (None,))
+    whitening = Whitening.from_state(state.nested("whitening")) if "whitening" in state.header else None
+    if whitening is not None and len(whitening.mean) != model.n_features:
+        checks.reject(
+            f"the whitening is of {len(whitening.mean):,} features, weights of {model.n_features:,}"
+        )
     return TrainState(
         tables,
         model.weights.feature_scale,
         model.noise,
         model.projection,
-        Whitening.from_state(state.nested("whitening")) if "whitening" in state.header else None,
-        n_epochs=int(state.header["n_epochs"]),
+        whitening,
+        n_epochs=checks.get_int(state.header, "n_epochs"),
         pair_values=None if values is None else np.asarray(values),
-        pair_key=int(state.header["pair_key"]),
+        pair_key=checks.get_int(state.header, "pair_key", -(2**63), 2**64),
         class_means=model.classes.means,
         chosen=dict(model.chosen),
     )

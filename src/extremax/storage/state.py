@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from extremax.errors import ModelFileError
+from extremax.storage import checks
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class State:
         arrays = {
             name.removeprefix(start): array for name, array in self.arrays.items() if name.startswith(start)
         }
-        return State(self.header[prefix], arrays)
+        return State(checks.get_mapping(self.header, prefix), arrays)
 
 
 def merge(

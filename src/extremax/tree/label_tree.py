@@ -26,6 +26,7 @@ from extremax.kernels.tree_walk import (
     sample_paths,
 )
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tree.fitting import fit_nodes, group_by_class, kernel_settings, new_nodes, penalties
 from extremax.tree.layout import (
@@ -148,6 +149,9 @@ class LabelTree:
     @classmethod
     def from_state(cls, state: State) -> LabelTree:
         """Make a tree of what `state` returned."""
+        leaves = checks.get_array(state.arrays, "leaf_class", "i4", (None,))
+        checks.get_array(state.arrays, "weights", "f4", (len(leaves) - 1, None))
+        checks.get_array(state.arrays, "biases", "f4", (len(leaves) - 1,))
         return cls.from_arrays(state.arrays)
 
     @classmethod
