@@ -52,6 +52,12 @@ class Dataset:
         Number of rows that a label reduction left out because they have no label.
     format : str
         Format of the file.
+    row_numbers : list of int or None
+        Position of each row in the file, from 0, where columns are kept; bad rows count.
+    columns : dict of str to list
+        Columns that were to be kept, by name.
+    note : str
+        What was taken for what: the header, the columns of texts and labels.
     """
 
     X: Any = None
@@ -62,6 +68,9 @@ class Dataset:
     skipped: list[str] = field(default_factory=list)
     n_unlabelled: int = 0
     format: str = ""
+    row_numbers: list[int] | None = None
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def n_samples(self) -> int:

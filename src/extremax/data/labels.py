@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.types import Bool, Int64
+from extremax.validation.sparse_structure import check_sparse_structure
 
 
 def has_label(y: Any) -> Bool:
@@ -117,6 +118,7 @@ def all_pairs(y: Any) -> tuple[Int64, NDArray[Any]]:
 
 def _flatten(y: Any) -> tuple[NDArray[Any], Int64]:
     if sp.issparse(y):
+        check_sparse_structure(y, "y")
         y = y.tocsr()
         if (y.data == 0).any():
             y = y.copy()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from extremax.data import array_files, labels, sparse_text
 from extremax.data.dataset import DataFileError, Dataset
+from extremax.data.json_lines import JsonReader
 from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source, in_place
 from extremax.data.text_tables import (
     LABEL_NAMES,
@@ -21,12 +22,27 @@ from extremax.data.text_tables import (
     TEXT_NAMES,
     Column,
     FastTextReader,
+    Kept,
     LineReader,
     TableReader,
     TextReader,
 )
 
-Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", "csv", "tsv", "fasttext", "lines"]
+Format = Literal[
+    "auto",
+    "xmc",
+    "libsvm",
+    "npy",
+    "npz",
+    "parquet",
+    "arrow",
+    "csv",
+    "tsv",
+    "json",
+    "jsonl",
+    "fasttext",
+    "lines",
+]
 Reduction = Literal["first", "smallest", "rarest", "all"]
 
 _EXTENSIONS = {
@@ -46,9 +62,13 @@ _EXTENSIONS = {
     ".fasttext": "fasttext",
     ".xmc": "xmc",
     ".lines": "lines",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
 }
 _BINARY = ("npy", "npz", "parquet", "arrow")
 _HEAD = 1 << 16  # bytes from which the format is detected
+_JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\"\]])")
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
     rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
@@ -68,6 +88,8 @@ class _Options:
     labels_path: str | os.PathLike[str] | None
     skip_bad_lines: bool
     progress: Progress | None
+    keep: Kept = None
+    ignore_labels: bool = False
 
 
 def load_dataset(  # noqa: PLR0913 (the parameters are the API)
@@ -91,9 +113,10 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     """Read a file of features or texts with labels.
 
     Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow
-    with a vector or text column, CSV and TSV with a text and a label column, fastText ``__label__`` lines,
-    and with ``format="lines"`` plain lines, each a text. Files may be compressed with gzip, xz or Zstandard;
-    arrays and columns are then unpacked to a temporary file.
+    with a vector or text column, CSV and TSV with a text and a label column, JSON lines and arrays with
+    fields for text and label or labels, fastText ``__label__`` lines, and with ``format="lines"`` plain
+    lines, each a text. Files may be compressed with gzip, xz or Zstandard; arrays and columns are then
+    unpacked to a temporary file.
 
     Parameters
     ----------
@@ -112,7 +135,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
         per line, or an indicator matrix saved by ``scipy.sparse.save_npz``. By default ``y.npy`` beside
         ``X.npy``.
     text_column, label_column : str, int or None
-        Columns of a table by name or position; by default by their usual names.
+        Columns of a table, or fields of JSON, by name or position; by default by their usual names.
     vector_column : str or None
         Column of vectors in a Parquet or Arrow file; by default the first column of float lists.
     label_separator : str or None
@@ -179,12 +202,18 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     n_features: int | None = None,
     zero_based: sparse_text.ZeroBased = "auto",
     skip_bad_lines: bool = False,
+    keep: Kept = None,
+    ignore_labels: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[Dataset]:
     """Read a file in batches of about `batch_rows` rows, for files larger than memory and for pipes.
 
     Arguments are as in `load_dataset`. Sparse text comes in batches of some megabytes for any `batch_rows`,
     and libsvm text needs `n_features` and `zero_based`. Label names are those of each batch.
+
+    `keep` names columns of a table, fields of JSON or columns of Parquet and Arrow to be kept in the batches'
+    ``columns``, beside what is read anyway: a list, which may be empty, or "all"; rows are numbered then.
+    With `ignore_labels` labels are not read, so that some may be missing.
 
     Examples
     --------
@@ -206,6 +235,8 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
         labels_path=None,
         skip_bad_lines=skip_bad_lines,
         progress=progress,
+        keep=keep,
+        ignore_labels=ignore_labels,
     )
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
@@ -236,6 +267,8 @@ def detect_format(stream: ByteStream) -> str:
     if _XMC_HEADER.fullmatch(lines[0]):
         return "xmc"
     text = [line for line in lines if line.strip()]
+    if _JSON.match(head.removeprefix(b"\xef\xbb\xbf")):
+        return "jsonl"
     if any(line.lstrip().startswith(LABEL_PREFIX.encode()) for line in text[:5]):
         return "fasttext"
     # more than half of the lines decide: the reader will report bad ones
@@ -247,7 +280,7 @@ def detect_format(stream: ByteStream) -> str:
     for kind, agree in signs.items():
         if 2 * sum(agree) > len(agree):
             return kind
-    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, fasttext, lines"
+    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, jsonl, fasttext, lines"
     raise DataFileError(
         stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1
     )
@@ -271,6 +304,7 @@ def _batches(path: Source, format: str, options: _Options, batch_rows: int | Non
         if kind in _BINARY:
             yield from _read_binary(path, kind, stream, options, batch_rows)
         elif kind in ("xmc", "libsvm"):
+            _refuse_columns(stream, options)
             sparse: dict[str, Any] = {
                 "header": kind == "xmc",
                 "n_features": options.n_features,
@@ -298,6 +332,8 @@ def _read_binary(
                 vector_column=options.vector_column,
                 text_column=options.text_column,  # type: ignore[arg-type]
                 label_column=options.label_column,  # type: ignore[arg-type]
+                keep=options.keep,
+                ignore_labels=options.ignore_labels,
                 batch_rows=batch_rows,
                 # bytes that had to be unpacked were reported while they were
                 progress=None
@@ -305,6 +341,7 @@ def _read_binary(
                 else options.progress,
             )
             return
+        _refuse_columns(stream, options)
         data = array_files.read_npy(file) if kind == "npy" else array_files.read_npz(file)
         labels_path = options.labels_path or (_labels_beside(path) if data.y is None else None)
         if labels_path is not None:
@@ -316,6 +353,11 @@ def _read_binary(
         for start in range(0, data.n_samples, batch_rows):
             rows = slice(start, start + batch_rows)
             yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
+
+
+def _refuse_columns(stream: ByteStream, options: _Options) -> None:
+    if options.keep:
+        raise ValueError(f"{stream.name} holds features alone: there are no columns to be kept.")
 
 
 def _labels_beside(path: Source) -> Path | None:
@@ -331,20 +373,22 @@ def _labels_beside(path: Source) -> Path | None:
 
 
 def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
+    common: dict[str, Any] = {"skip_bad_lines": options.skip_bad_lines, "format": kind, "keep": options.keep}
     if kind == "fasttext":
-        return FastTextReader(stream, options.skip_bad_lines)
+        return FastTextReader(stream, **common)
     if kind == "lines":
-        return LineReader(stream, options.skip_bad_lines)
-    return TableReader(
-        stream,
-        options.skip_bad_lines,
-        format=kind,
-        delimiter=options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream)),
-        text_column=options.text_column,
-        label_column=options.label_column,
-        label_separator=options.label_separator,
-        header=options.header,
-    )
+        return LineReader(stream, **common)
+    common |= {
+        "text_column": options.text_column,
+        "label_column": options.label_column,
+        "label_separator": options.label_separator,
+        "ignore_labels": options.ignore_labels,
+        "may_look_ahead": stream.is_file,
+    }
+    if kind in ("json", "jsonl"):
+        return JsonReader(stream, **common)
+    delimiter = options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream))
+    return TableReader(stream, **common, delimiter=delimiter, header=options.header)
 
 
 def _delimiter(stream: ByteStream) -> str:

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
-from extremax.data.streams import ByteStream
+from extremax.data.streams import ByteStream, check_room
 from extremax.kernels import text_parse as kernel
 
 ZeroBased = bool | Literal["auto"]
@@ -32,6 +32,8 @@ _EXPECTED = {
 }
 _MAX_REPORTS = 20
 _NO_LIMIT = 2**31 - 1
+_MOST = (2**48, _NO_LIMIT, _NO_LIMIT)  # rows, features and labels: indices are numbers of 32 bits
+_FIRST_LOOK = 1 << 28  # bytes of rows between two looks at the memory that is left
 
 
 @dataclass
@@ -81,17 +83,20 @@ class SparseTextReader:
             line += self._lines
 
     def _read_header(self, text: bytes) -> None:
-        try:
-            n_rows, n_features, n_labels = (int(word) for word in text.split())
-            if min(n_rows, n_features, n_labels) < 0:
-                raise ValueError
-        except ValueError:
+        words = text.split()
+        if len(words) != 3 or not all(word.isdigit() for word in words):
             shown = text[:60].decode("utf-8", "replace")
             message = (
                 f"expected three numbers, rows features labels, got {shown!r}; a file without this line is"
             )
             message += " libsvm."
-            raise DataFileError(self.stream.name, message, line=1) from None
+            raise DataFileError(self.stream.name, message, line=1)
+        for what, word, most in zip(("rows", "features", "labels"), words, _MOST, strict=True):
+            if len(word) > 18 or int(word) > most:
+                shown = word[:30].decode()
+                message = f"announces {shown} {what}; at most {most:,} can be read, in numbers of 32 bits."
+                raise DataFileError(self.stream.name, message, line=1)
+        n_rows, n_features, n_labels = (int(word) for word in words)
         if self.n_features is not None and n_features > self.n_features:
             message = f"announces {n_features} features, more than n_features={self.n_features}."
             raise DataFileError(self.stream.name, message, line=1)
@@ -143,7 +148,8 @@ class SparseTextReader:
         start = 0 if line == 0 else int(ends[line - 1]) + 1
         rest = bytes(buffer[start + column : int(ends[line])])
         got = rest.split()[0][:30].decode("utf-8", "replace") if rest.strip() else ""
-        expected = _EXPECTED[code].format(n_features=self.n_features, last_label=(self.n_labels or 0) - 1)
+        most = _NO_LIMIT if self.n_features is None else self.n_features
+        expected = _EXPECTED[code].format(n_features=most, last_label=(self.n_labels or 0) - 1)
         message = f"{expected}, got {got!r}" if got else f"{expected}, got the end of the line"
         hint = (
             ""
@@ -193,6 +199,12 @@ class _Rows:
         self.indices.extend(chunk.indices)
         self.labels.extend(chunk.labels)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all rows."""
+        counts = 8 * self.values.size, 8 * self.labels.size, 16 * self.feature_ends.size
+        return sum(counts)
+
     def drop_blank_tail(self, n_rows: int) -> int:
         """Drop blank lines after the announced rows; return the number of rows left."""
         keep = max(self.last_text_row + 1, min(n_rows, self.feature_ends.size))
@@ -209,10 +221,20 @@ def read_sparse_text(
     skip_bad_lines: bool = False,
 ) -> Dataset:
     """Read a whole file into CSR features and labels."""
+    _check_width(n_features)
     reader = SparseTextReader(stream, header, n_features, skip_bad_lines)
-    rows = _Rows()
+    rows, limit = _Rows(), _FIRST_LOOK
     for chunk in reader:
         rows.add(chunk)
+        if reader.n_rows is not None:
+            rows.drop_blank_tail(reader.n_rows)  # a file may go on with blank lines for ever
+            if (found := rows.last_text_row + 1) + reader.n_skipped > reader.n_rows:
+                message = f"the first line announces {reader.n_rows} rows, the file has {found} and may go"
+                message += " on; fetch it again."
+                raise DataFileError(stream.name, message)
+        if rows.n_bytes > limit:
+            check_room(stream.name, rows.n_bytes)
+            limit = rows.n_bytes + _FIRST_LOOK
     if header:
         if reader.n_rows is None:
             raise DataFileError(
@@ -228,6 +250,11 @@ def read_sparse_text(
     return _finish(reader, rows, zero_based)
 
 
+def _check_width(n_features: int | None) -> None:
+    if n_features is not None and not 0 < n_features <= _NO_LIMIT:
+        raise ValueError(f"n_features is {n_features}; it must be from 1 to {_NO_LIMIT:,}.")
+
+
 def iterate_sparse_text(
     stream: ByteStream,
     *,
@@ -241,6 +268,7 @@ def iterate_sparse_text(
         raise ValueError(
             "libsvm text in batches needs n_features and zero_based=True or False: a batch cannot tell."
         )
+    _check_width(n_features)
     reader = SparseTextReader(stream, header, n_features, skip_bad_lines)
     for chunk in reader:
         rows = _Rows()

@@ -7,14 +7,16 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from extremax.data.dataset import DataFileError
+from extremax.runtime.memory import available_memory, format_bytes
 
 Progress = Callable[[int, int | None], None]
 Source = str | os.PathLike[str] | IO[bytes]
@@ -22,6 +24,8 @@ Source = str | os.PathLike[str] | IO[bytes]
 _MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 SUFFIXES = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 8 << 20
+MAX_LINE_BYTES = 256 << 20  # of one line: a longer one is no line, but a file of another kind
+_SPARE_BYTES = 1 << 30  # of disk space that unpacking leaves free
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -66,6 +70,7 @@ class ByteStream:
         self, source: Source, *, progress: Progress | None = None, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self.chunk_bytes = chunk_bytes
+        self.is_file = isinstance(source, str | os.PathLike)  # and no pipe, which may be slow
         total: int | None = None
         if isinstance(source, str | os.PathLike):
             self.name = os.fspath(source)
@@ -100,20 +105,49 @@ class ByteStream:
 
     def chunks(self) -> Iterator[bytearray]:
         """Yield whole lines, `chunk_bytes` at a time; the last line gets a newline if it has none."""
+        for chunk in self.line_chunks(self.chunk_bytes):
+            if not chunk.endswith(b"\n"):
+                chunk += b"\n"
+            yield chunk
+
+    def line_chunks(self, size: int) -> Iterator[bytearray]:
+        """Yield whole lines, about `size` bytes at a time; the last one may have no newline.
+
+        Time is linear in the length of a line, and memory that of one line of at most `MAX_LINE_BYTES`.
+        """
         if self.peek(3) == BYTE_ORDER_MARK:
             self.read(3)
-        tail = b""
-        while data := self.read(self.chunk_bytes):
+        tail, n_lines = bytearray(), 0
+        while data := self.read(size):
             cut = data.rfind(b"\n") + 1
             if cut == 0:
                 tail += data
+                if len(tail) > MAX_LINE_BYTES:
+                    raise self.too_long(n_lines + 1)
                 continue
-            chunk = bytearray(tail)
-            chunk += memoryview(data)[:cut]
-            tail = data[cut:]
+            tail += memoryview(data)[:cut]
+            n_lines += tail.count(b"\n")
+            chunk, tail = tail, bytearray(memoryview(data)[cut:])
             yield chunk
         if tail:
-            yield bytearray(tail + b"\n")
+            yield tail
+
+    def text_lines(self) -> Generator[str]:
+        """Yield the lines of UTF-8 text with their ends; `bad_utf8` finds bytes that are no UTF-8."""
+        with self.readable_text() as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES):
+                number += 1
+                if len(line) >= MAX_LINE_BYTES:
+                    raise self.too_long(number)
+                yield line
+
+    def too_long(self, line: int) -> DataFileError:
+        """Return the error for a line that does not end."""
+        message = (
+            f"the line has more than {MAX_LINE_BYTES:,} bytes; the file is damaged or of another format."
+        )
+        return DataFileError(self.name, message, line=line)
 
     def close(self) -> None:
         """Close the stream, and the file if it was opened here."""
@@ -151,6 +185,8 @@ def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
         try:
             with path.open("wb") as file:
                 while data := stream.read(CHUNK_BYTES):
+                    if shutil.disk_usage(folder).free < len(data) + _SPARE_BYTES:
+                        raise OSError(errno.ENOSPC, "no space left")
                     file.write(data)
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -165,6 +201,16 @@ def in_place(source: Source, stream: ByteStream) -> Iterator[Path]:
                 raise
             message = str(error).removeprefix(f"{path}: ")
             raise DataFileError(stream.name, message) from error
+
+
+def check_room(name: str, size: int) -> None:
+    """Raise if the rows read so far, of `size` bytes, leave hardly any memory."""
+    if available_memory() < size // 8:
+        raise DataFileError(
+            name,
+            f"{format_bytes(size)} of rows are read, the file goes on, and memory is running out; read it in"
+            " parts with extremax.data.iter_dataset, or give a smaller file.",
+        )
 
 
 class _ShortReads(io.RawIOBase):
@@ -257,30 +303,80 @@ def _open_zstd(raw: Any, name: str) -> Any:
 
 
 class _ZstdFile(io.RawIOBase):
-    """Frames of Zstandard; unlike zstandard's own reader it notices a file that ends inside a frame."""
+    """Frames of Zstandard, unpacked block by block: one gives at most 128 KiB, whatever the file holds.
+
+    Unlike zstandard's own reader it notices a file that ends inside a frame.
+    """
 
     def __init__(self, raw: Any, new_frame: Callable[[], Any]) -> None:
-        self._raw, self._new_frame, self._frame, self._rest = raw, new_frame, new_frame(), b""
+        self._raw, self._new_frame = raw, new_frame
+        self._blocks: Iterator[bytes] = iter(())
+        self._frame: Any = None
+        self._out = b""
 
     def readable(self) -> bool:
         return True
 
     def read(self, n: int = -1) -> bytes:
-        while True:  # any number of bytes may be returned, whatever `n`
-            data = self._rest or self._raw.read1(1 << 18)
-            self._rest = b""
-            if not data:
-                if self._started:
-                    raise EOFError("the last frame is not complete")
-                return b""
-            self._started = True
-            out: bytes = self._frame.decompress(data)
-            if self._frame.eof:
-                self._rest, self._frame, self._started = self._frame.unused_data, self._new_frame(), False
-            if out:
-                return out
+        while not self._out and self._fill():
+            pass
+        if n < 0:
+            data, self._out = self._out, b""
+        else:
+            data, self._out = self._out[:n], self._out[n:]
+        return data
 
-    _started = False
+    def _fill(self) -> bool:
+        """Unpack one more block; return whether there was one."""
+        block = next(self._blocks, None)
+        if block is None:
+            if self._frame is not None and not self._frame.eof:
+                raise EOFError("the last frame is not complete")
+            magic = self._raw.read(4)
+            if not magic:
+                self._frame = None
+                return False
+            if magic[1:] == b"\x2a\x4d\x18" and magic[0] & 0xF0 == 0x50:
+                _skip_frame(self._raw)
+                return True
+            self._frame = self._new_frame()
+            self._blocks = _zstd_blocks(self._raw, magic)
+            return True
+        self._out = self._frame.decompress(block)
+        return True
+
+
+def _skip_frame(raw: Any) -> None:
+    """Read over a frame that holds no data: its length, then anything."""
+    size = raw.read(4)
+    left = int.from_bytes(size, "little")
+    while left and (data := raw.read(min(left, 1 << 16))):
+        left -= len(data)
+    if len(size) < 4 or left:
+        raise EOFError("the last frame is not complete")
+
+
+def _zstd_blocks(raw: Any, magic: bytes) -> Iterator[bytes]:
+    """Yield a frame (RFC 8878) in parts that each hold at most one block; one that is cut off ends early."""
+    descriptor = raw.read(1)
+    yield magic + descriptor
+    if magic != b"\x28\xb5\x2f\xfd" or not descriptor:
+        return  # the decompressor has refused it, or the file has ended
+    flags = descriptor[0]
+    single = flags >> 5 & 1
+    size_bytes = (1 if single else 0, 2, 4, 8)[flags >> 6]
+    yield raw.read((not single) + (0, 1, 2, 4)[flags & 3] + size_bytes)
+    last = False
+    while not last:
+        head = raw.read(3)
+        if len(head) < 3:
+            yield head
+            return
+        number = int.from_bytes(head, "little")
+        last, kind, size = bool(number & 1), number >> 1 & 3, number >> 3
+        yield head + raw.read(1 if kind == 1 else size)
+    if flags >> 2 & 1:
+        yield raw.read(4)
 
 
 def bad_utf8(text: str) -> int:

@@ -1,0 +1,156 @@
+"""Data files from elsewhere: damage in one sentence, memory and time in bounds."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import time
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from extremax.data import iter_dataset, load_dataset, streams
+from extremax.data.dataset import DataFileError
+
+pytestmark = [pytest.mark.error]
+zstandard = pytest.importorskip("zstandard")
+X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4)
+
+
+def archive(path: Path, *, compressed: bool) -> Path:
+    (np.savez_compressed if compressed else np.savez)(path, X=X, y=Y)
+    return path
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_any_flipped_byte_of_an_archive_rejects_or_changes_nothing(tmp_path: Path, compressed: bool) -> None:
+    path = archive(tmp_path / "X.npz", compressed=compressed)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        data = bytearray(whole)
+        data[place] ^= 0x10
+        path.write_bytes(data)
+        try:
+            found = load_dataset(path, format="npz")
+        except DataFileError:
+            continue
+        np.testing.assert_array_equal(found.X, X)
+        np.testing.assert_array_equal(found.y, Y)
+
+
+def test_stored_arrays_are_checked_against_their_checksum(tmp_path: Path) -> None:
+    path = archive(tmp_path / "X.npz", compressed=False)
+    data = bytearray(path.read_bytes())
+    data[data.index(X.tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataFileError, match=r"array X is damaged.*checksum does not match"):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999, 3), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (4, 3), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-4, 3), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (4L, 3L",
+        "(" * 400,
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_foreign_headers_of_arrays_reject(tmp_path: Path, header: str, packed: bool) -> None:
+    text = header.encode() + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + X.tobytes()
+    path = tmp_path / ("X.npz" if packed else "X.npy")
+    if packed:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("X.npy", array)
+    else:
+        path.write_bytes(array)
+    with pytest.raises(DataFileError, match=r"X\.np[yz]: "):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"1 4294967298 3\n0 4294967297:1\n", "announces 4294967298 features; at most 2,147,483,647"),
+        (b"1 3 4294967298\n4294967297 1:1\n", "announces 4294967298 labels; at most 2,147,483,647"),
+        (b"1 99999999999999999999999 3\n0 1:1\n", "announces 99999999999999999999999 features"),
+        (b"1_0 3 3\n0 1:1\n", "expected three numbers"),
+    ],
+)
+def test_xmc_numbers_beyond_32_bits_reject(text: bytes, match: str) -> None:
+    with pytest.raises(DataFileError, match=match):
+        load_dataset(io.BytesIO(text), format="xmc")
+
+
+def test_libsvm_numbers_beyond_32_bits_reject() -> None:
+    with pytest.raises(DataFileError, match="expected a feature index below 2147483647, got '4294967297:1'"):
+        load_dataset(io.BytesIO(b"1 4294967297:1\n"), format="libsvm")
+    with pytest.raises(ValueError, match="n_features is 4294967298; it must be from 1 to 2,147,483,647"):
+        load_dataset(io.BytesIO(b"1 4294967297:1\n"), format="libsvm", n_features=4294967298)
+
+
+def test_zstandard_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"word word\n" * (10 << 20)))  # 100 MiB in 10 kB
+    tracemalloc.start()
+    n_rows = 0
+    for batch in iter_dataset(path, format="lines", batch_rows=1000):
+        n_rows += batch.n_samples
+        if n_rows > 200_000:
+            break
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 << 20  # one read of a megabyte, as lines; unpacked at once it was all of them
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("n", [0, 1, 1000, 300_000])
+def test_zstandard_frames_come_back_whole(n: int) -> None:
+    text = bytes(np.random.default_rng(n).integers(97, 123, n, dtype=np.uint8)) + b"\n"
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress
+    skipped = b"\x53\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+    for data in (packed(text), packed(text) + skipped + packed(text)):
+        with streams.ByteStream(io.BytesIO(data)) as stream:
+            found = b"".join(iter(lambda s=stream: s.read(1 << 16), b""))
+        assert found == text * data.count(packed(text)[:12])
+        with (
+            streams.ByteStream(io.BytesIO(data[:-1])) as stream,
+            pytest.raises(DataFileError, match="ends early"),
+        ):
+            b"".join(iter(lambda s=stream: s.read(1 << 16), b""))
+
+
+def test_a_long_line_in_small_pieces_does_not_hang() -> None:
+    data = io.BytesIO(b"x" * (64 << 20))
+    data.read1 = lambda n=-1: data.read(min(n, 1 << 14) if n > 0 else n)  # type: ignore[method-assign]
+    start = time.process_time()
+    load_dataset(data, format="lines")
+    # 4,096 pieces: under a second where each is copied once, minutes where the line is copied for each
+    assert time.process_time() - start < 15.0
+
+
+@pytest.mark.parametrize("kind", ["lines", "fasttext", "csv", "libsvm"])
+def test_a_line_without_an_end_rejects(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(streams, "MAX_LINE_BYTES", 1 << 20)  # the limit itself is 256 MiB
+    endless = gzip.compress(b"1 1:1\n" + b"1" * (20 << 20))
+    with pytest.raises(DataFileError, match=r"line 2: the line has more than 1,048,576 bytes"):
+        load_dataset(io.BytesIO(endless), format=kind)  # type: ignore[arg-type]
+
+
+def test_blank_lines_after_the_announced_rows_take_no_memory() -> None:
+    def peak(n_blank: int) -> int:
+        bomb = gzip.compress(b"1 3 3\n0 1:1\n" + b"\n" * n_blank)
+        tracemalloc.start()
+        data = load_dataset(io.BytesIO(bomb), format="xmc")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert data.X.shape == (1, 3)
+        return most
+
+    assert peak(56 << 20) < 1.2 * peak(26 << 20)  # that of a chunk of lines, however many there are
