@@ -11,7 +11,11 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
 
 from extremax.features.ngrams import NgramFeatures, NgramOptions
 from extremax.storage.state import State
@@ -96,7 +100,8 @@ def match_columns(features, texts, names):
 )
 def test_matches_scikit_learn_reference(options):
     # no two of these n-grams meet in a bucket, or the columns would not be as many
-    features = NgramFeatures(**options, hash_bits=20, **EVERYTHING).fit(TEXTS)
+    # scikit-learn leaves n-grams that no training text has out of the length of a row
+    features = NgramFeatures(**options, hash_bits=20, count_unknown=False, **EVERYTHING).fit(TEXTS)
     new = [*TEXTS, "a dog, a ladder; a dog", "never 東京 @types"]
     expected, names = expected_tfidf(TEXTS, new, features.options)
     columns = match_columns(features, TEXTS, names)
@@ -310,6 +315,8 @@ def test_bad_arguments_rejects():
     ):
         with pytest.raises(ValueError, match=match):
             NgramOptions(**options)
+        with pytest.raises(ValueError, match=match):
+            NgramFeatures(**options).fit(["a"])
 
 
 @pytest.mark.error
@@ -325,3 +332,29 @@ def test_bad_state_rejects():
     ):
         with pytest.raises(ValueError, match=match):
             NgramFeatures.from_state(State({**state.header, **header}, {**state.arrays, **arrays}))
+
+
+def test_ngram_features_are_a_scikit_learn_transformer():
+    features = NgramFeatures(char_ngrams=(3, 4), hash_bits=12).fit(TEXTS)
+    copy = clone(features)
+    assert copy.get_params() == features.get_params()
+    with pytest.raises(NotFittedError, match="not fitted"):
+        copy.transform(TEXTS)
+    changed = copy.set_params(hash_bits=14, word_ngrams=1).fit_transform(TEXTS, n_jobs=1)
+    expected = NgramFeatures(char_ngrams=(3, 4), hash_bits=14, word_ngrams=1).fit(TEXTS).transform(TEXTS)
+    assert (changed != expected).nnz == 0
+    steps = make_pipeline(NgramFeatures(hash_bits=12), MaxAbsScaler())
+    steps.set_params(ngramfeatures__char_ngrams=(3, 4))
+    scaled = steps.fit_transform(TEXTS)
+    assert scaled.shape == (len(TEXTS), features.n_features)
+    assert scaled.max() == pytest.approx(1.0)
+
+
+def test_parameters_set_after_fit_wait_for_the_next_fit():
+    features = NgramFeatures(hash_bits=12).fit(TEXTS)
+    before = features.transform(TEXTS)
+    features.set_params(hash_bits=16, char_ngrams=(3, 3))
+    assert (features.transform(TEXTS) != before).nnz == 0
+    again = NgramFeatures.from_state(features.state())
+    assert (again.transform(TEXTS) != before).nnz == 0
+    assert features.fit(TEXTS).transform(TEXTS).shape[1] != before.shape[1]

@@ -181,11 +181,11 @@ def test_bad_arguments_rejects():
     with pytest.raises(ValueError, match="not fitted"):
         TextFeatures().transform(["a"])
     with pytest.raises(ValueError, match="n_components is 0"):
-        TextFeatures(n_components=0, n_random=0)
+        TextFeatures(n_components=0, n_random=0).fit(TEXTS)
     with pytest.raises(ValueError, match="both off"):
-        TextFeatures(char_ngrams=(0, 0), word_ngrams=0)
+        TextFeatures(char_ngrams=(0, 0), word_ngrams=0).fit(TEXTS)
     with pytest.raises(ValueError, match="char_ngrams is"):
-        TextFeatures(char_ngrams=(5, 2))
+        TextFeatures(char_ngrams=(5, 2)).fit(TEXTS)
     header, arrays = TextFeatures(n_components=2, n_random=0).fit(sentences(20)).to_arrays()
     with pytest.raises(ValueError, match="version 9"):
         TextFeatures.from_arrays({**header, "format_version": 9}, arrays)

@@ -18,13 +18,15 @@ inside a model without pickle.  No result depends on the thread count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.exceptions import NotFittedError
 
 from extremax.features.text import check_texts, code_points, text_blocks
 from extremax.kernels.ngram_hash import (
@@ -41,6 +43,7 @@ from extremax.kernels.ngram_hash import (
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run
+from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
 
@@ -50,6 +53,7 @@ _FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4
 _FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
 _MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
 _GROUP_BLOCKS = 16  # blocks per thread between two calls of `progress`
+_CACHES = ("idf_", "_weighing", "_tables")
 _BYTE = 255  # counts from here on are stored apart
 _LONGEST_NAME = 255  # bytes
 # Of single misspelt words of ICD-10-CM, one in a hundred has fewer known character n-grams; half of the words
@@ -67,7 +71,7 @@ class NgramOptions:
     marks: bool = True
     hash_bits: int = 20
     group_weights: tuple[float, float] = (1.0, 1.0)
-    count_unknown: bool = False
+    count_unknown: bool = True
     least_known: float | None = None
     max_name_bytes: int = 4_000_000
 
@@ -143,8 +147,8 @@ class Occurrences(NamedTuple):
 
 
 @register("text", KIND)
-class NgramFeatures:
-    """Sparse TF-IDF features of texts.
+class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()):  # type: ignore[call-arg]
+    """Sparse TF-IDF features of texts, as a scikit-learn transformer.
 
     Parameters
     ----------
@@ -199,11 +203,37 @@ class NgramFeatures:
     n_texts_: int
     least_known_: float
 
-    def __init__(self, **options: Any) -> None:
-        self.options = NgramOptions(**options)
-        self._filter: NDArray[np.uint8]
-        self._names = _Names.none()
-        self._first: Int32 | None = None  # (n_columns, 3): text, start and length, until the names are kept
+    _filter: NDArray[np.uint8]
+    _names: _Names
+    _fitted: NgramOptions  # parameters of the last fit
+    _first: Int32 | None = None  # (n_columns, 3): text, start and length, until the names are kept
+
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
+        self,
+        *,
+        char_ngrams: tuple[int, int] = (2, 5),
+        word_ngrams: int = 2,
+        marks: bool = True,
+        hash_bits: int = 20,
+        group_weights: tuple[float, float] = (1.0, 1.0),
+        count_unknown: bool = True,
+        least_known: float | None = None,
+        max_name_bytes: int = 4_000_000,
+    ) -> None:
+        self.char_ngrams = char_ngrams
+        self.word_ngrams = word_ngrams
+        self.marks = marks
+        self.hash_bits = hash_bits
+        self.group_weights = group_weights
+        self.count_unknown = count_unknown
+        self.least_known = least_known
+        self.max_name_bytes = max_name_bytes
+
+    @property
+    def options(self) -> NgramOptions:
+        """The parameters of the last fit or, before it, those that are set; bad ones are a ValueError."""
+        fitted: NgramOptions | None = self.__dict__.get("_fitted")
+        return NgramOptions(**self.to_options()) if fitted is None else fitted
 
     @property
     def n_features(self) -> int:
@@ -236,17 +266,19 @@ class NgramFeatures:
     def fit(
         self,
         texts: Sequence[str],
+        y: Any = None,
         *,
         n_jobs: int | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> NgramFeatures:
-        """Find the columns and their weights.
+    ) -> Self:
+        """Find the columns and their weights; `y` is not used.
 
         `progress` is called with the number of texts done and of all texts.
         """
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
+        self._fitted = NgramOptions(**self.to_options())
         seen = self._count(texts, resolve_threads(n_jobs), progress)
         self._forget_caches()
         self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
@@ -277,16 +309,16 @@ class NgramFeatures:
         return min(_LEAST_KNOWN, float(np.quantile(fractions, _LEAST_KNOWN_QUANTILE))) if fractions else 0.0
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
-        """Return TF-IDF of the texts, CSR float32 (n_texts, n_features), columns rising, rows of unit length.
+        """Return TF-IDF of the texts, CSR float32 (n_texts, n_features), columns rising.
 
+        Rows have unit length; with `count_unknown`, those of texts with new n-grams are shorter.
         A text that says nothing to the model is all zero.
         """
         self._check_fitted()
         check_texts(texts)
         blocks = text_blocks(texts)
         parts: list[Any] = [None] * len(blocks)
-        tables = Scratch(lambda: np.zeros(len(self.buckets_), dtype=np.int32))
-        weighing = self._weighing
+        weighing, tables = self._weighing, self._tables
 
         def weigh(i: int) -> None:
             with tables.use() as counts:
@@ -295,8 +327,10 @@ class NgramFeatures:
         run(weigh, len(blocks), resolve_threads(n_jobs))
         return _join(parts, self.n_features)
 
-    def fit_transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
-        """Fit to the texts and return their features."""
+    def fit_transform(
+        self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None
+    ) -> sp.csr_matrix:
+        """Fit to the texts and return their features; `y` is not used."""
         return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
 
     def occurrences(self, text: str) -> Occurrences:
@@ -317,7 +351,7 @@ class NgramFeatures:
 
     # -- names ---------------------------------------------------------------------------------------------
 
-    def keep_names(self, texts: Sequence[str], columns: NDArray[np.integer[Any]]) -> NgramFeatures:
+    def keep_names(self, texts: Sequence[str], columns: NDArray[np.integer[Any]]) -> Self:
         """Keep the spelling of some columns: of each the first n-gram of the training texts that it got.
 
         Parameters
@@ -353,12 +387,12 @@ class NgramFeatures:
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``NgramFeatures(**features.to_options())`` makes another."""
-        return asdict(self.options)
+        return {field.name: getattr(self, field.name) for field in fields(NgramOptions)}
 
     def state(self) -> State:
         """Return what a model folder stores: a JSON header and arrays."""
         self._check_fitted()
-        options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.to_options().items()}
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self._fitted).items()}
         header = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
@@ -387,7 +421,13 @@ class NgramFeatures:
             raise ValueError(
                 f"header says kind {kind!r}, version {version!r}; this reads {KIND!r}, {FORMAT_VERSION}."
             )
-        features = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in header["options"].items()})
+        features = cls(**_check_options(checks.get_mapping(header, "options")))
+        features._fitted = NgramOptions(**features.to_options())
+        u1 = ("buckets", "text_counts", "filter", "named", "name_lengths", "name_utf8")
+        arrays = {name: checks.get_array(arrays, name, "u1", (None,)) for name in u1} | {
+            "large_text_counts": checks.get_array(arrays, "large_text_counts", "i8", (None,))
+        }
+        n_texts = checks.get_int(header, "n_texts", 0, 2**53)
         present = np.unpackbits(arrays["buckets"])
         counts = arrays["text_counts"].astype(np.int64)
         large = counts == _BYTE
@@ -401,9 +441,10 @@ class NgramFeatures:
         if n_bits < 8 or n_bits & (n_bits - 1):
             raise ValueError(f"the filter has {n_bits} bits; it must have a power of two.")
         counts[large] = arrays["large_text_counts"]
+        checks.check_range(counts, "text_counts", 0, n_texts + 1)
         features.buckets_ = np.flatnonzero(present).astype(np.int32)
-        features.text_counts_, features.n_texts_ = counts, int(header["n_texts"])
-        features.least_known_ = float(header["least_known"])
+        features.text_counts_, features.n_texts_ = counts, n_texts
+        features.least_known_ = checks.get_float(header, "least_known", 0.0, 1.0)
         features._filter = arrays["filter"]
         features._names = _Names.from_arrays(arrays, len(counts))
         return features
@@ -412,16 +453,36 @@ class NgramFeatures:
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "buckets_"):
-            raise ValueError("these NgramFeatures are not fitted; call fit(texts) first.")
+            raise NotFittedError("these NgramFeatures are not fitted; call fit(texts) first.")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "buckets_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def _forget_caches(self) -> None:
-        for name in ("idf_", "_weighing"):
+        for name in _CACHES:
             self.__dict__.pop(name, None)
 
     @property
     def _unknown_square(self) -> float:
         """Square of the weight of an n-gram of one training text, if unknown ones count as such."""
         return float(1.0 + np.log((1.0 + self.n_texts_) / 2.0)) ** 2 if self.options.count_unknown else 0.0
+
+    @cached_property
+    def _tables(self) -> Scratch[Int32]:
+        """Counts by column, kept from call to call: fresh pages would cost more than a short text."""
+        make: Any = partial(np.zeros, len(self.buckets_), np.int32)
+        return Scratch(make)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in _CACHES}
 
     @cached_property
     def _weighing(self) -> Weighing:
@@ -476,6 +537,25 @@ class NgramFeatures:
             total.n_texts[:] += other.n_texts
             total.filter[:] |= other.filter
         return total
+
+
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a header, of the types that `NgramOptions` expects."""
+    found: dict[str, Any] = {}
+    for name in options:
+        if name == "char_ngrams":
+            found[name] = tuple(checks.get_list(options, name, (int,)))
+        elif name == "group_weights":
+            found[name] = tuple(checks.get_list(options, name, (float, int)))
+        elif name == "least_known":
+            found[name] = None if options[name] is None else checks.get_float(options, name)
+        elif name in ("marks", "count_unknown"):
+            if type(options[name]) is not bool:
+                checks.reject(f"{name!r} is {checks.shown(options[name])}")
+            found[name] = options[name]
+        else:
+            found[name] = checks.get_int(options, name)
+    return found
 
 
 def cut_out(text: str, start: int, length: int) -> str:
@@ -598,7 +678,7 @@ class _Names(NamedTuple):
         if at == len(self.columns) or self.columns[at] != column:
             return None
         start = int(self.ends[at - 1]) if at else 0
-        return self.utf8[start : int(self.ends[at])].tobytes().decode()
+        return self.utf8[start : int(self.ends[at])].tobytes().decode(errors="replace")
 
     def arrays(self, n_columns: int) -> dict[str, NDArray[Any]]:
         named = np.zeros(n_columns, dtype=np.bool_)

@@ -22,9 +22,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.defaults import PCAConfig
+from extremax.features.scaling import ColumnScaling
 from extremax.kernels.project import project_rows
 from extremax.runtime.products import one_blas_thread, read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run, split
+from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int64
 
@@ -148,8 +150,10 @@ class PCA:
     @classmethod
     def from_state(cls, state: State) -> PCA:
         """Make the projection of what `state` returned."""
-        arrays = state.arrays
-        return cls(arrays["components"], arrays["mean"], arrays["explained_variance"])
+        components = checks.get_array(state.arrays, "components", "f4", (None, None))
+        k, n_features = components.shape
+        mean = checks.get_array(state.arrays, "mean", "f4", (n_features,))
+        return cls(components, mean, checks.get_array(state.arrays, "explained_variance", "f8", (k,)))
 
     def transform(self, X: Any, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         """Return the coordinates of rows in the principal directions, (n_samples, n_components) float32.
@@ -170,6 +174,7 @@ class PCA:
         offset = (self.components.astype(np.float64) @ self.mean.astype(np.float64)).astype(np.float32)
         sparse = sp.issparse(X)
         if sparse:
+            _check_indices(X)
             X = X.tocsr()
         n_threads = resolve_threads(n_jobs)
         if sparse and self.n_features > _SPARSE_FEATURES:
@@ -195,13 +200,21 @@ class _Rows:
     """The rows that a fit uses, in blocks of float32: dense, or CSR with very many features."""
 
     def __init__(
-        self, X: Any, sample_weight: NDArray[Any] | None, max_rows: int | None, block_rows: int
+        self,
+        X: Any,
+        sample_weight: NDArray[Any] | None,
+        max_rows: int | None,
+        block_rows: int,
+        scaling: ColumnScaling | None = None,
     ) -> None:
+        if sp.issparse(X):
+            _check_indices(X)
         self.X = X.tocsr() if sp.issparse(X) else X
         self.n_features = int(X.shape[1])
         self.sparse = bool(sp.issparse(X))
         self.stay_sparse = self.sparse and self.n_features > _SPARSE_FEATURES
         n_samples = int(X.shape[0])
+        self.shift: Any
         self.index: Int64 | None = None
         self.weight: Float64 | None = None
         weight = None if sample_weight is None else _check_weight(sample_weight, n_samples)
@@ -214,7 +227,8 @@ class _Rows:
         if weight is not None:
             weight = weight if self.index is None else weight[self.index]
             self.weight = weight / weight.mean()
-        self.shift, self.unit = self._typical()
+        self.scaling = scaling
+        self.shift, self.unit = (0.0, 1.0) if scaling is not None else self._typical()
         self.blocks = split(self.n_rows, 4 * block_rows if self.stay_sparse else block_rows)
 
     def total_weight(self) -> float:
@@ -250,6 +264,8 @@ class _Rows:
     def around_shift(self, start: int, stop: int) -> Any:
         """Return rows in a new array, around `shift` and in `unit`."""
         block = self.take(start, stop)
+        if self.scaling is not None:
+            return self.scaling.rows(block)
         if not self.stay_sparse:
             block = block - self.shift
         if self.unit != 1.0:
@@ -258,6 +274,27 @@ class _Rows:
 
     def root_weight(self, start: int, stop: int) -> Float32 | None:
         return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
+
+
+def find_moments(
+    X: Any,
+    scaling: ColumnScaling,
+    *,
+    sample_weight: NDArray[Any] | None = None,
+    max_rows: int | None = 100_000,
+    n_threads: int = 1,
+    config: PCAConfig = _CONFIG,
+) -> tuple[Float64, Float64]:
+    """Return covariance (f, f) and mean (f,) of standardised rows; the parameters are those of `PCA.fit`."""
+    rows = _Rows(X, sample_weight, max_rows, config.block_rows, scaling)
+    with one_blas_thread():
+        return _covariance(rows, rows.total_weight(), n_threads)
+
+
+def _check_indices(X: Any) -> None:
+    """Raise ValueError for a compressed matrix whose indices lead outside of it."""
+    if hasattr(X, "check_format"):
+        X.check_format(full_check=True)
 
 
 def _check_weight(sample_weight: NDArray[Any], n_samples: int) -> Float64:

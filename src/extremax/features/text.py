@@ -14,17 +14,20 @@ result depends on the thread count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import NotFittedError
 
 from extremax.features.svd import truncated_svd
 from extremax.kernels.text_hash import BLANK, OTHER, WORD, hash_ngrams
 from extremax.runtime.products import read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run
+from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
 
@@ -69,8 +72,8 @@ class TextOptions:
 
 
 @register("text", "text_features")
-class TextFeatures:
-    """Dense features of texts.
+class TextFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Dense features of texts, as a scikit-learn transformer.
 
     Parameters
     ----------
@@ -108,12 +111,45 @@ class TextFeatures:
     """
 
     is_sparse: ClassVar[bool] = False
+    columns_: Int32  # hashed columns that are kept, rising
+    idf_: Float32  # their weights
+    basis_: Float32  # (n_columns, n_features): right singular vectors, then random directions
+    _fitted: TextOptions  # parameters of the last fit
 
-    def __init__(self, **options: Any) -> None:
-        self.options = TextOptions(**options)
-        self.columns_: Int32  # hashed columns that are kept, rising
-        self.idf_: Float32  # their weights
-        self.basis_: Float32  # (n_columns, n_features): right singular vectors, then random directions
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
+        self,
+        *,
+        n_components: int = 128,
+        n_random: int = 384,
+        char_ngrams: tuple[int, int] = (3, 5),
+        word_ngrams: int = 2,
+        hash_bits: int = 18,
+        min_texts: int = 2,
+        min_word_texts: int = 1,
+        max_columns: int = 131_072,
+        max_svd_texts: int = 150_000,
+        random_state: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.n_random = n_random
+        self.char_ngrams = char_ngrams
+        self.word_ngrams = word_ngrams
+        self.hash_bits = hash_bits
+        self.min_texts = min_texts
+        self.min_word_texts = min_word_texts
+        self.max_columns = max_columns
+        self.max_svd_texts = max_svd_texts
+        self.random_state = random_state
+
+    @property
+    def options(self) -> TextOptions:
+        """The parameters of the last fit or, before it, those that are set; bad ones are a ValueError."""
+        fitted: TextOptions | None = self.__dict__.get("_fitted")
+        return TextOptions(**self.to_options()) if fitted is None else fitted
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_features
 
     @property
     def n_features(self) -> int:
@@ -128,18 +164,19 @@ class TextFeatures:
     def fit(
         self,
         texts: Sequence[str],
+        y: Any = None,
         *,
         n_jobs: int | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> TextFeatures:
-        """Choose the columns, their weights and the singular vectors.
+    ) -> Self:
+        """Choose the columns, their weights and the singular vectors; `y` is not used.
 
         `progress` is called with the number of texts done and of all texts.
         """
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
-        options = self.options
+        options = self._fitted = TextOptions(**self.to_options())
         n_texts, n_threads = len(texts), resolve_threads(n_jobs)
         have, have_word = _document_counts(texts, options, n_threads, progress)
         kept = np.flatnonzero(
@@ -201,13 +238,13 @@ class TextFeatures:
         run(project, len(blocks), resolve_threads(n_jobs))
         return Z
 
-    def fit_transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> Float32:
-        """Fit to the texts and return their features."""
+    def fit_transform(self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None) -> Float32:
+        """Fit to the texts and return their features; `y` is not used."""
         return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``TextFeatures(**features.to_options())`` makes another."""
-        return asdict(self.options)
+        return {entry.name: getattr(self, entry.name) for entry in fields(TextOptions)}
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return a JSON header and arrays that hold the whole state."""
@@ -225,10 +262,12 @@ class TextFeatures:
                 f"header says kind {kind!r}, version {version!r}; this reads 'text_features',"
                 f" {FORMAT_VERSION}."
             )
-        options = dict(header["options"])
-        options["char_ngrams"] = tuple(options["char_ngrams"])
-        features = cls(**options)
-        columns, idf, basis = (arrays[name] for name in ("columns", "idf", "basis"))
+        options = checks.get_mapping(header, "options")
+        numbers = {name: checks.get_int(options, name) for name in options if name != "char_ngrams"}
+        features = cls(**numbers, char_ngrams=tuple(checks.get_list(options, "char_ngrams", (int,))))
+        columns = checks.get_array(arrays, "columns", "i4", (None,))
+        idf = checks.get_array(arrays, "idf", "f4", (None,))
+        basis = checks.get_array(arrays, "basis", "f4", (None, None))
         table = 2 << features.options.hash_bits
         if idf.shape != columns.shape or basis.shape[:1] != columns.shape or basis.ndim != 2:
             raise ValueError(
@@ -239,6 +278,10 @@ class TextFeatures:
             raise ValueError(
                 f"columns go from {columns.min()} to {columns.max()}; they must be from 0 to {table - 1}."
             )
+        checks.check_finite(idf, "idf")
+        if not bool((columns[1:] > columns[:-1]).all()) or basis.shape[1] == 0:
+            raise ValueError("columns must rise, and the basis must have a feature.")
+        features._fitted = TextOptions(**features.to_options())
         features.columns_, features.idf_, features.basis_ = columns, idf, basis
         return features
 
@@ -253,7 +296,17 @@ class TextFeatures:
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "columns_"):
-            raise ValueError("these TextFeatures are not fitted; call fit(texts) first.")
+            raise NotFittedError("these TextFeatures are not fitted; call fit(texts) first.")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "columns_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def _places(self) -> Int32:
         """Return the position of every hashed column among the kept ones, or -1."""

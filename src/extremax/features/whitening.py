@@ -5,7 +5,8 @@ a step size that suits the first crawls along the others.  Training on whitened 
 
     x' = s P (f x - mean),     P = (T + ridge * mean eigenvalue of T)^(-1/2),     s such that E|x'|^2 = 1,
 
-with the model's feature scale f and the covariance T of the rows f x around the means of their classes.
+with the model's feature scale f and the covariance T of the rows f x around the means of their classes. Where
+columns are standardised (`extremax.features.scaling`), u stands in the place of f x.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
+from extremax.features.scaling import ColumnScaling
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.storage.state import State
+from extremax.storage import checks
+from extremax.storage.state import State, merge
 from extremax.types import Float32, Float64
 
 _BLOCK = 4096  # classes that a thread converts at a time
@@ -26,26 +29,38 @@ _BLOCK = 4096  # classes that a thread converts at a time
 
 @dataclass(frozen=True)
 class Whitening:
-    """The map x -> x' = (f x - mean) @ matrix of rows scaled by f, and its inverse without the mean."""
+    """The map x -> x' = (u - mean) @ matrix of standardised rows u, and its inverse without the mean.
+
+    Without a `scaling`, u = f x with the feature scale f.
+    """
 
     matrix: Float32
     inverse: Float32
     mean: Float32
+    scaling: ColumnScaling | None = None
 
     @classmethod
     def fit(
-        cls, covariance: Float64, mean: Float32, *, ridge: float = 0.1, no_variance: float = 1e-14
+        cls,
+        covariance: Float64,
+        mean: Float32,
+        *,
+        ridge: float = 0.1,
+        no_variance: float = 1e-14,
+        scaling: ColumnScaling | None = None,
     ) -> Whitening:
         """Find the map from the covariance of the rows, or of the rows around the means of their classes.
 
         Parameters
         ----------
         covariance, mean
-            Of the rows f x.
+            Of the rows u.
         ridge
             Fraction of the mean variance that is added to every direction.
         no_variance
             Variance that counts as rounding error: such rows are left as they are.
+        scaling
+            The map x -> u.
 
         Examples
         --------
@@ -63,11 +78,11 @@ class Whitening:
         scale = float(np.sum(variance / (variance + floor))) ** -0.5 if varies else 1.0
         roots = np.sqrt(variance + floor)
         matrix, inverse = scale * (basis / roots) @ basis.T, (basis * roots) @ basis.T / scale
-        return cls(matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32))
+        return cls(matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32), scaling)
 
     def rows(self, X: Float32, feature_scale: float, out: Float32 | None = None) -> Float32:
         """Return x' of some rows."""
-        centred = X * np.float32(feature_scale)
+        centred = X * np.float32(feature_scale) if self.scaling is None else self.scaling.rows(X)
         centred -= self.mean
         result: Float32 = np.matmul(centred, self.matrix, out=out)
         return result
@@ -76,19 +91,48 @@ class Whitening:
         """Turn weights for x' into weights for f x, in place."""
         matrix = np.ascontiguousarray(self.matrix.T)
         mean = (self.mean.astype(np.float64) @ self.matrix).astype(np.float32)
-        change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b - w @ mean))
+        if self.scaling is None:
+            change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b - w @ mean))
+            return
+        factor, centre = self.scaling.factor, self.scaling.centre.astype(np.float64)
+
+        def change(w: Float32, b: Float32) -> tuple[Float32, Float32]:
+            given = (w @ matrix) * factor
+            return given, (b - w @ mean - given @ centre).astype(np.float32)
+
+        change_blocks(weights, biases, n_threads, change)
 
     def to_training(self, weights: Float32, biases: Float32, n_threads: int) -> None:
         """Turn weights for f x into weights for x', in place."""
         matrix = np.ascontiguousarray(self.inverse.T)
-        change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b + w @ self.mean))
+        if self.scaling is None:
+            change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b + w @ self.mean))
+            return
+        inverse, centre = self.scaling.inverse_factor, self.scaling.centre.astype(np.float64)
+
+        def change(w: Float32, b: Float32) -> tuple[Float32, Float32]:
+            standard = (w * inverse).astype(np.float32)
+            return standard @ matrix, (b + standard @ self.mean + w @ centre).astype(np.float32)
+
+        change_blocks(weights, biases, n_threads, change)
 
     def state(self) -> State:
-        return State({}, {"matrix": self.matrix, "inverse": self.inverse, "mean": self.mean})
+        arrays = {"matrix": self.matrix, "inverse": self.inverse, "mean": self.mean}
+        return merge({}, {} if self.scaling is None else {"scaling": self.scaling.state()}, arrays)
 
     @classmethod
     def from_state(cls, state: State) -> Whitening:
-        return cls(*(np.array(state.arrays[name]) for name in ("matrix", "inverse", "mean")))
+        mean = checks.get_array(state.arrays, "mean", "f4", (None,))
+        square = (len(mean), len(mean))
+        matrix, inverse = (
+            checks.get_array(state.arrays, name, "f4", square) for name in ("matrix", "inverse")
+        )
+        scaling = ColumnScaling.from_state(state.nested("scaling")) if "scaling" in state.header else None
+        if scaling is not None and len(scaling.centre) != len(mean):
+            checks.reject(
+                f"the scaling is of {len(scaling.centre):,} columns, the whitening of {len(mean):,}"
+            )
+        return cls(np.array(matrix), np.array(inverse), np.array(mean), scaling)
 
 
 def change_blocks(

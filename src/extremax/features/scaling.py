@@ -1,0 +1,256 @@
+"""Standardised columns, and rows of limited length: features as training on whitened rows reads them.
+
+    u = t (f x - centre) * factor,     factor_j = 1 / (s_j sqrt(k)),     t = min(1, max_length / |u|),
+
+with the standard deviation s_j of column j of f x and the number k of columns that vary, so that E|u|^2 = 1.
+The feature scale f is a power of two that brings rows to a length near one.
+
+Deviations count up to a multiple of a high quantile, and rows that are longer than such a multiple are pulled
+towards the centre: a few outlying rows or entries then move neither scale nor weights. Ordinary rows stay as
+they are.
+
+Everything is computed column by column in float64 from float32 features: a column times a power of two gives
+the same bits of u, a column times any other factor the same numbers up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from extremax.defaults import ScaleConfig
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.storage import checks
+from extremax.storage.state import State
+from extremax.types import Float32, Float64, Int64
+
+_BLOCK_ROWS = 1024  # rows that are summed together
+_LANES = 8  # partial sums; independent of the threads, so that they change no result
+
+
+@dataclass(frozen=True)
+class ColumnScaling:
+    """The map x -> u of dense rows.
+
+    Attributes
+    ----------
+    centre, factor : float32 (n_features,)
+        What is subtracted from a column of f x, and what it is then multiplied by.
+    feature_scale
+        The number f, a power of two.
+    max_length
+        Length of the longest u.
+    """
+
+    centre: Float32
+    factor: Float32
+    feature_scale: float
+    max_length: float
+
+    @classmethod
+    def fit(
+        cls,
+        X: Any,
+        weight: NDArray[Any] | None = None,
+        *,
+        config: ScaleConfig | None = None,
+        n_threads: int = 1,
+    ) -> ColumnScaling:
+        """Find centre and scale of every column, and the length of ordinary rows.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) float32 array or memory map
+        weight
+            Weight of each row; rows of weight zero do not count.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(2000, 3)) * [0.01, 1.0, 1e6]
+        >>> X[7] = 1e9  # an outlying row
+        >>> scaling = ColumnScaling.fit(X.astype(np.float32))
+        >>> u = scaling.rows(X.astype(np.float32))
+        >>> bool(abs(np.mean(np.sum(u * u, axis=1)) - 1.0) < 0.1)
+        True
+        """
+        config = config or ScaleConfig()
+        used = None if weight is None else np.flatnonzero(np.asarray(weight) > 0)
+        n_rows = int(X.shape[0]) if used is None else len(used)
+        sample = _sample(X, used, n_rows, config)
+        median = np.median(sample.astype(np.float64), axis=0).astype(np.float32)
+        bound = _bounds(np.abs(sample.astype(np.float64) - median), config)
+        first, second = _clipped_moments(X, weight, median, bound, n_threads)
+        spread = np.sqrt(np.maximum(second - first * first, 0.0))
+        centre = median.astype(np.float64) + first
+        length = float(np.sqrt(np.sum(spread * spread + centre * centre)))
+        if length > config.max_length:
+            raise ValueError(
+                f"the rows of X are {length:g} long on average, near the end of float32; divide all features"
+                " by one large number."
+            )
+        f = 2.0 ** -round(math.log2(length)) if length >= config.min_length else 1.0
+        rounding = np.maximum(config.rounding * np.abs(centre), config.min_length)
+        varies = spread > rounding
+        # A constant column may vary in later rows: it is then as one of the largest.
+        others = np.maximum(float(spread[varies].max()) if varies.any() else 1.0, rounding)
+        factor = 1.0 / (np.where(varies, spread, others) * f * np.sqrt(max(int(varies.sum()), 1)))
+        found = cls((centre * f).astype(np.float32), factor.astype(np.float32), f, np.inf)
+        lengths = np.sqrt(found._squared_lengths(sample))
+        limit = config.margin * _high(lengths, config) if n_rows >= config.min_rows else np.inf
+        return cls(found.centre, found.factor, f, max(limit, config.min_limit))
+
+    def rows(self, X: Float32, out: Float32 | None = None) -> Float32:
+        """Return u of dense rows, float32 (n, n_features)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            u = np.multiply(X, np.float32(self.feature_scale), out=out)
+            u -= self.centre
+            u *= self.factor
+            squares = np.einsum("ij,ij->i", u, u)
+        for i in np.flatnonzero(~(squares <= self.max_length**2)):
+            long = self._precisely(X[i])
+            u[i] = long * (self.max_length / np.sqrt(long @ long))
+        return u
+
+    def _precisely(self, X: Float32) -> Float64:
+        """Return u in float64, of unlimited length."""
+        u: Float64 = (X.astype(np.float64) * self.feature_scale - self.centre) * self.factor
+        return u
+
+    def count_limited(self, X: Any, n_threads: int = 1, weight: NDArray[Any] | None = None) -> int:
+        """Return the number of rows that are longer than `max_length`; rows of weight zero do not count."""
+        cuts = split(int(X.shape[0]), _BLOCK_ROWS)
+        found = np.zeros(len(cuts), np.int64)
+
+        def work(i: int) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                u = np.asarray(X[slice(*cuts[i])], np.float32) * np.float32(self.feature_scale)
+                u -= self.centre
+                u *= self.factor
+                is_long = ~(np.einsum("ij,ij->i", u, u) <= self.max_length**2)
+            found[i] = np.sum(is_long if weight is None else is_long & (weight[slice(*cuts[i])] > 0))
+
+        run(work, len(cuts), n_threads)
+        return int(found.sum())
+
+    def _squared_lengths(self, rows: Float32) -> Float64:
+        lengths: Float64 = np.zeros(len(rows))
+        for a, b in split(len(rows), _BLOCK_ROWS):
+            u = self._precisely(rows[a:b])
+            lengths[a:b] = np.einsum("ij,ij->i", u, u)
+        return lengths
+
+    @property
+    def unevenness(self) -> float:
+        """Mean over median variance of the columns of X: how far a few columns outweigh the others."""
+        variance = self.inverse_factor**2
+        return float(variance.mean() / np.median(variance))
+
+    @property
+    def inverse_factor(self) -> Float64:
+        """One over `factor`."""
+        return 1.0 / self.factor.astype(np.float64)
+
+    def state(self) -> State:
+        limit = None if self.max_length == np.inf else self.max_length  # JSON has no infinity
+        header = {"feature_scale": self.feature_scale, "max_length": limit}
+        return State(header, {"centre": self.centre, "factor": self.factor})
+
+    @classmethod
+    def from_state(cls, state: State) -> ColumnScaling:
+        centre = checks.check_finite(checks.get_array(state.arrays, "centre", "f4", (None,)), "centre")
+        factor = checks.check_finite(checks.get_array(state.arrays, "factor", "f4", centre.shape), "factor")
+        if not (factor > 0.0).all():
+            checks.reject("array 'factor' holds a number that is not positive")
+        scale = checks.get_float(state.header, "feature_scale", 0.0)
+        limit = np.inf
+        if checks.get(state.header, "max_length") is not None:
+            limit = checks.get_float(state.header, "max_length", 0.0)
+        return cls(np.array(centre), np.array(factor), scale, limit)
+
+
+def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
+    """Return a CSR matrix without rows that are far longer than others, and how many were shortened.
+
+    The same matrix is returned where there are none.
+    """
+    n_rows = int(X.shape[0])
+    if not config.standardize or n_rows < config.min_rows:
+        return X, 0
+    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
+    lengths = np.sqrt(np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows))
+    some = lengths[lengths > 0.0]
+    limit = config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
+    long = lengths > limit
+    if not long.any():
+        return X, 0
+    factor = np.where(long, limit / np.where(long, lengths, 1.0), 1.0)
+    limited = sp.csr_matrix(X.shape, dtype=np.float32)
+    limited.data = (X.data * factor[row]).astype(np.float32)
+    limited.indices, limited.indptr = X.indices, X.indptr
+    limited.has_sorted_indices = X.has_sorted_indices
+    return limited, int(long.sum())
+
+
+def _sample(X: Any, used: Int64 | None, n_rows: int, config: ScaleConfig) -> Float32:
+    """Return rows from all over X, every one where they are few."""
+    where = (np.arange(min(n_rows, config.sample_rows), dtype=np.int64) * n_rows) // min(
+        n_rows, config.sample_rows
+    )
+    if len(where) < n_rows:  # one from each stretch: no period in the order of the rows biases them
+        step = n_rows / len(where)
+        where = where + (np.random.Generator(np.random.SFC64(0)).random(len(where)) * step).astype(np.int64)
+        where = np.minimum(where, n_rows - 1)
+    rows = X[where if used is None else used[where]]
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _high(values: NDArray[Any], config: ScaleConfig) -> float:
+    """Return a high quantile: one of the values, never the largest of several."""
+    place = int(config.quantile * (len(values) - 1))
+    return float(np.partition(values, place)[place])
+
+
+def _bounds(deviation: Float64, config: ScaleConfig) -> Float64:
+    """Return the deviation up to which a column's entries count, (n_features,)."""
+    n_rows, n_features = deviation.shape
+    bounds = np.full(n_features, np.inf)
+    if n_rows < config.min_rows:
+        return bounds
+    place = int(config.quantile * (n_rows - 1))
+    high = np.partition(deviation, place, axis=0)[place]
+    for j in np.flatnonzero(high == 0.0):  # nearly always the same number: ask those that differ
+        others = deviation[deviation[:, j] > 0.0, j]
+        high[j] = _high(others, config) if len(others) > 1 else np.inf
+    bounds[:] = config.margin * high
+    return bounds
+
+
+def _clipped_moments(
+    X: Any, weight: NDArray[Any] | None, median: Float32, bound: Float64, n_threads: int
+) -> tuple[Float64, Float64]:
+    """Return the mean and the mean square of the deviations from the median, clipped at `bound`."""
+    cuts = split(int(X.shape[0]), _BLOCK_ROWS)
+    sums = np.zeros((min(_LANES, len(cuts)), 2, len(median)))
+
+    def add(lane: int) -> None:
+        for a, b in cuts[lane :: len(sums)]:
+            deviation = np.asarray(X[a:b]).astype(np.float64)
+            deviation -= median
+            np.clip(deviation, -bound, bound, out=deviation)
+            part = np.ones(b - a) if weight is None else np.asarray(weight[a:b], np.float64)
+            sums[lane, 0] += part @ deviation
+            np.square(deviation, out=deviation)
+            sums[lane, 1] += part @ deviation
+
+    with one_blas_thread():
+        run(add, len(sums), n_threads)
+    total = float(X.shape[0]) if weight is None else float(np.sum(weight, dtype=np.float64))
+    first, second = sums.sum(axis=0) / total
+    return first, second
