@@ -9,7 +9,7 @@ import numpy as np
 
 from extremax import ExtremeClassifier
 from extremax.config import resolve
-from extremax.defaults import DEFAULTS, ProblemSize
+from extremax.defaults import DEFAULTS, ProblemSize, replace_numbers
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.training.base import TrainState
@@ -94,8 +94,9 @@ def run_by_rows(data, noise, *, projection=None, scale=0.4, first_bias=None, see
 def run_by_batches(
     data, sets, tables, *, batch_size, scale=1.0, cells=None, whitening=None, max_step=np.inf, n_threads=1
 ):
-    """A `BatchTrainer` with given tables and class sets."""
-    config = make_config(data, tables.n_classes, objective="shared_softmax")
+    """A `BatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
+    numbers = replace_numbers(DEFAULTS, batch={"warm_up": 0.0})
+    config = make_config(data, tables.n_classes, numbers=numbers, objective="shared_softmax")
     state = TrainState(tables, scale, whitening=whitening)
     trainer = BatchTrainer(config, Context(7, n_threads))
     return Run(trainer, state, PreparedBatches(data, sets, cells, batch_size, max_step))

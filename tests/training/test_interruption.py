@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, load_model
+from extremax.calibration import Calibration
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import TrainingInterruptedWarning
 from extremax.features.whitening import Whitening
@@ -247,7 +248,7 @@ def test_ctrl_c_after_the_epochs_skips_what_is_left(data, monkeypatch, step):
     assert clf.interrupted_ is True
     np.testing.assert_array_equal(weights_of(clf), weights_of(whole))
     assert "beam" not in clf.model_.searches
-    expected = (1.0, 0.0) if step == "calibrated" else whole.model_.calibration
+    expected = Calibration() if step == "calibrated" else whole.model_.calibration
     assert clf.model_.calibration == expected
     clf.resume_fit(X, y)  # nothing to train, but what was skipped is done
     assert clf.interrupted_ is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from extremax import ExtremeClassifier
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.examples import Examples
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
@@ -365,3 +367,15 @@ def test_state_without_noise_rejects():
     run.state.noise = None
     with pytest.raises(ValueError, match="no noise distribution"):
         run.trainer.prepare(run.state, run.prepared.data)
+
+
+def test_memory_of_wide_sparse_rows_does_not_grow_with_the_square_of_their_width() -> None:
+    n_features = 136_000
+    X = sparse.random(60, n_features, density=1e-4, format="csr", random_state=0, dtype=np.float32)
+    clf = ExtremeClassifier("negative_sampling", n_epochs=1, tree_components=4, n_jobs=1, random_state=0)
+    tracemalloc.start()
+    clf.fit(X, np.arange(60) % 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 400 * n_features * 4  # 200 MB; one matrix of the width squared is 69 GiB
+    assert clf._fitted.state.whitening is None

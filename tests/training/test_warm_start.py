@@ -10,7 +10,7 @@ from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.runtime.context import Context
 from extremax.training.optimizers import Tables
-from extremax.training.warm_start import discriminant_projection, start_discriminant
+from extremax.training.warm_start import Moments, discriminant_projection, start_discriminant
 
 pytestmark = pytest.mark.small
 N_CLASSES, N_FEATURES = 20, 6
@@ -30,7 +30,8 @@ def started(X, y, *, scale=0.5, config=SMALL_RIDGE, weight=None, pca=None, n_thr
     tables = Tables.zeros(N_CLASSES, X.shape[1], "adagrad_row")
     pca = PCA.fit(X, X.shape[1], max_rows=None) if pca is None else pca
     context = Context(n_threads=n_threads)
-    start = start_discriminant(tables, scale, pca, Examples(X, y, weight=weight), config, context)
+    data = Examples(X, y, weight=weight)
+    start = start_discriminant(tables, Moments.from_pca(pca, scale), data, config, context)
     return tables, start.whitening, start.scale
 
 
@@ -122,7 +123,7 @@ def test_pairs_that_share_rows_match_repeated_rows(data):
     made = []
     for examples in (Examples(X, labels, row_index), Examples(X[row_index], labels)):
         tables = Tables.zeros(N_CLASSES, 6, "adagrad_row")
-        start_discriminant(tables, 0.5, pca, examples, SMALL_RIDGE, Context())
+        start_discriminant(tables, Moments.from_pca(pca, 0.5), examples, SMALL_RIDGE, Context())
         made.append(tables)
     np.testing.assert_array_equal(made[0].weights, made[1].weights)
     np.testing.assert_array_equal(made[0].biases, made[1].biases)
@@ -163,7 +164,7 @@ def test_discriminants_separate_the_classes_most(data):
     X, y = data
     tables = Tables.zeros(N_CLASSES, 6, "adagrad_row")
     pca = PCA.fit(X, 6, max_rows=None)
-    start = start_discriminant(tables, 0.5, pca, Examples(X, y), SMALL_RIDGE, Context())
+    start = start_discriminant(tables, Moments.from_pca(pca, 0.5), Examples(X, y), SMALL_RIDGE, Context())
     found = discriminant_projection(tables, 0.5, start, np.bincount(y), 2, SMALL_RIDGE, 1)
     Z = found.transform(X)
     assert np.mean(np.sum(Z.astype(np.float64) ** 2, axis=1)) == pytest.approx(1.0, rel=0.1)

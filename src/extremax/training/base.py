@@ -14,12 +14,16 @@ from extremax.config import FitConfig
 from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
+from extremax.features.scaling import limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.noise import Noise
 from extremax.runtime.context import Context
+from extremax.runtime.threads import split
 from extremax.storage.state import State, merge
 from extremax.types import Bool, Features, Float32
 from extremax.weights import Weights
+
+_PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
 
 
 class Parameters(Protocol):
@@ -70,6 +74,8 @@ class TrainState:
         What was chosen from the data, such as the scale of the start.
     in_training_coordinates
         Whether the tables are those of whitened rows right now, inside an epoch.
+    cut_short
+        Whether a callback ended training before its last epoch; not saved.
     """
 
     tables: Any
@@ -83,6 +89,7 @@ class TrainState:
     class_means: NDArray[np.float16] | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     in_training_coordinates: bool = False
+    cut_short: bool = False
 
     def state(self) -> State:
         """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
@@ -133,11 +140,11 @@ class Trainer(Protocol):
 
     def epoch(
         self, state: TrainState, prepared: Any, rates: tuple[float, float], progress: Progress
-    ) -> float:
+    ) -> float | None:
         """Train one epoch in place; the step size goes from the first rate to the second.
 
-        Returns the mean loss per unit of weight. Interrupted, it leaves a consistent state: that after the
-        last minibatch."""
+        Returns the mean loss per unit of weight, or None where none is known. Interrupted, it leaves a
+        consistent state: that after the last minibatch."""
         ...
 
     def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
@@ -152,19 +159,34 @@ class Trainer(Protocol):
 
 
 class ProjectedRows:
-    """Projections of X, computed once per matrix and projection."""
+    """Projections of X, computed once per matrix and projection; those of outlying rows are limited."""
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._last: tuple[PCA, Features, Float32] | None = None
 
-    def get(self, projection: PCA | None, X: Features) -> Float32:
+    def get(self, projection: PCA | None, X: Features, whitening: Whitening | None = None) -> Float32:
         """Return the rows that a tree sees; without a projection, rows of no columns."""
         if projection is None:
             return np.empty((X.shape[0], 0), np.float32)
         if self._last is None or self._last[0] is not projection or self._last[1] is not X:
-            self._last = projection, X, projection.transform(X, n_jobs=self.n_threads)
+            Z = projection.transform(X, n_jobs=self.n_threads)
+            if whitening is not None and whitening.scaling is not None:
+                _limit_rows(Z, _PROJECTED_LIMIT * whitening.scaling.max_length)
+            self._last = projection, X, Z
         return self._last[2]
+
+
+def _limit_rows(Z: Float32, limit: float) -> None:
+    """Shorten rows of a projection that are longer than a limit, in place."""
+    if limit == np.inf:
+        return
+    for a, b in split(len(Z), 4096):
+        with np.errstate(over="ignore", invalid="ignore"):
+            lengths = np.sqrt(np.einsum("ij,ij->i", Z[a:b], Z[a:b], dtype=np.float64))
+        long = np.flatnonzero(lengths > limit)
+        if len(long):
+            Z[a + long] *= (limit / lengths[long]).astype(np.float32)[:, None]
 
 
 def labelled_rows(data: Examples) -> Bool | None:
@@ -230,9 +252,17 @@ class TrainerBase:
     config: FitConfig
     context: Context
     projected: ProjectedRows = field(init=False)
+    accepted: dict[str, int] = field(init=False, default_factory=dict)  # what `choices_` says of the rows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+    def limit_sparse(self, data: Examples) -> Examples:
+        """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""
+        X, n_limited = limit_sparse_rows(data.X, self.config.numbers.scale)
+        if n_limited:
+            self.accepted["limited_rows"] = n_limited
+        return data if X is data.X else data.with_features(X)
 
     def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
         """Do nothing after the last epoch."""

@@ -13,8 +13,6 @@ row."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +33,6 @@ from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.base import (
     Progress,
-    TrainerBase,
     TrainState,
     class_means,
     find_feature_scale,
@@ -48,9 +45,9 @@ from extremax.training.noise_fit import fit_noise
 from extremax.training.optimizers import Tables
 from extremax.training.order import DenseRows, Window, epoch_seed, epoch_windows
 from extremax.training.warm_start import WarmStart, discriminant_projection, start_discriminant
+from extremax.training.whitened import WhitenedTrainer
 from extremax.tree.layout import depth_of
 from extremax.types import Float32, Float64, Int32, Int64
-from extremax.weights import DenseWeights, Weights
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; independent of the threads, so that they change no result
 
@@ -94,7 +91,7 @@ class _Buffers:
 
 
 @dataclass(frozen=True)
-class BatchTrainer(TrainerBase):
+class BatchTrainer(WhitenedTrainer):
     """Objectives whose minibatches share classes."""
 
     def memory(self, problem: ProblemSize) -> dict[str, int]:
@@ -110,9 +107,6 @@ class BatchTrainer(TrainerBase):
         }
         return need | (tree_memory(problem, config.tree_components) if self._n_cells(problem) > 1 else {})
 
-    def accept(self, data: Examples) -> Examples:
-        return data.dense()  # matrix products with whitened rows
-
     def _n_cells(self, problem: ProblemSize) -> int:
         """Return the number of cells that minibatches come from; with 1 no tree is needed."""
         config, n_classes = self.config, problem.n_classes
@@ -125,33 +119,32 @@ class BatchTrainer(TrainerBase):
     def start(self, data: Examples, n_classes: int) -> TrainState:
         config, context = self.config, self.context
         X, n_features = data.X, int(data.X.shape[1])
-        scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
         problem = ProblemSize(data.n_rows, data.n_pairs, n_features, n_classes)
         needs_tree = self._n_cells(problem) > 1
         kept = min(config.tree_components, n_features)
-        if needs_tree or config.precondition:
-            context.progress.log("projecting the features")
-            n_components = n_features if config.precondition else kept
-            pca = PCA.fit(X, n_components, sample_weight=row_weight(data), n_jobs=context.n_threads)
         tables = Tables.zeros(
             n_classes, n_features, config.optimizer, initial_square=config.numbers.rows.initial_square
         )
-        state = TrainState(tables, scale)
-        start = self._warm_start(state, pca, data) if config.precondition else None
-        if needs_tree:
-            projection = self._tree_projection(state, start, pca, data, kept)
-        if start is not None:
+        state = TrainState(tables, 1.0)
+        if config.precondition:
+            start = self._warm_start(state, data)
+            if needs_tree:
+                state.projection = self._tree_projection(state, start, data, kept)
             start.whitening.to_features(tables.weights, tables.biases, context.n_threads)
+        else:
+            state.feature_scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
+            if needs_tree:
+                state.projection = self._principal_components(state.feature_scale, data, kept)
         if needs_tree:
-            Z = self.projected.get(projection, X)
-            state.projection = projection
+            Z = self.projected.get(state.projection, X, state.whitening)
             state.noise, chosen = fit_noise(data, Z, n_classes, config, context, rough=True)
             state.chosen |= chosen
         return state
 
-    def _warm_start(self, state: TrainState, pca: PCA, data: Examples) -> WarmStart:
+    def _warm_start(self, state: TrainState, data: Examples) -> WarmStart:
         """Set the tables to the linear discriminant, for whitened rows."""
         numbers, tables = self.config.numbers, state.tables
+        moments, chosen = self.find_moments(data)
         # weights that sum to one train like weights of one
         unit = float(data.pair_weight.mean(dtype=np.float64))
         data = replace(data, weight=data.pair_weight / np.float32(unit))
@@ -160,22 +153,22 @@ class BatchTrainer(TrainerBase):
         )
         tables.squares[...] = first * unit**2
         tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
-        start = start_discriminant(tables, state.feature_scale, pca, data, numbers.warm_start, self.context)
-        state.whitening = start.whitening
-        state.chosen["init_scale"] = start.scale
+        start = start_discriminant(tables, moments, data, numbers.warm_start, self.context)
+        state.feature_scale, state.whitening = moments.feature_scale, start.whitening
+        state.chosen |= {**chosen, "init_scale": start.scale}
         return start
 
-    def _tree_projection(
-        self, state: TrainState, start: WarmStart | None, pca: PCA, data: Examples, kept: int
-    ) -> PCA:
-        scale = state.feature_scale
-        if start is None:
-            components = pca.components[:kept] * np.float32(scale)
-            return PCA(components, pca.mean, pca.explained_variance[:kept] * scale**2)
+    def _principal_components(self, scale: float, data: Examples, kept: int) -> PCA:
+        self.context.progress.log("projecting the features")
+        pca = PCA.fit(data.X, kept, sample_weight=row_weight(data), n_jobs=self.context.n_threads)
+        components = pca.components[:kept] * np.float32(scale)
+        return PCA(components, pca.mean, pca.explained_variance[:kept] * scale**2)
+
+    def _tree_projection(self, state: TrainState, start: WarmStart, data: Examples, kept: int) -> PCA:
         counts = data.class_counts(state.tables.n_classes, weighted=True)
         config = self.config.numbers.warm_start
         return discriminant_projection(
-            state.tables, scale, start, counts, kept, config, self.context.n_threads
+            state.tables, state.feature_scale, start, counts, kept, config, self.context.n_threads
         )
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
@@ -184,7 +177,7 @@ class BatchTrainer(TrainerBase):
         cells = None
         tree = None if state.noise is None else state.noise.tree
         if tree is not None:
-            Z = self.projected.get(state.projection, data.X)
+            Z = self.projected.get(state.projection, data.X, state.whitening)
             if state.class_means is None:
                 state.class_means = class_means(Z, data, n_classes)
             problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
@@ -199,27 +192,13 @@ class BatchTrainer(TrainerBase):
         max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
         return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)
 
-    def export(self, state: TrainState) -> Weights:
-        weights, biases = state.tables.weights, state.tables.biases
-        if state.in_training_coordinates and state.whitening is not None:
-            weights, biases = weights.copy(), biases.copy()
-            state.whitening.to_features(weights, biases, self.context.n_threads)
-        return DenseWeights(weights, biases, state.feature_scale)
-
-    @contextmanager
-    def _training_coordinates(self, state: TrainState, threads: int) -> Iterator[None]:
-        """Convert the tables to whitened rows for the duration of an epoch."""
-        tables, white = state.tables, state.whitening
-        if white is None:
-            yield
-            return
-        white.to_training(tables.weights, tables.biases, threads)
-        state.in_training_coordinates = True
-        try:
-            yield
-        finally:
-            white.to_features(tables.weights, tables.biases, threads)
-            state.in_training_coordinates = False
+    def _warm_up(self, epochs_done: float) -> float:
+        """Return the factor of the learning rate, which rises over the first epochs of a whole fit."""
+        config, numbers = self.config, self.config.numbers.batch
+        length = numbers.warm_up * config.n_epochs
+        if not config.decays or config.streaming or epochs_done >= length:
+            return 1.0
+        return float((epochs_done / length) ** numbers.warm_up_power)
 
     def epoch(
         self, state: TrainState, prepared: PreparedBatches, rates: tuple[float, float], progress: Progress
@@ -229,13 +208,14 @@ class BatchTrainer(TrainerBase):
         X: Any = data.X
         buffers = _Buffers(prepared.batch_size, prepared.sets.size, X.shape[1], state.tables.n_classes)
         total, weight_done, done = 0.0, 0.0, 0
-        with self._training_coordinates(state, threads), one_blas_thread():
+        with self.training_coordinates(state, threads), one_blas_thread():
             for number, window in epoch_windows(DenseRows(X), data, seed, state.n_epochs, numbers.order):
                 rng = np.random.default_rng(epoch_seed(seed, state.n_epochs, number))
                 batches = _cut(prepared, window.pairs, rng)
                 draws = rng.random((len(batches), 2))
                 for turn, (cell, part) in enumerate(batches):
                     rate = rates[0] + (rates[1] - rates[0]) * done / data.n_pairs
+                    rate *= self._warm_up(state.n_epochs + done / data.n_pairs)
                     batch = _Batch(prepared, buffers, window, part, cell)
                     total += batch.step(state, draws[turn], rate, threads)
                     weight_done += float(batch.weight.sum())

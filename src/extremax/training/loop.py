@@ -198,6 +198,7 @@ def run_epochs(
         best.keep(state, history[-1])  # where the run starts may stay the best
     clock = _Clock(context, hooks, schedule.n_epochs, history[-1]["seconds"], state.n_epochs)
     interrupts = context.interrupts
+    n_last, state.cut_short = state.n_epochs + schedule.n_epochs, False
     try:
         with interrupts.deferred():
             try:
@@ -209,11 +210,13 @@ def run_epochs(
                     rates = schedule.rates(state.n_epochs)
                     loss = trainer.epoch(state, prepared, rates, clock)
                     clock.end()
-                    _check_loss(loss, state.n_epochs, schedule.learning_rate)
+                    loss = _check_loss(loss, state.n_epochs, schedule.learning_rate)
                     record = {"epoch": state.n_epochs, "seconds": clock.seconds, "loss": loss}
                     history.append({**record, "learning_rate": rates[0]})
                     stop = _close_epoch(history[-1], hooks, context)
-                    if best.is_over(state, history[-1], schedule.patience, log) or stop:
+                    is_over = best.is_over(state, history[-1], schedule.patience, log)
+                    state.cut_short = stop and not is_over and state.n_epochs < n_last
+                    if is_over or stop:
                         break
                     interrupts.check()
             finally:  # Ctrl-C must not put the best epoch back by half
@@ -240,12 +243,16 @@ def _close_epoch(record: Record, hooks: Hooks, context: Context) -> bool:
     return any(wishes)
 
 
-def _check_loss(loss: float, epoch: int, learning_rate: float) -> None:
+def _check_loss(loss: float | None, epoch: int, learning_rate: float) -> float:
+    """Return the loss, NaN where none is known; refuse one that is not finite."""
+    if loss is None:
+        return float("nan")
     if not np.isfinite(loss):
         raise ValueError(
             f"Training diverged: the loss of epoch {epoch} is {loss}. Use a smaller learning_rate (it is"
             f" {learning_rate:g}), optimizer='adagrad', or smaller sample weights."
         )
+    return loss
 
 
 def _line(record: Record) -> str:

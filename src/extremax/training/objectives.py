@@ -28,7 +28,8 @@ class Objective:
     Attributes
     ----------
     trainer
-        "rows": negatives for each row; "batch": classes that a minibatch shares; "sparse": sparse weights.
+        "rows": negatives for each row; "batch": classes that a minibatch shares; "candidates": the best
+        classes of each row; "sparse": sparse weights.
     adds_log_noise
         Whether prediction adds log p_n to the scores (Eq. 5).
     loss
@@ -70,6 +71,7 @@ OBJECTIVES: dict[str, Objective] = {
     "augment_reduce": Objective("rows", adds_log_noise=True, loss=_augment_reduce, pair_state=True),
     "shared_softmax": Objective("batch"),
     "softmax": Objective("batch", all_classes=True),
+    "candidate_softmax": Objective("candidates"),
     "sparse_softmax": Objective("sparse"),
 }
 

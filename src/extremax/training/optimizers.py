@@ -18,6 +18,7 @@ import numpy as np
 
 from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.threads import run, split
+from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32
 from extremax.weights import Weights
@@ -82,7 +83,14 @@ class Tables:
     def from_training_state(cls, weights: Weights, state: State) -> Tables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays = weights.state().arrays
-        return cls(arrays["weights"], arrays["biases"], state.arrays["squares"], state.arrays["bias_squares"])
+        if "weights" not in arrays or weights.row_major:
+            checks.reject("the training state is of dense weights, and the weights are sparse")
+        n_classes, n_features = arrays["weights"].shape
+        squares = checks.get_array(state.arrays, "squares", "f4", (n_classes, None))
+        if squares.shape[1] not in (0, 1, n_features):
+            checks.reject(f"array 'squares' has {squares.shape[1]:,} columns for {n_features:,} features")
+        bias_squares = checks.get_array(state.arrays, "bias_squares", "f4", (n_classes,))
+        return cls(arrays["weights"], arrays["biases"], squares, bias_squares)
 
     @property
     def per_weight(self) -> bool:
@@ -96,7 +104,7 @@ class Tables:
 
 
 def _columns(n_features: int, optimizer: str) -> int:
-    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
+    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0, "dual": 0}[optimizer]
 
 
 def _aligned(shape: tuple[int, ...], fill: float) -> Float32:

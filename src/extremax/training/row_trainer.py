@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
@@ -71,7 +72,7 @@ class RowTrainer(TrainerBase):
         return need | (tree_memory(problem, config.tree_components) if config.uses_tree else {})
 
     def accept(self, data: Examples) -> Examples:
-        return data
+        return self.limit_sparse(data) if sparse.issparse(data.X) else data
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         config, context, numbers = self.config, self.context, self.config.numbers
@@ -90,7 +91,7 @@ class RowTrainer(TrainerBase):
         tables = Tables.zeros(n_classes, n_features, config.optimizer, initial_square=square)
         Z = self.projected.get(projection, X)
         noise, chosen = fit_noise(data, Z, n_classes, config, context)
-        state = TrainState(tables, scale, noise, projection, chosen=chosen)
+        state = TrainState(tables, scale, noise, projection, chosen=self.accepted | chosen)
         if config.definition.starts_at_noise:
             most = max(numbers.rows.min_start_rows, numbers.rows.start_log_probs // n_classes)
             some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)

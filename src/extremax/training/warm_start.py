@@ -9,7 +9,7 @@ of some training rows, each left out of the mean of its own class."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from extremax.defaults import WarmStartConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
+from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening, change_blocks
 from extremax.kernels.batch_softmax import add_rows
 from extremax.runtime.context import Context
@@ -27,81 +28,178 @@ from extremax.runtime.threads import run, split
 from extremax.training.optimizers import Tables
 from extremax.types import Float32, Float64
 
-_SUM_ROWS = 1 << 16  # pairs whose rows are read together
+_SHIFT_PAIRS = 1 << 12  # pairs whose own means are in memory together
+_SUM_ROWS = 1 << 14  # pairs whose rows are read together
+_SCALE_ROWS = 512  # rows that a thread standardises at a time
 # of a product; independent of the threads, so that they change no result
 _GRAM_ROWS, _GRAM_LANES = 1 << 14, 8
 
 
+class Moments(NamedTuple):
+    """Covariance and mean of the rows that are whitened: of u with a scaling, of f x without."""
+
+    covariance: Float64
+    mean: Float32
+    scaling: ColumnScaling | None
+    feature_scale: float
+
+    @classmethod
+    def from_pca(cls, pca: PCA, feature_scale: float) -> Moments:
+        """Return the moments of f x, from all components of X."""
+        mean = (pca.mean.astype(np.float64) * feature_scale).astype(np.float32)
+        scaled = pca.components.T * (pca.explained_variance * feature_scale**2)
+        return cls(scaled @ pca.components.astype(np.float64), mean, None, feature_scale)
+
+
 @dataclass(frozen=True)
 class WarmStart:
-    """A whitening, and the scale that was found best for the discriminant."""
+    """A whitening, and the scale and the shrinkage that were found best for the discriminant."""
 
     whitening: Whitening
     scale: float
+    shrinkage: float
 
 
 class _Discriminant(NamedTuple):
-    """A linear discriminant in whitened rows: class means, half their square lengths, log priors, counts."""
+    """A linear discriminant in whitened rows: class means, their factors, half their square lengths, log
+    priors, counts.
+    """
 
     means: Float32
+    factor: Float32
     half: Float32
     prior: Float64
     counts: NDArray[Any]
 
 
 def start_discriminant(
-    tables: Tables, feature_scale: float, pca: PCA, data: Examples, config: WarmStartConfig, context: Context
+    tables: Tables,
+    moments: Moments,
+    data: Examples,
+    config: WarmStartConfig,
+    context: Context,
+    *,
+    shrinkages: tuple[float, ...] = (),
 ) -> WarmStart:
     """Find the whitening and set the weights (for x') to the linear discriminant.
 
-    `pca` has all components of X; the weights of `data` have a mean of one.
+    `moments` are those of X; the weights of `data` have a mean of one. Of `shrinkages`, where given, the one
+    under which left-out rows are most probable is taken.
     """
+    total, mean, scaling, feature_scale = moments
     weight, means, n_threads = data.pair_weight, tables.weights, context.n_threads
     counts = np.bincount(data.y, weights=weight, minlength=tables.n_classes)
-    _sum_rows(data, weight, means, n_threads)
+    _sum_rows(data, weight, scaling, means, n_threads)
     root = np.sqrt(counts / counts.sum())
     # Rows sqrt(n_y / n) (mean of y - mean): their products sum to the covariance between the classes.
-    mean = (pca.mean.astype(np.float64) * feature_scale).astype(np.float32)
-    means *= np.float32(feature_scale)
+    if scaling is None:
+        means *= np.float32(feature_scale)
     means *= (root / np.maximum(counts, 1e-12)).astype(np.float32)[:, None]
     means -= root.astype(np.float32)[:, None] * mean
     between = _gram(means, n_threads)
-    total = (pca.components.T * (pca.explained_variance * feature_scale**2)) @ pca.components.astype(
-        np.float64
-    )
     within = total - between
     spread, inside = float(np.trace(total)), max(float(np.trace(within)), 0.0)
     if inside < config.min_within * spread:
         # One row per class, or copies: the difference is rounding error, nothing to divide by.
         within += (config.min_within - inside / spread) * total
-    white = Whitening.fit(within, mean, ridge=config.ridge, no_variance=config.no_variance)
-    kept = counts / (counts + config.shrinkage)
-    means *= (kept / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
+    white = Whitening.fit(within, mean, ridge=config.ridge, no_variance=config.no_variance, scaling=scaling)
+    shrinkage = config.shrinkage
+    means *= (counts / (counts + shrinkage) / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
     change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
-    half = 0.5 * np.einsum("ck,ck->c", means, means)
     prior = np.log(np.maximum(counts, 0.5) / counts.sum())
-    discriminant = _Discriminant(means, half, prior, counts)
-    best = _choose_scale(discriminant, white, feature_scale, data, config, context.seed)
-    scale = np.float32(config.init_scale_factor * best)
-    tables.biases[:] = prior - scale * half
-    means *= scale
-    return WarmStart(white, best)
+    best, figure, chosen, kept = 1.0, -np.inf, shrinkage, np.ones(len(counts), np.float32)
+    for candidate in shrinkages or (shrinkage,):
+        factor = ((counts + shrinkage) / (counts + candidate)).astype(np.float32)
+        half = 0.5 * np.einsum("ck,ck->c", means, means) * factor**2
+        discriminant = _Discriminant(means, factor, half, prior, counts)
+        numbers = replace(config, shrinkage=candidate)
+        scale, found = _choose_scale(discriminant, white, feature_scale, data, numbers, context.seed)
+        if found > figure:
+            best, figure, chosen, kept = scale, found, candidate, factor
+    if chosen != shrinkage:
+        means *= kept[:, None]
+    sharpness = np.float32(config.init_scale_factor * best)
+    tables.biases[:] = prior - sharpness * (0.5 * np.einsum("ck,ck->c", means, means))
+    means *= sharpness
+    return WarmStart(white, best, chosen)
 
 
-def _sum_rows(data: Examples, weight: Float32, sums: Float32, n_threads: int) -> None:
-    """Set `sums` to the weighted sum of each class's rows."""
+def leave_one_out_shift(
+    tables: Tables,
+    feature_scale: float,
+    start: WarmStart,
+    data: Examples,
+    config: WarmStartConfig,
+    n_threads: int,
+) -> Float32:
+    """Return what each pair's own score changes by where its row is left out of the mean of its class.
+
+    The tables are at their start, for whitened rows; the weights of `data` have a mean of one.
+    """
+    X: Any = data.X
+    scale = np.float32(config.init_scale_factor * start.scale)
+    counts = np.bincount(data.y, weights=data.pair_weight, minlength=tables.n_classes).astype(np.float32)
+    out = np.empty(data.n_pairs, np.float32)
+    blocks = split(data.n_pairs, _SHIFT_PAIRS)
+
+    def work(i: int) -> None:
+        cut = slice(*blocks[i])
+        own, w = data.y[cut], data.pair_weight[cut]
+        rows = data.rows_of(np.arange(*blocks[i]))
+        x = start.whitening.rows(np.ascontiguousarray(X[rows], dtype=np.float32), feature_scale)
+        with_row = tables.weights[own] / scale
+        without = _mean_without(with_row, counts[own], x, w, start.shrinkage)
+        out[cut] = scale * (_own_product(x, without) - _own_product(x, with_row))
+
+    with one_blas_thread():
+        run(work, len(blocks), n_threads)
+    return out
+
+
+def _mean_without(mean: Float32, n: Float32, x: Float32, weight: Float32, shrinkage: float) -> Float32:
+    """Return the means of classes without one row each, (n m - w x) / (n - w), shrunk like the others."""
+    left = np.maximum(n - weight, 0.0)
+    out: Float32 = (mean * (n + shrinkage)[:, None] - weight[:, None] * x) / (left + shrinkage)[:, None]
+    return out
+
+
+def _own_product(x: Float32, mean: Float32) -> Float32:
+    out: Float32 = np.einsum("ik,ik->i", x, mean) - 0.5 * np.einsum("ik,ik->i", mean, mean)
+    return out
+
+
+def _sum_rows(
+    data: Examples, weight: Float32, scaling: ColumnScaling | None, sums: Float32, n_threads: int
+) -> None:
+    """Set `sums` to the weighted sum of each class's rows, standardised where there is a scaling."""
     X: Any = data.X
     rows = data.row_index
     sums[...] = 0.0
     for first, last in split(data.n_pairs, _SUM_ROWS):
         where = np.arange(first, last) if rows is None else rows[first:last]
-        block = np.ascontiguousarray(X[where[0] : where[-1] + 1], dtype=np.float32)  # `row_index` ascends
+        # `row_index` ascends
+        block = _read_rows(X, int(where[0]), int(where[-1]) + 1, scaling, n_threads)
         local, labels, part_weight = where - where[0], data.y[first:last], weight[first:last]
         run(
             lambda part: add_rows(block, local, labels, part_weight, sums, part, n_threads),
             n_threads,
             n_threads,
         )
+
+
+def _read_rows(X: Any, first: int, last: int, scaling: ColumnScaling | None, n_threads: int) -> Float32:
+    """Return rows in memory, standardised by several threads where there is a scaling."""
+    if scaling is None:
+        return np.ascontiguousarray(X[first:last], dtype=np.float32)
+    out = np.empty((last - first, X.shape[1]), np.float32)
+    cuts = split(last - first, _SCALE_ROWS)
+
+    def work(i: int) -> None:
+        a, b = cuts[i]
+        scaling.rows(np.asarray(X[first + a : first + b], np.float32), out=out[a:b])
+
+    run(work, len(cuts), n_threads)
+    return out
 
 
 def discriminant_projection(
@@ -125,11 +223,16 @@ def discriminant_projection(
     values, vectors = scipy.linalg.eigh(between, subset_by_index=(first, n_features - 1))
     values = np.maximum(values, 0.0) / (config.init_scale_factor * start.scale) ** 2
     signs = np.where(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])] < 0, -1.0, 1.0)
-    components = (white.matrix.astype(np.float64) @ (vectors * signs)[:, ::-1]).T * feature_scale
+    components = (white.matrix.astype(np.float64) @ (vectors * signs)[:, ::-1]).T
+    mean = white.mean.astype(np.float64)
+    if white.scaling is not None:
+        components *= white.scaling.factor
+        mean = white.scaling.centre + mean * white.scaling.inverse_factor
+    components *= feature_scale
     # Rows of about unit length, as the tree's penalties expect.  Inside the classes a direction has variance
     # 1 / n_features.
     components /= np.sqrt(np.sum(values + 1.0 / n_features))
-    mean = white.mean.astype(np.float64) / feature_scale
+    mean /= feature_scale
     return PCA(components.astype(np.float32), mean.astype(np.float32), values[::-1].copy())
 
 
@@ -158,24 +261,24 @@ def _choose_scale(
     data: Examples,
     config: WarmStartConfig,
     seed: int,
-) -> float:
-    """Return the scale under which rows left out of their class's mean are most probable, to a tolerance."""
-    y, (means, half, prior, counts) = data.y, discriminant
+) -> tuple[float, float]:
+    """Return the scale under which rows left out of their class's mean are most probable, to a tolerance.
+
+    The second number is their mean log-likelihood under the best scale.
+    """
+    y, (means, factor, half, prior, counts) = data.y, discriminant
     X: Any = data.X
     rng = np.random.default_rng((seed, 3))
     chosen = np.sort(rng.choice(len(y), min(config.sample_rows, len(y)), replace=False))
     x = white.rows(np.ascontiguousarray(X[data.rows_of(chosen)], dtype=np.float32), feature_scale)
     own, n = y[chosen], counts[y[chosen]].astype(np.float32)
     w = data.pair_weight[chosen]
-    without = np.maximum(n - w, 0.0)
-    # The mean of the row's own class without the row, (n m - w x) / (n - w), shrunk like the others.
-    shrinkage = config.shrinkage
-    mean = (means[own] * (n + shrinkage)[:, None] - w[:, None] * x) / (without + shrinkage)[:, None]
-    truth = np.einsum("ik,ik->i", x, mean) - 0.5 * np.einsum("ik,ik->i", mean, mean)
+    mean = _mean_without(means[own] * factor[own, None], n, x, w, config.shrinkage)
+    truth = _own_product(x, mean)
     n_classes = len(means)
     others = np.sort(rng.choice(n_classes, min(config.sample_classes, n_classes), replace=False))
     with one_blas_thread():
-        scores = x @ means[others].T - half[others]
+        scores = x @ (means[others] * factor[others, None]).T - half[others]
     scores[own[:, None] == others] = -np.inf
     log_weight = prior[others] + np.log(n_classes / len(others))
     figures = []
@@ -188,4 +291,4 @@ def _choose_scale(
         )
     # The smallest of those that are as good as the best: rows that are easy to tell apart would take any.
     good = np.asarray(figures) >= max(figures) - config.tolerance
-    return config.scales[int(np.argmax(good))]
+    return config.scales[int(np.argmax(good))], max(figures)
