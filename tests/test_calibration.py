@@ -12,6 +12,7 @@ from extremax.calibration import Calibration, fit_calibration, mix_uniform
 from extremax.defaults import CalibrationConfig
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
+from extremax.storage.state import State
 
 C = 50
 
@@ -128,13 +129,41 @@ def test_a_few_rows_that_are_all_right_ask_for_no_certainty():
     assert found.uniform_mix == 0.0
 
 
+@pytest.mark.parametrize("by_row", [False, True])
+def test_temperature_by_row_recovers(by_row):
+    """Labels are drawn at the temperature of each row's confidence."""
+    truth = Calibration(1.4, 0.0, 0.3)
+    scores = planted(20_000)[0]
+    scores *= np.random.default_rng(3).uniform(0.2, 1.5, (20_000, 1)).astype(np.float32)
+    log_top = reference.log_softmax(scores, truth.temperature).max(axis=1)
+    p = np.exp(reference.log_softmax(scores / truth.row_temperature(log_top)[:, None]))
+    y = (p.cumsum(axis=1) > np.random.default_rng(4).random((20_000, 1))).argmax(axis=1).astype(np.int32)
+    found = fit(scores, y, by_row=by_row)
+    if by_row:
+        assert found.temperature == pytest.approx(truth.temperature, rel=0.04)
+        assert found.temperature_slope == pytest.approx(truth.temperature_slope, abs=0.04)
+    else:
+        assert found.temperature_slope == 0.0
+
+
+def test_temperature_by_row_of_few_rows_stays_near_one():
+    scores, y = planted(30)
+    found = fit(scores, y, by_row=True)
+    assert abs(found.temperature_slope) < 0.3
+    assert 0.6 < found.temperature < 1.7
+
+
+def test_folder_without_a_slope_gives_all_rows_the_same_temperature():
+    assert Calibration.from_state(State({"temperature": 1.5, "uniform_mix": 0.02})) == Calibration(1.5, 0.02)
+
+
 def test_grid_of_one_value_is_the_choice():
     config = CalibrationConfig(uniform_mix_grid=(0.03,))
     assert fit(*planted(500), config=config).uniform_mix == 0.03
 
 
 def test_calibration_is_restored_from_its_state():
-    calibration = Calibration(1.5, 0.02)
+    calibration = Calibration(1.5, 0.02, 0.2)
     assert Calibration.from_state(calibration.state()) == calibration
 
 
@@ -157,6 +186,8 @@ def test_overflow_error_survives_another_process():
         (Calibration(1.0, -0.1), "uniform_mix is -0.1"),
         (Calibration(1.0, 1.0), "uniform_mix is 1.0"),
         (Calibration(1.0, float("nan")), "uniform_mix is nan"),
+        (Calibration(1.0, 0.0, -1.5), "temperature_slope is -1.5"),
+        (Calibration(1.0, 0.0, float("nan")), "temperature_slope is nan"),
     ],
 )
 def test_values_that_make_no_probabilities_rejects(calibration, sentence):

@@ -1,4 +1,4 @@
-"""Calibration: a temperature and uniform mixing, chosen on rows that the model was not trained on.
+"""Calibration: temperature and uniform mixing, chosen on rows that the model was not trained on.
 
     p(y|x) = (1 - uniform_mix) softmax(s(x) / temperature)_y + uniform_mix / C
 
@@ -7,6 +7,20 @@ it maximises the likelihood of which top-1 predictions are right.  Uniform mixin
 gives next to no probability.  Without it, the few rows with such a label would ask for a high temperature at
 the expense of all others.  Neither changes the order of the classes (float32 logarithms of classes far below
 ``uniform_mix / C`` may be equal).
+
+Sparse weights are overconfident in rows that they find easy, and underconfident in the others.  Their
+temperature depends on the row,
+
+    temperature (p_1(x) + 0.1)^temperature_slope,    p_1(x) = max_y softmax(s(x) / temperature)_y,
+
+and all three numbers maximise the likelihood of the labels and of which top-1 predictions are right.
+
+Probabilities of a row sum to one over all classes, so where rows have several labels they do not say whether
+a label applies.  `LabelCalibration` gives a probability to each label by itself:
+
+    P(y applies to x) = sigmoid(intercept + slope (s_y - L) + level L),    L = log sum_y exp s_y,
+
+a logistic regression on rows that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -17,13 +31,18 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit
 
 from extremax.defaults import CalibrationConfig
 from extremax.examples import Examples
 from extremax.runtime.threads import run, split
+from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Bool, Float32, Float64, Int64
+
+# Added to p_1: with very many classes, a row without any confidence must not get a temperature near zero.
+CONFIDENCE_OFFSET = 0.1
 
 
 class Calibration(NamedTuple):
@@ -35,10 +54,13 @@ class Calibration(NamedTuple):
         Divides the debiased scores.
     uniform_mix : float
         Weight of the uniform distribution over all classes.
+    temperature_slope : float
+        Exponent of the row's confidence in its temperature; 0 where all rows have the same.
     """
 
     temperature: float = 1.0
     uniform_mix: float = 0.0
+    temperature_slope: float = 0.0
 
     @property
     def floor(self) -> float:
@@ -62,15 +84,150 @@ class Calibration(NamedTuple):
                 f"uniform_mix is {self.uniform_mix}; it must be at least 0, which leaves the probabilities as"
                 " they are, and below 1."
             )
+        if not abs(self.temperature_slope) <= 1.0:
+            raise ValueError(
+                f"temperature_slope is {self.temperature_slope}; it must be from -1 to 1. 0 gives all rows"
+                " the same temperature."
+            )
+
+    def row_temperature(self, log_top: Float64) -> Float64:
+        """Return the temperature of rows from the log-probability of their best class at `temperature`.
+
+        Examples
+        --------
+        >>> Calibration(1.2, 0.0, 0.5).row_temperature(np.log([0.9, 0.06])).round(2).tolist()
+        [1.2, 0.48]
+        """
+        found: Float64 = self.temperature * np.exp(self.temperature_slope * _confidence(log_top))
+        return found
 
     def state(self) -> State:
         """Return what a model folder stores."""
-        return State({"temperature": self.temperature, "uniform_mix": self.uniform_mix})
+        return State(self._asdict())
 
     @classmethod
     def from_state(cls, state: State) -> Calibration:
+        """Build the calibration that `state` described; folders of older versions have no slope."""
+        header = {"temperature_slope": 0.0, **state.header}
+        found = cls(*(checks.get_float(header, name) for name in cls._fields))
+        found.check()
+        return found
+
+
+class LabelCalibration(NamedTuple):
+    """How the scores of a row become a probability of each label by itself.
+
+    Attributes
+    ----------
+    intercept, slope, level : float
+        Coefficients of the log-odds: of one, of the log-softmax of the label, and of the logarithm of its
+        normaliser.
+    threshold : float
+        Probability from which a label is predicted: the best micro F1 on the same rows.
+    n_rows : int
+        Rows that chose them; 0 where there were none: `without_rows`.
+    """
+
+    intercept: float
+    slope: float
+    level: float
+    threshold: float = 0.5
+    n_rows: int = 0
+
+    @classmethod
+    def without_rows(cls, labels_per_row: float) -> LabelCalibration:
+        """Return what is assumed without any row to calibrate by: softmax times the mean number of labels.
+
+        A label drawn from those of a row has the probabilities of the softmax; with m labels in every row,
+        the label applies with m times that.
+        """
+        return cls(float(np.log(max(labels_per_row, 1e-30))), 1.0, 0.0)
+
+    def log_odds(self, log_softmax: Float64, normalizer: Float64) -> Float64:
+        """Return the log-odds of labels (n, k) from their log-softmax and the log normalisers (n,)."""
+        return self.intercept + self.slope * log_softmax + self.level * normalizer[:, None]
+
+    def prob(self, log_softmax: Float64, normalizer: Float64) -> Float64:
+        """Return the probabilities of labels (n, k)."""
+        odds = self.log_odds(log_softmax, normalizer)
+        if self.n_rows == 0:
+            return np.minimum(np.exp(np.minimum(odds, 0.0)), 1.0)
+        found: Float64 = expit(odds)
+        return found
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        return State(self._asdict())
+
+    @classmethod
+    def from_state(cls, state: State) -> LabelCalibration:
         """Build the calibration that `state` described."""
-        return cls(state.header["temperature"], state.header["uniform_mix"])
+        return cls(**{name: state.header[name] for name in cls._fields})
+
+
+def fit_label_calibration(
+    log_softmax: Float64, normalizer: Float64, applies: Bool, n_labels: int, *, config: CalibrationConfig
+) -> LabelCalibration:
+    """Fit the logistic regression, and the threshold with the best micro F1.
+
+    Parameters
+    ----------
+    log_softmax, applies : (n_rows, k)
+        Of the best classes of each row, and whether they are labels of it.
+    normalizer : (n_rows,)
+        Log of the sum of exp(scores) of all classes.
+    n_labels : int
+        Labels of all rows, also those that are not among the best classes.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> level = rng.normal(size=500)
+    >>> scores = np.log(rng.dirichlet(np.full(20, 0.3), size=500))
+    >>> truth = rng.random((500, 20)) < expit(3.0 + 1.5 * scores + level[:, None])
+    >>> found = fit_label_calibration(scores, level, truth, truth.sum(), config=CalibrationConfig())
+    >>> bool(abs(found.slope - 1.5) < 0.2 and abs(found.level - 1.0) < 0.2)
+    True
+    """
+    # Centred and in units of their spread: one small penalty fits both.
+    columns = np.stack([log_softmax.ravel(), np.repeat(normalizer, log_softmax.shape[1])])
+    centre, spread = columns.mean(axis=1), np.maximum(columns.std(axis=1), 1e-6)
+    X, y = ((columns.T - centre) / spread), applies.ravel()
+    penalty = config.label_penalty * np.array([0.0, 1.0, 1.0])
+
+    def loss(theta: Float64) -> tuple[float, Float64]:
+        odds = theta[0] + X @ theta[1:]
+        value = np.logaddexp(0.0, odds).sum() - odds[y].sum() + 0.5 * float(penalty @ theta**2)
+        residual = expit(odds) - y
+        gradient = np.concatenate([[residual.sum()], X.T @ residual]) + penalty * theta
+        return float(value) / len(y), gradient / len(y)
+
+    rate = float(np.clip(y.mean(), 1e-6, 1.0 - 1e-6))
+    start = np.array([np.log(rate / (1.0 - rate)), 1.0, 0.0])
+    bounds = [(None, None), (1e-3, None), (None, None)]  # a higher score is never less likely to apply
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    slope, level = best[1:] / spread
+    intercept = float(best[0] - best[1:] @ (centre / spread))
+    found = LabelCalibration(intercept, float(slope), float(level), n_rows=len(normalizer))
+    return found._replace(threshold=best_threshold(found.prob(log_softmax, normalizer), applies, n_labels))
+
+
+def best_threshold(prob: Float64, applies: Bool, n_labels: int) -> float:
+    """Return the probability from which labels must be predicted for the best micro F1.
+
+    Examples
+    --------
+    >>> best_threshold(np.array([[0.9, 0.4, 0.2]]), np.array([[True, True, False]]), 2)
+    0.3
+    """
+    flat = prob.ravel()
+    order = np.argsort(-flat, kind="stable")
+    sorted_prob, hits = flat[order], np.cumsum(applies.ravel()[order])
+    f1 = 2.0 * hits / (np.arange(1, len(flat) + 1) + n_labels)
+    f1[:-1][sorted_prob[:-1] == sorted_prob[1:]] = -1.0  # equal probabilities are predicted together
+    last = int(np.argmax(f1))
+    below = sorted_prob[last + 1] if last + 1 < len(flat) else 0.0
+    return float(round(0.5 * (sorted_prob[last] + below), 6))
 
 
 def mix_uniform(
@@ -94,6 +251,12 @@ def mix_uniform(
     return mixed
 
 
+def _confidence(log_top: Float64) -> Float64:
+    """Return what the temperature of a row depends on: the logarithm of p_1 + 0.1."""
+    found: Float64 = np.log(np.exp(log_top) + CONFIDENCE_OFFSET)
+    return found
+
+
 class _Statistics(NamedTuple):
     """What the choice needs of the scores.
 
@@ -110,11 +273,20 @@ class _Statistics(NamedTuple):
         Row of each pair.
     """
 
-    log_sums: Callable[[float], Float64]
+    log_sums: PchipInterpolator
     gap: Float64
     top1: Bool
     rows: Int64
     n_classes: int
+
+    def log_sums_by_row(self, log_temperature: Float64) -> Float64:
+        """Return the log-sums of rows at a temperature of their own, within those of the grid."""
+        knots, rows = self.log_sums.x, np.arange(len(log_temperature))
+        at = np.clip(log_temperature, knots[0], knots[-1])
+        piece = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, len(knots) - 2)
+        step, (cubic, square, linear, constant) = at - knots[piece], self.log_sums.c[:, piece, rows]
+        found: Float64 = ((cubic * step + square) * step + linear) * step + constant
+        return found
 
 
 class _Choice(NamedTuple):
@@ -131,6 +303,7 @@ def fit_calibration(
     examples: Examples,
     n_classes: int,
     *,
+    by_row: bool = False,
     n_threads: int = 1,
     config: CalibrationConfig | None = None,
 ) -> Calibration:
@@ -143,9 +316,13 @@ def fit_calibration(
         result is written to.
     examples
         Class and row of each pair; features and weights are not used.
+    by_row
+        Whether the temperature may depend on the row.
     """
     config = config or CalibrationConfig()
     statistics = _collect(score_rows, examples, n_classes, n_threads, config)
+    if by_row:
+        return _fit_by_row(statistics, config)
     choices = [_best_temperature(statistics, mix, config) for mix in config.uniform_mix_grid]
     enough = max(choices, key=lambda choice: choice.log_likelihood).log_likelihood
     enough -= config.max_loss_per_row * examples.n_pairs
@@ -157,6 +334,41 @@ def fit_calibration(
 
     chosen = min(allowed, key=loss)
     return Calibration(float(np.exp(chosen.log_temperature)), chosen.uniform_mix)
+
+
+def _fit_by_row(statistics: _Statistics, config: CalibrationConfig) -> Calibration:
+    """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
+    knots = config.log_temperature_grid
+    bounds = [(knots[0], knots[-1]), (-config.max_slope, config.max_slope)]
+    simplex = np.array([[0.0, 0.0], [config.prior_spread / 2, 0.0], [0.0, config.slope_spread]])
+    options = {"initial_simplex": simplex, "maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
+    best, chosen = np.inf, Calibration()
+    for mix in config.uniform_mix_grid:
+        found = minimize(
+            _row_loss, simplex[0], args=(mix, statistics, config),
+            method="Nelder-Mead", bounds=bounds, options=options,
+        )  # fmt: skip
+        loss = float(found.fun) + (config.min_gain if mix else 0.0)
+        if loss < best:
+            best, chosen = loss, Calibration(float(np.exp(found.x[0])), mix, float(found.x[1]))
+    return chosen
+
+
+def _row_loss(
+    theta: Float64, uniform_mix: float, statistics: _Statistics, config: CalibrationConfig
+) -> float:
+    """Return the loss of a log temperature and a slope; nats of all pairs."""
+    base, slope = float(theta[0]), float(theta[1])
+    log_temperature = base + slope * _confidence(-statistics.log_sums(base))
+    log_sum, rows = statistics.log_sums_by_row(log_temperature), statistics.rows
+    least = uniform_mix / statistics.n_classes
+    top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, config.max_probability)[rows]
+    log_prob = statistics.gap * np.exp(-log_temperature[rows]) - log_sum[rows]
+    if uniform_mix != 0.0:
+        log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
+    top1_likelihood = np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum()
+    prior = 0.5 * ((base / config.prior_spread) ** 2 + (slope / config.slope_spread) ** 2)
+    return prior - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
 
 
 def _collect(

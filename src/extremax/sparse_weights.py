@@ -19,15 +19,17 @@ from scipy import sparse
 from extremax.errors import ModelFileError
 from extremax.kernels import sparse_scores
 from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.sparse_scores import Frequent, Postings
 from extremax.runtime.products import sparse_times_dense
 from extremax.runtime.threads import run, split
+from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Features, Float32, Float64, Int32, Int64
 from extremax.weights import Buffers
 
 _TASK_ROWS = 64  # rows whose pairs a thread scores at a time
 _FEW_ROWS = 4
+_SUBSPACE_STEPS, _MORE_DIRECTIONS = 4, 4  # of the factors that stand for frequent columns
 _MAX_DENSE_BYTES = 4 << 30  # of weights that are unpacked on request
 
 
@@ -79,6 +81,11 @@ class DensePart:
     def n_projected(self) -> int:
         return int(self.projection.shape[1])
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return int(self.factors.nbytes + self.columns.nbytes + self.projection.nbytes)
+
     def coordinates(self, X: Any) -> Float32:
         """Return z of some rows, (n_rows, n_projected + n_dense)."""
         parts = []
@@ -121,6 +128,53 @@ def dense_columns(X: Any, n_dense: int) -> Float32:
         return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
     found: Float32 = X.data[at]
     return found
+
+
+def find_frequent(postings: Postings, n_classes: int, min_postings: int, rank: int) -> Frequent | None:
+    """Return the columns with more weights than `min_postings`, and factors that stand for their weights.
+
+    The factors are the leading singular vectors, by subspace iteration from fixed random vectors. None where
+    there is no such column.
+    """
+    lengths = np.diff(postings.offsets)
+    columns = np.flatnonzero(lengths > min_postings)
+    if len(columns) == 0:
+        return None
+    matrix = _take_columns(postings, columns, n_classes)
+    rank = min(rank, len(columns))
+    basis = np.random.default_rng(0).standard_normal((len(columns), rank + _MORE_DIRECTIONS))
+    for _ in range(_SUBSPACE_STEPS):
+        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
+    found, _, _ = np.linalg.svd(basis.T @ (matrix.T @ (matrix @ basis)))
+    right = np.ascontiguousarray((basis @ found[:, :rank]).astype(np.float32))
+    return join_frequent(postings, columns, np.ascontiguousarray((matrix @ right).T, np.float32), right)
+
+
+def join_frequent(postings: Postings, columns: NDArray[Any], left: Float32, right: Float32) -> Frequent:
+    """Return some columns with given factors, and their weights by class."""
+    place = np.full(len(postings.offsets) - 1, -1, np.int32)
+    place[columns] = np.arange(len(columns), dtype=np.int32)
+    by_class = _take_columns(postings, columns, left.shape[1]).tocsr()
+    starts, numbers = by_class.indptr.astype(np.int64), by_class.indices.astype(np.int32, copy=False)
+    return Frequent(place, left, right, starts, numbers, by_class.data)
+
+
+def no_frequent(n_features: int, n_classes: int) -> Frequent:
+    """Return what stands for no columns at all."""
+    none = np.zeros((0, n_classes), np.float32), np.zeros((0, 0), np.float32)
+    starts = np.zeros(n_classes + 1, np.int64)
+    place = np.full(n_features, -1, np.int32)
+    return Frequent(place, *none, starts, np.empty(0, np.int32), np.empty(0, np.float32))
+
+
+def _take_columns(postings: Postings, columns: NDArray[Any], n_classes: int) -> sparse.csc_matrix:
+    """Return some columns of the weights as a matrix (n_classes, n_columns)."""
+    parts = [slice(*postings.offsets[f : f + 2]) for f in columns]
+    matrix = sparse.csc_matrix((n_classes, len(columns)), dtype=np.float32)
+    matrix.indptr = np.concatenate([[0], np.cumsum(np.diff(postings.offsets)[columns])])
+    matrix.indices = np.concatenate([postings.classes[part] for part in parts])
+    matrix.data = np.concatenate([postings.values[part] for part in parts])
+    return matrix
 
 
 class SparseBlock:
@@ -301,6 +355,35 @@ class SparseWeights:
         )  # fmt: skip
         return matrix
 
+    @property
+    def nonlinear_part(self) -> str | None:
+        """Say which part of the scores is not linear in the features, or not to be written out."""
+        if self.dense is not None and self.dense.n_projected:
+            return (
+                "this model has no coef_ and intercept_: its bilinear part scales the words of a row to unit"
+                " length, which is not linear in the features. Read model_.weights for its parts."
+            )
+        needed = 8 * int(np.count_nonzero(self.length_biases)) * self.n_features
+        if needed > _MAX_DENSE_BYTES:
+            return (
+                f"coef_ would take {needed / 2**30:.1f} GiB, because classes have a weight on the sum of a"
+                " row, and so on every feature. Read model_.weights: to_matrix(), length_biases and biases."
+            )
+        return None
+
+    def coefficients(self) -> tuple[sparse.csr_matrix, Float32]:
+        """Return all factors of the features as one matrix, and the biases.
+
+        A class with a weight on the sum of a row has a factor for every feature.
+        """
+        matrix = sparse.csr_matrix(self.to_matrix())
+        sums = sparse.csr_matrix(self.length_biases[:, None])
+        if sums.nnz:
+            matrix = matrix + sums @ sparse.csr_matrix(np.ones((1, matrix.shape[1]), np.float32))
+        if self.dense is not None:
+            matrix = sparse.hstack([matrix, self.dense.factors], format="csr")
+        return matrix, self.biases.copy()
+
     def pruned(self, feature_mean: Float32, threshold: float) -> SparseWeights:
         """Return the weights without those whose mean contribution to a score is below a threshold.
 
@@ -317,9 +400,9 @@ class SparseWeights:
     @property
     def n_bytes(self) -> int:
         """Bytes of all arrays."""
-        dense = () if self.dense is None else (self.dense.factors, self.dense.columns, self.dense.projection)
-        arrays = (*self.postings, self.biases, self.length_biases, *dense)
-        return sum(int(array.nbytes) for array in arrays)
+        arrays = (*self.postings, self.biases, self.length_biases)
+        dense = 0 if self.dense is None else self.dense.n_bytes
+        return dense + sum(int(array.nbytes) for array in arrays)
 
     def threshold_for(self, feature_mean: Float32, max_bytes: int) -> float:
         """Return the threshold of `pruned` that leaves at most so many bytes."""
@@ -347,26 +430,38 @@ class SparseWeights:
     def from_state(cls, state: State) -> SparseWeights:
         """Build the weights that `state` described, after a check that no index leads outside."""
         arrays = state.arrays
-        offsets, classes, values = (arrays[name] for name in Postings._fields)
-        biases = arrays["biases"]
+        types = ("i8", "i4", "f4")
+        offsets, classes, values = (
+            checks.get_array(arrays, name, kind, (None,))
+            for name, kind in zip(Postings._fields, types, strict=True)
+        )
+        biases = checks.get_array(arrays, "biases", "f4", (None,))
+        lengths = checks.get_array(arrays, "length_biases", "f4", (None,))
         rising = len(offsets) > 0 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
         sound = rising and offsets[-1] == len(classes) == len(values)
         if sound and len(classes):
             sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
-        if not sound or len(arrays["length_biases"]) != len(biases):
+        if not sound or len(lengths) != len(biases) or len(biases) == 0:
             raise ModelFileError(
                 "the sparse weights of the model do not fit together (offsets, classes, values);"
                 " copy or save the model again."
             )
         dense = None
         if "factors" in arrays:
-            dense = _restore_dense(arrays, int(state.header["n_dense"]), len(offsets) - 1)
-        return cls(Postings(offsets, classes, values), biases, arrays["length_biases"], dense)
+            dense = restore_dense(arrays, checks.get_int(state.header, "n_dense"), len(offsets) - 1)
+        found = cls(Postings(offsets, classes, values), biases, lengths, dense)
+        if found.n_features == 0:
+            checks.reject("the sparse weights have no features")
+        return found
 
 
-def _restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: int) -> DensePart:
-    factors, columns, projection = (arrays[name] for name in ("factors", "columns", "projection"))
+def restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: int) -> DensePart:
+    """Build a dense part from its arrays and `biases`, after a check that they fit together."""
+    factors = checks.get_array(arrays, "factors", "f4", (None, None))
+    columns = checks.get_array(arrays, "columns", "i4", (None,))
+    projection = checks.get_array(arrays, "projection", "f4", (None, None))
     inside = len(columns) == 0 or (int(columns.min()) >= 0 and int(columns.max()) < n_sparse)
+    inside = inside and bool((columns[1:] > columns[:-1]).all()) and projection.shape[1] + n_dense > 0
     fits = factors.shape == (len(arrays["biases"]), projection.shape[1] + n_dense)
     if not inside or not fits or len(projection) != len(columns):
         raise ModelFileError(
@@ -374,6 +469,23 @@ def _restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: i
             " copy or save the model again."
         )
     return DensePart(factors, columns, projection, n_dense)
+
+
+def restore_matrix(kind: Any, state: State, inside: str) -> Any:
+    """Build a compressed matrix (`sparse.csr_matrix` or `csc_matrix`) of a training state from its arrays.
+
+    `inside` is the name of the array of indices.
+    """
+    shape = checks.get_list(state.header, "shape", (int,))
+    offsets = checks.get_array(state.arrays, "offsets", "i4 i8", (None,))
+    indices = checks.get_array(state.arrays, inside, "i4 i8", (None,))
+    values = checks.get_array(state.arrays, "values", "f4", (len(indices),))
+    n_lines = shape[0 if kind is sparse.csr_matrix else 1] if len(shape) == 2 else -1
+    if len(offsets) != n_lines + 1 or not all(0 <= n < 2**31 for n in shape):
+        checks.reject(f"a matrix of the training state has the shape {checks.shown(shape)}")
+    matrix = kind(tuple(shape), dtype=np.float32)
+    matrix.indptr, matrix.indices, matrix.data = offsets, indices, values
+    return matrix
 
 
 def require_sound(matrices: Iterable[Any]) -> None:

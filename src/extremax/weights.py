@@ -16,12 +16,14 @@ from scipy import sparse
 
 from extremax.kernels import row_updates, topk
 from extremax.runtime.threads import run, split
+from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Features, Float32, Int32, Int64
 
 _COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
 _TASK_PAIRS = 4096  # pairs that a thread scores at a time ...
 _TASK_ROWS = 512  # ... and rows, at most
+_FEW_WEIGHTS = 1 << 13  # weights with which products are computed in float64
 
 
 class Buffers:
@@ -91,6 +93,15 @@ class Weights(Protocol):
         """Return all weights as one array (n_classes, n_features), without a copy where they are one."""
         ...
 
+    @property
+    def nonlinear_part(self) -> str | None:
+        """Say which part of the scores is not linear in the features; None if there is none."""
+        ...
+
+    def coefficients(self) -> tuple[Any, Float32]:
+        """Return factors (n_classes, n_features) of the features as given, and what is added to them."""
+        ...
+
     def state(self) -> State: ...
 
 
@@ -121,7 +132,12 @@ class DenseBlock:
         width = stop - start if in_place else max(topk.STRIP, buffers.copy_numbers // max(self.x.shape[1], 1))
         with np.errstate(over="ignore", invalid="ignore"):  # callers check the scores and name the row
             for a, b in split(stop - start, max(width, 1)):
-                np.matmul(self.x, self._part(start + a, start + b, buffers).T, out=out[:, a:b])
+                part = self._part(start + a, start + b, buffers)
+                if self.weights.size <= _FEW_WEIGHTS:
+                    # BLAS rounds a product with one row otherwise than one with many
+                    out[:, a:b] = self.x.astype(np.float64) @ part.T.astype(np.float64)
+                else:
+                    np.matmul(self.x, part.T, out=out[:, a:b])
         return out
 
     def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
@@ -214,6 +230,12 @@ class DenseWeights:
         """Return the weights themselves."""
         return self.weights
 
+    nonlinear_part: ClassVar[None] = None
+
+    def coefficients(self) -> tuple[Float32, Float32]:
+        """Return weights of the features as given, in a copy, and the biases."""
+        return self.weights * np.float32(self.feature_scale), self.biases.copy()
+
     def state(self) -> State:
         """Return what a model folder stores."""
         header = {"kind": "dense", "feature_scale": self.feature_scale}
@@ -222,4 +244,8 @@ class DenseWeights:
     @classmethod
     def from_state(cls, state: State) -> DenseWeights:
         """Build the weights that `state` described."""
-        return cls(state.arrays["weights"], state.arrays["biases"], state.header["feature_scale"])
+        weights = checks.get_array(state.arrays, "weights", "f4", (None, None))
+        if 0 in weights.shape:
+            checks.reject(f"array 'weights' has the shape {weights.shape}")
+        biases = checks.get_array(state.arrays, "biases", "f4", (len(weights),))
+        return cls(weights, biases, checks.get_float(state.header, "feature_scale", 0.0))

@@ -150,6 +150,25 @@ def test_terms_of_a_row_left_out_match_sums_without_it(kind):
         np.testing.assert_allclose(phi, expected, atol=2e-4, rtol=1e-4)  # differences of float32 sums
 
 
+@pytest.mark.gradient
+@pytest.mark.parametrize("kind", ["one label", "several labels", "weights"])
+def test_slope_by_the_size_of_a_class_matches_differences(kind):
+    data, numbers = make_data(kind), numbers_of(np.random.default_rng(6))
+    arrays, rows = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, csr_rows(data.X)
+    for pair in range(0, data.n_pairs, 3):
+        x, label, found = rows_of_pair(data, pair), int(data.y[pair]), np.zeros(2 * N_BUCKETS + 3)
+        part = slice(*rows.indptr[data.rows[pair] :][:2])
+        row = kernels.Row(rows.indices[part], rows.data[part], label, float(data.pair_weight[pair]))
+        kernels.add_count_slope(row, arrays, numbers, found)
+        slow = SlowSums(data, pair)
+        terms = []
+        for factor in (math.exp(-1e-4), math.exp(2e-4)):  # one after the other: 1e-4 on both sides
+            for table in (slow.S, slow.counts, slow.mass, slow.norms):
+                table[label] *= factor
+            terms.append(slow.terms(x, label, numbers))
+        np.testing.assert_allclose(found, (terms[1] - terms[0]) / 2e-4, atol=2e-3, rtol=1e-3)
+
+
 @pytest.mark.identity
 def test_candidates_are_the_best_and_some_of_the_others():
     data, numbers = make_data("one label"), numbers_of(np.random.default_rng(6))

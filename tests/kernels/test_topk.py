@@ -58,7 +58,8 @@ def scan(
         start, tile_number = stop, tile_number + 1
     log_prob, target_log_prob = np.empty((n, k), np.float32), np.empty(n, np.float32)
     labels = np.empty((n, k), np.int32)
-    topk.finish_rows(states, scaling.inverse_temperature, labels, log_prob, target_log_prob)
+    inverse = np.full(len(labels), scaling.inverse_temperature)
+    topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
     return labels, log_prob, target_log_prob
 
 

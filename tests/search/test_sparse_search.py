@@ -11,7 +11,15 @@ from extremax.calibration import Calibration
 from extremax.defaults import SearchConfig
 from extremax.examples import Examples
 from extremax.noise import FrequencyNoise
-from extremax.search import ExactSearch, Scorer, debiased_scores, evaluate, log_likelihood
+from extremax.search import (
+    ExactSearch,
+    Scorer,
+    debiased_scores,
+    evaluate,
+    log_likelihood,
+    log_prob_all,
+    rank_pairs,
+)
 from extremax.sparse_weights import DensePart, SparseWeights
 from extremax.weights import DenseWeights
 from scorers import assert_same_ranking
@@ -42,8 +50,8 @@ class Problem:
         self.X, self.W, self.biases = sparse.csr_matrix(X), W, biases
         self.y = rng.integers(0, n_classes, N_ROWS).astype(np.int32)
 
-    def scorer(self, temperature=1.0, uniform_mix=0.0, noise=None):
-        return Scorer(self.weights, noise, None, Calibration(temperature, uniform_mix))
+    def scorer(self, temperature=1.0, uniform_mix=0.0, noise=None, slope=0.0):
+        return Scorer(self.weights, noise, None, Calibration(temperature, uniform_mix, slope))
 
 
 @pytest.mark.reference
@@ -65,6 +73,45 @@ def test_probabilities_of_all_classes_sum_to_one():
     labels, log_prob = ExactSearch().topk(p.scorer(0.7), p.X, 130)
     np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
     assert (np.sort(labels, axis=1) == np.arange(130)).all()
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("slope", [-0.3, 0.4])
+@pytest.mark.parametrize("n_classes", [3, 700])
+def test_temperature_of_a_row_follows_its_confidence(n_classes, slope):
+    """Top-k, all probabilities and those of pairs agree with the formula."""
+    p = Problem(n_classes, N_DENSE)
+    scorer = p.scorer(1.3, slope=slope)
+    top = np.exp(reference.log_softmax(p.table, 1.3).max(axis=1))
+    temperature = 1.3 * (top + 0.1) ** slope
+    assert temperature.max() > 1.05 * temperature.min()
+    expected = reference.log_softmax(p.table / temperature[:, None])
+    labels, log_prob = ExactSearch().topk(scorer, p.X, 3)
+    assert_same_ranking(labels, log_prob, expected)
+    np.testing.assert_allclose(log_prob_all(scorer, p.X), expected, atol=2e-4)
+    of_pairs = expected[np.arange(N_ROWS), p.y].mean()
+    assert log_likelihood(scorer, Examples(p.X, p.y)) == pytest.approx(of_pairs, abs=1e-5)
+    twice = Examples(p.X, np.repeat(p.y, 2), np.repeat(np.arange(N_ROWS), 2))  # several labels per row
+    np.testing.assert_allclose(
+        rank_pairs(scorer, twice, 1).pair_log_prob[::2], expected[np.arange(N_ROWS), p.y], atol=2e-4
+    )
+
+
+@pytest.mark.identity
+def test_temperature_by_row_keeps_the_order_and_no_bit_depends_on_threads():
+    p = Problem(130)
+    labels, log_prob = ExactSearch().topk(p.scorer(0.7, 0.01, slope=0.3), p.X, 130)
+    np.testing.assert_allclose(np.exp(log_prob.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
+    np.testing.assert_array_equal(labels, ExactSearch().topk(p.scorer(0.7), p.X, 130)[0])
+    again = ExactSearch().topk(p.scorer(0.7, 0.01, slope=0.3), p.X, 130, n_threads=3)
+    np.testing.assert_array_equal(again[1], log_prob)
+
+
+@pytest.mark.error
+def test_dense_weights_take_no_temperature_by_row():
+    p = Problem(5)
+    with pytest.raises(ValueError, match="only sparse weights"):
+        Scorer(DenseWeights(p.W, p.biases), calibration=Calibration(1.0, 0.0, 0.2)).check(p.X)
 
 
 @pytest.mark.identity

@@ -78,6 +78,40 @@ def test_hard_rows_do_not_switch_all_models_off(problem):
     assert found.sum() > 0.1
 
 
+@pytest.mark.identity
+def test_many_classes_are_mixed_by_likelihood_alone(problem):
+    """A weight on accuracy is for SVMs of few classes, or of several labels."""
+    experts, data = problem
+    named = {"start": experts["a"], "svm": experts["b"]}
+    data = Examples(data.X[:300], data.y[:300])
+    numbers = {"accuracy_weight": 100.0, "accuracy_slope": 30.0, **ALL}
+    plain = fit(named, data, **{**numbers, "accuracy_weight": 0.0})
+    many = fit(named, data, few_classes=N_CLASSES - 1, **numbers)
+    np.testing.assert_array_equal(many, plain)
+    few = fit(named, data, few_classes=N_CLASSES, **numbers)
+    assert np.abs(few - plain).max() > 0.03
+
+
+@pytest.mark.planted
+def test_weights_for_accuracy_keep_the_scale_of_the_likelihood(problem):
+    """Where most rows are wrong, weights next to zero have the largest smoothed accuracy, and the order."""
+    experts, data = problem
+    found = fit({"start": experts["a"], "svm": experts["c"]}, data, **ALL)
+    np.testing.assert_allclose(found, [0.75, 0.0], atol=0.1)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(("most", "expected"), [(0.7, 0.7), (0.1, 0.8)])
+def test_a_bound_that_costs_too_much_does_not_apply(problem, most, expected):
+    """The bilinear part has a weight of 0.8: a bound of 0.7 costs little, one of 0.1 much."""
+    experts, data = problem
+    named = {"bilinear": experts["a"], "start": experts["b"]}
+    found = fit(named, data, max_bilinear_weight=most, **ALL)
+    assert found[0] == pytest.approx(expected, abs=1e-6 if expected == most else 0.1)
+    strict = fit(named, data, max_bilinear_weight=most, max_bound_loss=np.inf, **ALL)
+    assert strict[0] == pytest.approx(most, abs=1e-6)
+
+
 @pytest.mark.reference
 def test_weights_match_the_likelihood_over_all_classes(problem):
     experts, data = problem

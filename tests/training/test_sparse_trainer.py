@@ -59,6 +59,20 @@ class Only(ExtremeClassifier):
     _numbers = replace_numbers(DEFAULTS, sparse=ONLY)
 
 
+class FewClasses(ExtremeClassifier):
+    """Start and SVMs alone."""
+
+    _numbers = replace_numbers(DEFAULTS, sparse={**SMALL, "few_classes": 1000}, calibration=CALIBRATION)
+
+
+class Similarity(ExtremeClassifier):
+    """No SVMs, and a similarity that is worth its place."""
+
+    _numbers = replace_numbers(
+        DEFAULTS, sparse={**SMALL, "svm_work": 0.0, "bilinear_epochs": 30}, calibration=CALIBRATION
+    )
+
+
 @pytest.fixture(scope="module")
 def data():
     return word_rows(420, N_CLASSES, N_WORDS)
@@ -270,12 +284,11 @@ def test_weights_that_lead_outside_are_refused(fitted, tmp_path, change):
         {"correction__offsets": falling},
     ],
 )
-def test_training_state_that_leads_outside_is_refused(data, unfinished, tmp_path, change):
+def test_training_state_that_leads_outside_is_refused(unfinished, tmp_path, change):
     unfinished.save(tmp_path / "model")
     break_folder(tmp_path / "model", **change)
-    clf = load_model(tmp_path / "model")
     with pytest.raises(ModelFileError, match="training state of the model does not fit together"):
-        clf.resume_fit(*data)
+        load_model(tmp_path / "model")
 
 
 # -- interruption --------------------------------------------------------------------------------------------
@@ -329,6 +342,44 @@ def test_resumed_fit_of_every_part_has_the_same_bits(data, test_rows):
     clf = fit_interrupted(make(Every), data, 1).resume_fit(*data)
     X = test_rows[0]
     np.testing.assert_array_equal(clf.predict_log_proba(X), whole.predict_log_proba(X))
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_fit_resumed_after_a_callback_stopped_it_has_the_same_bits(data, test_rows, through_a_file, tmp_path):
+    whole = make(Every).fit(*data)
+    clf = make(Every).fit(*data, callbacks=[lambda record: record["epoch"] == 1])
+    assert clf.model_.n_epochs == 1
+    assert clf.interrupted_ is False
+    assert "bilinear" in clf.choices_["mix"]  # a model with all its parts
+    if through_a_file:
+        clf.save(tmp_path / "model")
+        clf = load_model(tmp_path / "model")
+        clf._numbers = Every._numbers
+    clf.resume_fit(*data)
+    X = test_rows[0]
+    np.testing.assert_array_equal(clf.predict_log_proba(X), whole.predict_log_proba(X))
+
+
+def test_history_without_a_correction_has_the_loss_of_the_start(data):
+    clf = make(FewClasses).fit(*data)
+    assert "correction" not in clf.choices_["mix"]
+    assert clf.history_[1]["loss"] == -clf.choices_["start_log_likelihood"] > 0.0
+    X, y = data
+    tiny = make(FewClasses).fit(X[:12], y[:12] % 2)  # too few pairs for a likelihood
+    assert np.isnan(tiny.history_[1]["loss"])
+
+
+def test_max_model_bytes_drops_the_similarity_where_it_takes_too_much(data, test_rows):
+    whole = make(Similarity).fit(*data)
+    assert whole.model_.weights.dense is not None
+    limit = int(1.5 * whole.model_.weights.dense.n_bytes)
+    assert whole.model_.weights.n_bytes > limit
+    clf = make(Similarity, max_model_bytes=limit).fit(*data)
+    assert clf.model_.weights.dense is None
+    assert "bilinear" not in clf.choices_["mix"]
+    assert clf.model_.weights.n_bytes <= limit
+    assert clf.score(*test_rows) > 0.5
 
 
 @pytest.mark.identity
@@ -624,3 +675,26 @@ def test_memory_needs_are_named(data):
     need = make_trainer(config, Context()).memory(problem)
     assert need["weights"] >= 8 * 20_000
     assert all(size > 0 for size in need.values())
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_class_sums_are_a_product_with_the_indicator_matrix(weighted, n_threads):
+    rng = np.random.default_rng(0)
+    n_rows, n_classes, n_features, n_kept = 3000, 40, 60, 50
+    X = sparse.csr_matrix(
+        rng.integers(-2, 3, (n_rows, n_features)) * (rng.random((n_rows, n_features)) < 0.2)
+    )
+    X = X.astype(np.float32)
+    y = rng.integers(0, n_classes, n_rows).astype(np.int32)
+    weight = rng.random(n_rows).astype(np.float32) if weighted else None
+    sums = ClassSums.of(Examples(X, y, None, weight), n_classes, n_kept, 0.5, n_threads)
+    pairs = np.ones(n_rows, np.float32) if weight is None else weight
+    indicator = sparse.csr_matrix((pairs, (y, np.arange(n_rows))), shape=(n_classes, n_rows))
+    expected = 0.5 * (indicator @ X[:, :n_kept]).toarray()
+    np.testing.assert_allclose(sums.matrix.toarray(), expected, atol=1e-4)
+    assert (sums.matrix.data != 0.0).all()  # what cancels out is not stored
+    assert sums.matrix.has_sorted_indices
+    mass = np.maximum(expected, 0.0).sum(axis=0)
+    np.testing.assert_allclose(sums.arrays.feature_mass, mass, atol=1e-3)

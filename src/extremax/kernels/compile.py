@@ -1,15 +1,21 @@
 """Compile kernels with numba: without the GIL, cached on disk.
 
+A file of the cache that a crash or a full disk cut short is thrown away, and its kernel compiled again.
+
 With ``NUMBA_DISABLE_JIT=1`` the same code runs as plain Python (slowly), for debugging and for bounds checks.
 """
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba.core.caching import FunctionCache
 from numba.extending import overload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,12 +28,43 @@ _FASTMATH = {"reassoc", "contract", "arcp"}
 _OPTIONS: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy"}
 
 
+class MendingCache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of a function; without it, a damaged file would end every later process."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # unpickling damaged bytes can raise anything
+            self._throw_away()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except (
+            OSError
+        ):  # a full disk, or a folder that may no longer be written: the kernel runs all the same
+            self._throw_away()
+        except Exception:  # the index is damaged
+            self._throw_away()
+            super().save_overload(sig, data)
+
+    def _throw_away(self) -> None:
+        """Delete all that is cached of the function."""
+        folder, name = Path(self._cache_path), glob.escape(self._impl.filename_base)
+        for path in (*folder.glob(f"{name}.nbi"), *folder.glob(f"{name}.*.nbc")):
+            with suppress(OSError):
+                path.unlink()
+
+
 def njit(func: F) -> F:
     """Compile a kernel that Python calls; cached on disk where a cache folder can be written."""
-    try:
-        return numba.njit(nogil=True, cache=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba found no place for the cache: a read-only install without a home folder
-        return numba.njit(nogil=True, **_OPTIONS)(func)  # type: ignore[no-any-return]
+    compiled = numba.njit(nogil=True, **_OPTIONS)(func)
+    if not JIT_DISABLED:
+        # RuntimeError: numba found no place for the cache, in a read-only install without a home folder
+        with suppress(RuntimeError):
+            compiled._cache = MendingCache(compiled.py_func)
+    return compiled  # type: ignore[no-any-return]
 
 
 def helper(func: F) -> F:

@@ -143,7 +143,7 @@ def wide_support(rows, candidates, listed, min_pairs, seen, found, starts, featu
 
 
 @helper
-def _solve(target, weight, score, old, q):
+def solve_dual(target, weight, score, old, q):
     """Return the dual variable that maximises the dual along one coordinate.
 
     Newton steps; where one leaves the interval that holds the solution, as for long rows, the interval is
@@ -168,7 +168,7 @@ def _solve(target, weight, score, old, q):
 
 
 @inline
-def _swap_random(order, k, seed, c, draw):
+def swap_random(order, k, seed, c, draw):
     """Exchange entry k of an order with one before it, for a random permutation."""
     j = np.int64(draw_key(seed, c, draw) % np.uint64(k + 1))
     kept = order[k]
@@ -207,14 +207,14 @@ def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round
     for number in range(options.passes):
         seed = np.uint64(options.seed) ^ np.uint64((round_number * options.passes + number) << 20)
         for k in range(n - 1, 0, -1):
-            _swap_random(order, k, seed, c, k)
+            swap_random(order, k, seed, c, k)
         for at in range(n):
             k = order[at]
             begin, end = ends[k], ends[k + 1]
             score = offsets[k] + w[last]
             for p in range(begin, end):
                 score += values[p] * w[places[p]]
-            new = _solve(targets[k], weights[k], score, duals[k], q[k])
+            new = solve_dual(targets[k], weights[k], score, duals[k], q[k])
             change = new - duals[k]
             if abs(change) < _MIN_STEP:
                 continue
@@ -345,7 +345,7 @@ def fit_svm(data, c, options, w, alpha, active, positive):
         largest, smallest = 0.0, 0.0
         seed = np.uint64(options.seed) ^ np.uint64(number << 20)
         for k in range(n_active - 1, 0, -1):
-            _swap_random(active, k, seed, c, k)
+            swap_random(active, k, seed, c, k)
         k = 0
         while k < n_active:
             i = active[k]

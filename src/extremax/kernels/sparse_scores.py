@@ -7,11 +7,15 @@ classes times the number of features.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import inline, njit
+from extremax.kernels.compile import helper, inline, njit
+from extremax.kernels.topk import LOWEST, exp_nonpositive, ordered, row_inverse_temperature, unordered
+
+_LEAST, _NOTHING = np.float32(-87.0), np.float32(0.0)
 
 
 class Postings(NamedTuple):
@@ -20,6 +24,20 @@ class Postings(NamedTuple):
     offsets: np.ndarray  # (n_features + 1,) int64
     classes: np.ndarray  # (n_entries,) int32, ascending within a feature
     values: np.ndarray  # (n_entries,) float32
+
+
+class Frequent(NamedTuple):
+    """Columns with so many weights that scores are first computed without them.
+
+    Their weights W (n_classes, n_columns) are stood in for by ``left.T @ right.T``, of low rank.
+    """
+
+    place: np.ndarray  # (n_features,) int32: number among these columns, or -1
+    left: np.ndarray  # (rank, n_classes) float32
+    right: np.ndarray  # (n_columns, rank) float32
+    starts: np.ndarray  # (n_classes + 1,) int64: where the weights of each class begin ...
+    columns: np.ndarray  # int32: ... their columns among these ...
+    values: np.ndarray  # float32: ... and the weights
 
 
 @inline
@@ -46,7 +64,160 @@ def score_rows(rows, first, last, postings, length_biases, out):
             low, high = postings.offsets[f], postings.offsets[f + 1]
             classes, values = postings.classes[low:high], postings.values[low:high]
             for q in range(classes.size):
-                line[classes[q]] += x * values[q]
+                line[np.uint32(classes[q])] += x * values[q]  # unsigned: no look for indices from the end
+
+
+@helper
+def project_frequent(indices, values, frequent, entries, out):
+    """Fill `out` (rank,) with the product of a row and the right factor, and `entries` (n_columns,) with the
+    row's frequent columns; `clear_frequent` makes them zero again.
+    """
+    for j in range(out.size):
+        out[j] = 0.0
+    for p in range(indices.size):
+        at = frequent.place[indices[p]]
+        if at >= 0:
+            entries[at] = values[p]
+            for j in range(out.size):
+                out[j] += values[p] * frequent.right[at, j]
+
+
+@helper
+def clear_frequent(indices, frequent, entries):
+    """Set the frequent columns of a row to zero."""
+    for p in range(indices.size):
+        at = frequent.place[indices[p]]
+        if at >= 0:
+            entries[at] = 0.0
+
+
+@helper
+def start_scores(biases, mass, frequent, coordinates, scores):
+    """Fill the scores of all classes with their biases and what stands for the frequent columns."""
+    for start in range(0, scores.size, 2048):
+        block = scores[start : start + 2048]
+        fixed, by_length = biases[0][start : start + 2048], biases[1][start : start + 2048]
+        for y in range(block.size):
+            block[y] = fixed[y] + mass * by_length[y]
+        for j in range(coordinates.size):
+            factor, line = np.float32(coordinates[j]), frequent.left[j, start : start + 2048]
+            for y in range(block.size):
+                block[y] += factor * line[y]
+
+
+@helper
+def add_postings(indices, values, postings, place, scores):
+    """Add the weights of a row's columns outside `place` to the scores of all classes."""
+    for p in range(indices.size):
+        f, x = indices[p], values[p]
+        if place[f] >= 0:
+            continue
+        low, high = postings.offsets[f], postings.offsets[f + 1]
+        classes, weights = postings.classes[low:high], postings.values[low:high]
+        for q in range(classes.size):
+            scores[np.uint32(classes[q])] += x * weights[q]
+
+
+@helper
+def frequent_gap(frequent, entries, coordinates, label):
+    """Return what the frequent columns really add to the score of a class minus what stood for them."""
+    total = np.float32(0.0)
+    for q in range(frequent.starts[label], frequent.starts[label + 1]):
+        total += entries[frequent.columns[q]] * frequent.values[q]
+    for j in range(coordinates.size):
+        total -= np.float32(coordinates[j]) * frequent.left[j, label]
+    return total
+
+
+@njit
+def topk_rows(rows, first, last, postings, biases, frequent, options, scores, labels, log_prob, log_rest):
+    """Find the best classes of rows of a range among those with the best approximate scores.
+
+    Parameters
+    ----------
+    biases : pair of (n_classes,) float32
+        ``b`` and ``l``.
+    options : (int, float, float, tuple)
+        Classes that are scored exactly, inverse temperature, the factor of the mass of all others, and how
+        the temperature depends on the row (`row_inverse_temperature`).
+    scores : (n_classes,) float32
+        Scratch.
+    labels, log_prob : (n, k) int32, float32
+        Filled.
+    log_rest : (n,) float32
+        Filled with the log of the approximate mass of the classes that are not scored exactly, before the
+        factor, relative to that of the best class.
+    """
+    width, base_inverse_temperature, tail_factor, tempering = options
+    k = labels.shape[1]
+    found, values = np.empty(width, np.int32), np.empty(width, np.float32)
+    coordinates = np.empty(frequent.right.shape[1], np.float64)
+    present = np.zeros(frequent.right.shape[0], np.float32)
+    for i in range(first, last):
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        indices, entries = rows.indices[start:stop], rows.data[start:stop]
+        mass = row_mass(rows.data, start, stop)
+        project_frequent(indices, entries, frequent, present, coordinates)
+        start_scores(biases, mass, frequent, coordinates, scores)
+        add_postings(indices, entries, postings, frequent.place, scores)
+        n = select_top(scores, width, found, values)
+        for j in range(n):
+            label = found[j]
+            values[j] += frequent_gap(frequent, present, coordinates, label)
+            scores[label] = -np.inf
+        clear_frequent(indices, frequent, present)
+        _sort_candidates(found, values, n)
+        inverse_temperature = base_inverse_temperature
+        inside, rest = _sums(values, n, scores, inverse_temperature)
+        if tempering[1] != 0.0:
+            log_top = -math.log(inside + tail_factor * rest)
+            inverse_temperature = row_inverse_temperature(tempering, log_top)
+            inside, rest = _sums(values, n, scores, inverse_temperature)
+        peak = values[0] * inverse_temperature
+        log_rest[i] = math.log(max(rest, 1e-37))
+        log_mass = np.float32(math.log(inside + tail_factor * rest))
+        for j in range(k):
+            labels[i, j] = found[j] if j < n else -1
+            log_prob[i, j] = values[j] * inverse_temperature - peak - log_mass if j < n else -np.inf
+
+
+@helper
+def _sort_candidates(labels, values, n):
+    """Sort by value, best first, ties to the smaller class."""
+    for i in range(1, n):
+        label, value = labels[i], values[i]
+        at = i
+        while at > 0 and (values[at - 1] < value or (values[at - 1] == value and labels[at - 1] > label)):
+            values[at] = values[at - 1]
+            labels[at] = labels[at - 1]
+            at -= 1
+        values[at] = value
+        labels[at] = label
+
+
+@helper
+def _sums(values, n, scores, inverse_temperature):
+    """Return the mass of n candidates and of all other classes, over that of the first candidate."""
+    peak, inside = values[0] * inverse_temperature, 0.0
+    for j in range(n):
+        inside += math.exp(np.float64(values[j] * inverse_temperature - peak))
+    return inside, _sum_exp(scores, inverse_temperature, peak)
+
+
+@helper
+def _sum_exp(scores, inverse_temperature, peak):
+    """Return the sum of ``exp(score / temperature - peak)``, in float32 sums of 1,024.
+
+    A score above the peak counts as the peak: it is an approximate one.
+    """
+    total = 0.0
+    for start in range(0, scores.size, 1024):
+        block = scores[start : start + 1024]
+        part = np.float32(0.0)
+        for j in range(block.size):
+            part += exp_nonpositive(min(max(block[j] * inverse_temperature - peak, _LEAST), _NOTHING))
+        total += part
+    return total
 
 
 @njit
@@ -128,12 +299,12 @@ def select_top(scores, k, labels, values):
     """
     n = 0
     lowest = np.float32(-np.inf)
-    for start in range(0, scores.size, 128):
-        block = scores[start : start + 128]
-        highest = np.float32(-np.inf)
+    for start in range(0, scores.size, 256):
+        block = scores[start : start + 256]
+        highest = LOWEST
         for j in range(block.size):
-            highest = max(highest, block[j])
-        if not highest > lowest:
+            highest = max(highest, ordered(block[j]))
+        if not unordered(highest) > lowest:
             continue
         for j in range(block.size):
             value = block[j]

@@ -21,7 +21,15 @@ import numpy as np
 
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.rng import draw_key
-from extremax.kernels.sparse_scores import find_class, row_mass, select_top
+from extremax.kernels.sparse_scores import (
+    clear_frequent,
+    find_class,
+    frequent_gap,
+    project_frequent,
+    row_mass,
+    select_top,
+    start_scores,
+)
 from extremax.kernels.topk import exp_nonpositive
 
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
@@ -101,6 +109,83 @@ def _remaining(sums, f, row_label, taken):
     if abs(own) <= _NEGLIGIBLE * abs(taken):
         return 0.0, high - low - (1 if at >= 0 else 0)
     return own, high - low
+
+
+@njit
+def count_columns(rows, row_numbers, counts, first, last):
+    """Count the entries of some rows by column; columns beyond those of `counts` are left out."""
+    for i in range(first, last):
+        r = row_numbers[i]
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            f = rows.indices[p]
+            if f < counts.size:
+                counts[f] += 1
+
+
+@njit
+def sort_by_column(rows, pairs, places, classes, values, first, last):
+    """Copy the entries of some pairs to places by column, in the order of the pairs.
+
+    Parameters
+    ----------
+    pairs : tuple of arrays
+        Row, class and weight of each pair.
+    places : (n_features,) int64
+        Where the next entry of each column goes; changed.
+    classes, values : (n_entries,) int32, float32
+        Filled with class and weighted value of each entry.
+    """
+    row_numbers, labels, weights = pairs
+    for i in range(first, last):
+        r, label, weight = row_numbers[i], labels[i], weights[i]
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            f = rows.indices[p]
+            if f < places.size:
+                at = places[f]
+                places[f] = at + 1
+                classes[at] = label
+                values[at] = weight * rows.data[p]
+
+
+@njit
+def join_entries(offsets, classes, values, scale, merged, out_classes, out_values, first, last):
+    """Add entries of the same class in columns of a range; sums of zero are left out.
+
+    Parameters
+    ----------
+    offsets : (n_features + 1,) int64
+        Where the entries of each column begin; their classes rise.
+    merged : (n_features + 1,) int64
+        With empty output arrays, ``merged[f + 1]`` is filled with the sums of column f that are not zero;
+        else ``merged[f]`` is where they go.
+    """
+    fill = out_classes.size > 0
+    for f in range(first, last):
+        low, high = offsets[f], offsets[f + 1]
+        n = merged[f] if fill else 0
+        while low < high:
+            label = classes[low]
+            total = np.float32(0.0)
+            while low < high and classes[low] == label:
+                total += values[low]
+                low += 1
+            if total != 0.0:
+                if fill:
+                    out_classes[n] = label
+                    out_values[n] = total * scale
+                n += 1
+        if not fill:
+            merged[f + 1] = n
+
+
+@njit
+def sum_columns(offsets, values, out, first, last):
+    """Fill the sum of the positive values of each column of a range."""
+    for f in range(first, last):
+        total = 0.0
+        for q in range(offsets[f], offsets[f + 1]):
+            total += max(np.float64(values[q]), 0.0)
+        out[f] = total
 
 
 @njit
@@ -224,6 +309,27 @@ def _square_without(row, terms, n_buckets, square):
     return max(square - 2.0 * row.weight * dot - row.weight * row.weight * length, 1e-3)
 
 
+@njit
+def add_count_slope(row, sums, numbers, out):
+    """Add the slopes of the terms of a row's class, its row left out, by the log of the class's size.
+
+    A class t times as large, of the same words, has the score ``s + theta.out log t`` for t near one.
+    """
+    n_buckets, left, mass = numbers.log_weights.size, _total_without(row, sums), 0.0
+    for p in range(row.indices.size):
+        f, x = row.indices[p], np.float64(row.values[p])
+        mass += x
+        own, n_having = _remaining(sums, f, row.label, x * row.weight)
+        if n_having > 0 and own > 0.0:
+            ratio = own * _inverse_share(sums, f, x * row.weight, left, numbers.smoothing)
+            out[_bucket(f, n_having, numbers)] += x * ratio / (1.0 + ratio)
+    class_mass = max(sums.mass[row.label] - row.weight * mass, 1e-3)
+    filled = class_mass / (numbers.smoothing + class_mass)
+    out[2 * n_buckets] += mass * filled
+    out[2 * n_buckets + 1] += 1.0
+    out[2 * n_buckets + 2] += filled
+
+
 class Proposals(NamedTuple):
     """The best other classes of each row, and the scores of its own classes, by the start."""
 
@@ -308,7 +414,7 @@ def _keep_row(scores, i, proposals):
 
 
 @njit
-def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposals, first, last):
+def propose(rows, pairs, sums, numbers, weights, rare, n_exact, scores, proposals, first, last):
     """Score all classes for rows of a range, each left out of its own classes; keep the best others.
 
     Parameters
@@ -316,39 +422,51 @@ def propose(rows, pairs, sums, numbers, postings, biases, rare, scores, proposal
     rows : CSRRows
     pairs : tuple of arrays
         Rows to score (n,), where the pairs of each begin (n + 1,), class and weight of each pair.
-    postings : Postings
-        Weights of the start, small ones perhaps left out.
-    biases : pair of (n_classes,) float32
-        ``g_2 log n_y + g_3 log(1 + m_y / a)`` and ``g_1 log(1 + m_y / a)``.
+    weights : (Postings, (biases, length biases), Frequent)
+        The start, small weights perhaps left out: ``g_2 log n_y + g_3 log(1 + m_y / a)`` and
+        ``g_1 log(1 + m_y / a)`` (n_classes,) float32; frequent columns are approximated.
     rare : int
         Features of at most so many classes are computed anew: the row itself is much of their mass.
+    n_exact : int
+        Classes of best approximate score that are scored exactly; 0 if there are no frequent columns.
     scores : (n_classes,) float32
         Scratch.
     """
-    row_numbers, pair_offsets, labels, weights = pairs
+    row_numbers, pair_offsets, labels, pair_weights = pairs
+    postings, biases, frequent = weights
+    coordinates = np.empty(frequent.right.shape[1], np.float64)
+    present = np.zeros(frequent.right.shape[0], np.float32)
+    best, best_scores = np.empty(n_exact, np.int32), np.empty(n_exact, np.float32)
     for i in range(first, last):
         r = row_numbers[i]
         start, stop = rows.indptr[r], rows.indptr[r + 1]
         indices, values = rows.indices[start:stop], rows.data[start:stop]
         mass = row_mass(rows.data, start, stop)
         begin, end = pair_offsets[i], pair_offsets[i + 1]
-        row = Row(indices, values, np.int64(labels[begin]), np.float64(weights[begin]))
+        row = Row(indices, values, np.int64(labels[begin]), np.float64(pair_weights[begin]))
         left = _total_without(row, sums)
-        for y in range(scores.size):
-            scores[y] = biases[0][y] + mass * biases[1][y]
+        project_frequent(indices, values, frequent, present, coordinates)
+        start_scores(biases, mass, frequent, coordinates, scores)
         for p in range(indices.size):
             f, x = indices[p], values[p]
             if sums.offsets[f + 1] - sums.offsets[f] <= rare:
                 _add_rare(row, p, sums, numbers, left, scores)
                 continue
+            if frequent.place[f] >= 0:
+                continue
             low, high = postings.offsets[f], postings.offsets[f + 1]
             listed, weight = postings.classes[low:high], postings.values[low:high]
             for q in range(listed.size):
-                scores[listed[q]] += x * weight[q]
+                scores[np.uint32(listed[q])] += x * weight[q]
         for pair in range(begin, end):
-            own = Row(indices, values, np.int64(labels[pair]), np.float64(weights[pair]))
+            own = Row(indices, values, np.int64(labels[pair]), np.float64(pair_weights[pair]))
             proposals.own[pair] = _own_score(own, sums, numbers)
             scores[labels[pair]] = _EMPTY
+        if n_exact > 0:
+            for j in range(select_top(scores, n_exact, best, best_scores)):
+                label = best[j]
+                scores[label] += frequent_gap(frequent, present, coordinates, label)
+        clear_frequent(indices, frequent, present)
         _keep_row(scores, i, proposals)
 
 

@@ -20,7 +20,7 @@ from extremax.kernels.compile import inline, njit
 from extremax.kernels.math import bits_float, float_bits
 
 _SIGN_MASK = np.int32(0x7FFFFFFF)
-_LOWEST = np.int32(-0x7FFFFFFF)
+LOWEST = np.int32(-0x7FFFFFFF)
 _S31 = np.int32(31)
 _ZERO = np.float32(0.0)
 _MINUS_INF = np.float32(-np.inf)
@@ -103,15 +103,15 @@ def debias(score, log_noise):
 
 
 @inline
-def _ordered(x):
+def ordered(x):
     """Map a float32 to an int32 of the same order; integer maxima vectorise, those of floats do not."""
     i = float_bits(x)
     return np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK))
 
 
 @inline
-def _unordered(i):
-    """Invert `_ordered`."""
+def unordered(i):
+    """Invert `ordered`."""
     return bits_float(np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK)))
 
 
@@ -181,10 +181,10 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
             noise = noise_row[start : start + STRIP]
             for j in range(products.size):
                 strip[j] = debias(products[j] * scale + biases[j], noise[j])
-            highest = _LOWEST
+            highest = LOWEST
             for j in range(products.size):
-                highest = max(highest, _ordered(strip[j]))
-            best = _unordered(highest)
+                highest = max(highest, ordered(strip[j]))
+            best = unordered(highest)
             if best >= threshold:
                 labels = columns.labels[start : start + STRIP]
                 for j in range(products.size):
@@ -208,7 +208,89 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
 
 
 @njit
-def finish_rows(states, inverse_temperature, labels, log_prob, target_log_prob):
+def scan_scores(scores, biases, inverse_temperature, state, strip):
+    """Merge scores of all classes, in their order, into the state of their rows; see `scan_tile`.
+
+    `scores` (n, n_classes) are products without biases; nothing else is added.
+    """
+    k, n_classes = state.heap_scores.shape[1], scores.shape[1]
+    for i in range(scores.shape[0]):
+        heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
+        threshold = heap_scores[0]
+        peak, mass = state.peak[i], state.mass[i]
+        for start in range(0, n_classes, STRIP):
+            products, bias = scores[i, start : start + STRIP], biases[start : start + STRIP]
+            highest = LOWEST
+            for j in range(products.size):
+                value = products[j] + bias[j]
+                strip[j] = value
+                highest = max(highest, ordered(value))
+            best = unordered(highest)
+            if best >= threshold:
+                for j in range(products.size):
+                    value = strip[j]
+                    if value > threshold or (value == threshold and start + j < heap_labels[0]):
+                        _replace_worst(heap_scores, heap_labels, k, value, np.int32(start + j))
+                        threshold = heap_scores[0]
+            summit = best * inverse_temperature
+            if summit > peak:
+                mass *= math.exp(peak - summit)
+                peak = summit
+            if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
+                total = _ZERO
+                for j in range(products.size):
+                    total += exp_nonpositive(strip[j] * inverse_temperature - peak)
+                mass += total
+        state.peak[i], state.mass[i] = peak, mass
+        place = state.target[i]
+        if 0 <= place < n_classes:
+            state.target_score[i] = scores[i, place] + biases[place]
+
+
+@inline
+def row_inverse_temperature(tempering, log_top):
+    """Return 1 / (T (p_1 + offset)^slope) from ``log p_1`` at the temperature T.
+
+    `tempering` is (1 / T, slope, offset), as `extremax.calibration` defines them.
+    """
+    inverse_temperature, slope, offset = tempering
+    return np.float32(inverse_temperature * math.exp(-slope * math.log(math.exp(log_top) + offset)))
+
+
+@njit
+def temper_rows(scores, biases, tempering, state, inverse_temperature):
+    """Give each row the temperature of its confidence, and sum the exponentials of its scores anew.
+
+    Parameters
+    ----------
+    scores, biases
+        As `scan_scores` took them, with ``tempering[0]`` as inverse temperature.
+    tempering : (float, float, float)
+        See `row_inverse_temperature`.
+    state : RowState
+        ``peak`` and ``mass`` are replaced.
+    inverse_temperature : (n,) float32
+        Filled.
+    """
+    n_classes = scores.shape[1]
+    for i in range(scores.shape[0]):
+        inverse = row_inverse_temperature(tempering, -math.log(state.mass[i]))
+        best = _MINUS_INF
+        for j in range(state.heap_scores.shape[1]):
+            best = max(best, state.heap_scores[i, j])
+        peak, mass = best * inverse, 0.0
+        for start in range(0, n_classes, STRIP):
+            products, bias = scores[i, start : start + STRIP], biases[start : start + STRIP]
+            total = _ZERO
+            for j in range(products.size):
+                total += exp_nonpositive((products[j] + bias[j]) * inverse - peak)
+            mass += total
+        state.peak[i], state.mass[i] = peak, mass
+        inverse_temperature[i] = inverse
+
+
+@njit
+def finish_rows(states, inverse_temperatures, labels, log_prob, target_log_prob):
     """Join the groups of classes, sort best first, normalise by the log-sum-exp over all classes.
 
     The arrays of ``states`` have a leading axis of groups, which are joined in order.  Where k is larger than
@@ -217,6 +299,7 @@ def finish_rows(states, inverse_temperature, labels, log_prob, target_log_prob):
     n_groups, n, k = states.heap_scores.shape
     for i in range(n):
         scores, best = states.heap_scores[0, i], states.heap_labels[0, i]
+        inverse_temperature = inverse_temperatures[i]
         peak, mass = states.peak[0, i], states.mass[0, i]
         for g in range(1, n_groups):
             for r in range(k):

@@ -6,13 +6,24 @@ place where that sum is written for arrays; its scalar form for tiles is `extrem
 
 from extremax.search.base import Projection, Scorer, Search
 from extremax.search.exact import ExactSearch
-from extremax.search.pairs import Evaluation, RankedPairs, evaluate, log_likelihood, rank_pairs
+from extremax.search.pairs import (
+    Evaluation,
+    RankedPairs,
+    RankedScores,
+    choose_label_calibration,
+    evaluate,
+    log_likelihood,
+    rank_pairs,
+    rank_scores,
+    summarize,
+)
 from extremax.search.pq import PQSearch, index_bytes, pays, sample_size
 from extremax.search.scores import (
     choose_calibration,
     debiased_scores,
     log_prob_all,
     log_softmax,
+    log_softmax_all,
     prob_all,
     remove_bias,
 )
@@ -24,19 +35,24 @@ __all__ = [
     "PQSearch",
     "Projection",
     "RankedPairs",
+    "RankedScores",
     "Scorer",
     "Search",
     "TreeBeamSearch",
     "choose_calibration",
+    "choose_label_calibration",
     "debiased_scores",
     "evaluate",
     "index_bytes",
     "log_likelihood",
     "log_prob_all",
     "log_softmax",
+    "log_softmax_all",
     "pays",
     "prob_all",
     "rank_pairs",
+    "rank_scores",
     "remove_bias",
     "sample_size",
+    "summarize",
 ]

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from extremax.calibration import Calibration
+from extremax.calibration import CONFIDENCE_OFFSET, Calibration
 from extremax.noise import Noise
 from extremax.storage.state import State
 from extremax.types import Features, Float32, Int32
@@ -70,6 +70,16 @@ class Scorer:
     def inverse_temperature(self) -> np.float32:
         return np.float32(1.0 / self.calibration.temperature)
 
+    @property
+    def tempering(self) -> tuple[float, float, float]:
+        """What kernels need for the temperature of a row."""
+        return 1.0 / self.calibration.temperature, self.calibration.temperature_slope, CONFIDENCE_OFFSET
+
+    @property
+    def tempers_rows(self) -> bool:
+        """Whether the temperature may depend on the row: sparse weights, which score all classes at once."""
+        return self.weights.row_major and self.noise_term is None and self.weights.feature_scale == 1.0
+
     def project(self, X: Features, n_threads: int) -> Float32 | None:
         """Return the features that the noise term reads, or None if it reads none."""
         if self.noise_term is None or not self.noise_term.needs_features:
@@ -94,6 +104,11 @@ class Scorer:
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one class per row.")
         self.calibration.check()
+        if self.calibration.temperature_slope != 0.0 and not self.tempers_rows:
+            raise ValueError(
+                f"temperature_slope is {self.calibration.temperature_slope}, but only sparse weights have a"
+                " temperature that depends on the row; pass 0."
+            )
 
 
 class Search(Protocol):

@@ -10,19 +10,22 @@ with debiased scores s (Eq. 5).  A row is scanned once, however many labels it h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy import sparse
 
-from extremax.calibration import mix_uniform
-from extremax.defaults import SearchConfig
+from extremax.calibration import Calibration, LabelCalibration, fit_label_calibration, mix_uniform
+from extremax.defaults import CalibrationConfig, SearchConfig
+from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
-from extremax.metrics import accuracy_at_k
+from extremax.metrics import accuracy_at_k, label_hits
 from extremax.runtime.threads import split
 from extremax.search.base import Scorer
 from extremax.search.scan import scan
 from extremax.search.scores import check_targets, remove_bias
-from extremax.types import Float32, Int32
+from extremax.types import Features, Float32, Float64, Int32
 
 
 class RankedPairs(NamedTuple):
@@ -76,18 +79,18 @@ def rank_pairs(
     scorer.check(X, k)
     targets, Z = check_targets(examples, n_classes), scorer.project(X, n_threads)
     if rows is None:
-        labels, log_prob, pair_log_prob = scan(
+        labels, log_prob, pair_log_prob, _ = scan(
             scorer, X, Z, k, targets=targets, n_threads=n_threads, config=config
         )
     else:
-        labels, log_prob, _ = scan(scorer, X, Z, k, n_threads=n_threads, config=config)
+        labels, log_prob, _, inverse = scan(scorer, X, Z, k, n_threads=n_threads, config=config)
         # Class -1 means scores that are not numbers; its weights must not be read.
         best, finite = np.maximum(labels[:, 0], 0), labels[:, 0] >= 0
         # The best class of each row comes behind the pairs.
         pairs = Examples(X, np.append(targets, best), np.append(rows, np.arange(X.shape[0], dtype=np.int64)))
         scores = _score_pairs(scorer, pairs, Z, n_threads, config)
         difference = scores[: len(rows)] - scores[len(rows) :][rows]
-        pair_log_prob = log_prob[rows, 0] + difference * scorer.inverse_temperature
+        pair_log_prob = log_prob[rows, 0] + difference * inverse[rows]
         pair_log_prob[~finite[rows]] = np.nan
     uniform_mix = scorer.calibration.uniform_mix
     return RankedPairs(
@@ -137,8 +140,14 @@ def evaluate(
     >>> evaluate(Scorer(DenseWeights.zeros(2, 1)), rows).accuracy
     0.5
     """
+    return summarize(rank_pairs(scorer, examples, k, n_threads=n_threads, config=config), examples)
+
+
+def summarize(ranked: RankedPairs, examples: Examples) -> Evaluation:
+    """Return the means of `evaluate` from ranked pairs."""
     y, weight = examples.y, examples.weight
-    labels, _, log_prob = rank_pairs(scorer, examples, k, n_threads=n_threads, config=config)
+    labels, _, log_prob = ranked
+    k = labels.shape[1]
     likelihood = float(np.average(log_prob.astype(np.float64), weights=weight))
     if examples.row_index is None:
         return Evaluation(
@@ -171,5 +180,64 @@ def log_likelihood(
     >>> round(log_likelihood(Scorer(DenseWeights.zeros(4, 1)), rows), 4)
     -1.3863
     """
-    log_prob = rank_pairs(scorer, examples, 1, n_threads=n_threads, config=config).pair_log_prob
-    return float(np.average(log_prob.astype(np.float64), weights=examples.weight))
+    ranked = rank_pairs(scorer, examples, 1, n_threads=n_threads, config=config)
+    return summarize(ranked, examples).log_likelihood
+
+
+class RankedScores(NamedTuple):
+    """Best classes of each row, their log-softmax without calibration, and its normaliser.
+
+    Attributes
+    ----------
+    labels : int32 (n_rows, k)
+        Best first.
+    log_softmax : float64 (n_rows, k)
+        Score minus the normaliser.
+    normalizer : float64 (n_rows,)
+        Log of the sum of exp(scores) of all classes.
+    """
+
+    labels: Int32
+    log_softmax: Float64
+    normalizer: Float64
+
+
+def rank_scores(
+    scorer: Scorer, X: Features, k: int, *, n_threads: int = 1, config: SearchConfig | None = None
+) -> RankedScores:
+    """Return the k best classes of each row, at most as many as there are, and the normaliser.
+
+    Examples
+    --------
+    >>> from extremax.weights import DenseWeights
+    >>> found = rank_scores(Scorer(DenseWeights.zeros(4, 1)), np.zeros((1, 1), np.float32), 2)
+    >>> found.normalizer.round(4).tolist(), found.log_softmax.round(4).tolist()
+    ([1.3863], [[-1.3863, -1.3863]])
+    """
+    config = config or SearchConfig()
+    plain = replace(scorer, calibration=Calibration())
+    k = min(k, scorer.n_classes)
+    plain.check(X, k)
+    Z = plain.project(X, n_threads)
+    best, log_softmax, *_ = scan(plain, X, Z, k, n_threads=n_threads, config=config)
+    finite = (best >= 0).all(axis=1) & np.isfinite(log_softmax[:, 0])
+    if not finite.all():
+        raise ScoreOverflowError(int(np.argmin(finite)))
+    first = _score_pairs(plain, Examples(X, best[:, 0]), Z, n_threads, config)
+    as_float64 = log_softmax.astype(np.float64)
+    return RankedScores(best, as_float64, first.astype(np.float64) - as_float64[:, 0])
+
+
+def choose_label_calibration(
+    scorer: Scorer, examples: Examples, *, n_threads: int = 1, config: CalibrationConfig | None = None
+) -> LabelCalibration:
+    """Choose probabilities of single labels on examples that the model was not trained on."""
+    config = config or CalibrationConfig()
+    found = rank_scores(scorer, examples.X, config.label_candidates, n_threads=n_threads)
+    offsets = np.searchsorted(examples.rows, np.arange(examples.n_rows + 1))
+    ones = np.ones(examples.n_pairs, np.int8)
+    shape = (examples.n_rows, scorer.n_classes)
+    applies = label_hits(sparse.csr_array((ones, examples.y, offsets), shape=shape), found.labels)
+    return fit_label_calibration(
+        found.log_softmax, found.normalizer, applies, examples.n_pairs, config=config
+    )

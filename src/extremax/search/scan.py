@@ -27,6 +27,11 @@ from extremax.weights import BlockScores, Buffers
 if TYPE_CHECKING:
     from extremax.tree import LabelTree
 
+# Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
+# time of a single row.
+_KEPT_BYTES = 4 << 20
+_row_scratch: Scratch[Buffers] = Scratch(Buffers)
+
 # First row, last row, and log p_n of one tile for these rows.
 NoiseRows: TypeAlias = tuple[int, int, topk.LogNoise]
 
@@ -40,11 +45,25 @@ class ScanResult(NamedTuple):
     log_prob : float32 (n_samples, k)
     target_log_prob : float32 (n_samples,)
         Of the given targets.
+    inverse_temperature : float32 (n_samples,)
+        Of each row.
     """
 
     labels: Int32
     log_prob: Float32
     target_log_prob: Float32
+    inverse_temperature: Float32
+
+    @classmethod
+    def empty(cls, n_rows: int, k: int, inverse_temperature: np.float32) -> ScanResult:
+        """Return arrays to be filled; all rows have the same temperature."""
+        labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+        return cls(labels, log_prob, np.empty(n_rows, np.float32), np.full(n_rows, inverse_temperature))
+
+    def finish(self, states: topk.RowState, first: int, last: int) -> None:
+        """Fill rows `first` to before `last` from their states."""
+        labels, log_prob, target_log_prob, inverse = (part[first:last] for part in self)
+        topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
 
 
 class Tiles(Protocol):
@@ -251,9 +270,7 @@ def scan(
         place[tiles.order] = np.arange(n_classes, dtype=np.int32)
         columns = place[targets]
     shared = _Scan(scorer, tiles, k, config)
-    result = ScanResult(
-        np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32), np.empty(n_rows, np.float32)
-    )
+    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     # BLAS threads of its own would spin beside the kernels, on the processors that these need.
     large = n_rows * n_classes * scorer.weights.n_features > config.small_work
     with one_blas_thread() if large else nullcontext():
@@ -262,9 +279,7 @@ def scan(
             rows = scorer.weights.open_block(X, first, last, tiles.order)
             block = tiles.start_block(first, last)
             run(partial(shared.scan_group, rows, block, states), len(shared.groups), n_threads)
-            topk.finish_rows(
-                states, shared.scaling.inverse_temperature, *(part[first:last] for part in result)
-            )
+            result.finish(states, first, last)
     return result
 
 
@@ -279,15 +294,14 @@ def _scan_rows(
 ) -> ScanResult:
     """Scan all classes of a few rows at a time; threads share the rows."""
     n_rows, n_classes = X.shape[0], scorer.n_classes
-    result = ScanResult(
-        np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32), np.empty(n_rows, np.float32)
-    )
+    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
-    tiles = ClassTiles(scorer, Z, 1, config, 1)
-    classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
     tasks = split(n_rows, int(np.clip(config.row_task_scores // n_classes, 1, config.block_rows)))
-    scratch = Scratch(lambda: Buffers(config.tile_scores))
+    kept = 4 * n_classes <= _KEPT_BYTES
+    scratch = _row_scratch if kept else Scratch(Buffers)
+    plain = scorer.noise_term is None and scorer.weights.feature_scale == 1.0
+    tiles = None if plain else ClassTiles(scorer, Z, 1, config, 1)
+    inverse_temperature = scorer.inverse_temperature
 
     def work(i: int) -> None:
         first, last = tasks[i]
@@ -299,10 +313,19 @@ def _scan_rows(
             single = states._replace(
                 **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
             )
-            table, step = _noise_of_rows(scorer, Z, tiles, first, last)
-            noise, strip = topk.LogNoise(table, 0, step, 0), np.empty(topk.STRIP, np.float32)
-            topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
-            topk.finish_rows(states, scaling.inverse_temperature, *(part[first:last] for part in result))
+            strip = np.empty(topk.STRIP, np.float32)
+            if tiles is None:
+                topk.scan_scores(scores, scorer.weights.biases, inverse_temperature, single, strip)
+                if scorer.calibration.temperature_slope != 0.0:
+                    own = result.inverse_temperature[first:last]
+                    topk.temper_rows(scores, scorer.weights.biases, scorer.tempering, single, own)
+            else:
+                table, step = _noise_of_rows(scorer, Z, tiles, first, last)
+                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), inverse_temperature)
+                classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
+                noise = topk.LogNoise(table, 0, step, 0)
+                topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
+            result.finish(states, first, last)
 
     with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
         run(work, len(tasks), n_threads)

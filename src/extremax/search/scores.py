@@ -162,6 +162,7 @@ def prob_all(
     if uniform_mix > 0.0:  # as `mix_uniform`, but classes far below the uniform probability keep their order
         prob *= 1.0 - uniform_mix
         prob += uniform_mix / prob.shape[1]
+    prob /= prob.sum(axis=1, keepdims=True)  # the logarithms are float32; sums are one to float64 rounding
     return prob
 
 
@@ -188,6 +189,7 @@ def choose_calibration(
             score_rows,
             Examples(X, targets, examples.row_index),
             scorer.n_classes,
+            by_row=scorer.tempers_rows,
             n_threads=n_threads,
             config=config,
         )
@@ -196,8 +198,37 @@ def choose_calibration(
 def _log_softmax_all(scorer: Scorer, X: Features, n_threads: int, config: SearchConfig) -> Float32:
     """Return log-probabilities of all classes before uniform mixing."""
     scores = debiased_scores(scorer, X, n_threads=n_threads, caller="predict_log_proba", config=config)
-    temperature = scorer.calibration.temperature
-    return log_softmax(scores, temperature=temperature, out=scores, config=config)
+    calibration = scorer.calibration
+    if calibration.temperature_slope == 0.0:
+        return log_softmax(scores, temperature=calibration.temperature, out=scores, config=config)
+    for start, stop in split(len(scores), max(1, config.table_block_scores // max(scores.shape[1], 1))):
+        block = scores[start:stop]
+        log_top = log_softmax(block, temperature=calibration.temperature, config=config).max(axis=1)
+        temperature = calibration.row_temperature(log_top.astype(np.float64))
+        block *= (1.0 / temperature).astype(np.float32)[:, None]
+        log_softmax(block, out=block, config=config)
+    return scores
+
+
+def log_softmax_all(
+    scorer: Scorer, X: Features, *, n_threads: int = 1, config: SearchConfig | None = None
+) -> tuple[Float64, Float64]:
+    """Return the log-softmax of all scores without calibration, (n, n_classes), and the log normalisers.
+
+    Examples
+    --------
+    >>> from extremax.weights import DenseWeights
+    >>> table, normalizer = log_softmax_all(Scorer(DenseWeights.zeros(2, 3)), np.zeros((1, 3), np.float32))
+    >>> table.round(3).tolist(), normalizer.round(3).tolist()
+    ([[-0.693, -0.693]], [0.693])
+    """
+    config = config or SearchConfig()
+    _check_result(scorer, X, 8, config, "predict_label_proba")
+    scores = debiased_scores(scorer, X, n_threads=n_threads, config=config).astype(np.float64)
+    largest = scores.max(axis=1)
+    normalizer = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=1))
+    scores -= normalizer[:, None]
+    return scores, normalizer
 
 
 def _check_result(scorer: Scorer, X: Features, item_bytes: int, config: SearchConfig, caller: str) -> None:

@@ -22,7 +22,8 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.threads import run, split
-from extremax.sparse_weights import DensePart, csr_rows, select_columns, unit_rows
+from extremax.sparse_weights import DensePart, csr_rows, restore_dense, select_columns, unit_rows
+from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.training.sparse_correction import Job, TrainingRows
 from extremax.types import Float32, Int64
@@ -47,10 +48,15 @@ class Bilinear:
     def from_state(cls, state: State) -> Bilinear:
         """Build what `state` described."""
         arrays = state.arrays
-        part = DensePart(
-            arrays["factors"], arrays["columns"], arrays["projection"], int(state.header["n_dense"])
-        )
-        return cls(part, arrays["biases"])
+        biases = checks.get_array(arrays, "biases", "f4", (None,))
+        part = restore_dense(arrays, checks.get_int(state.header, "n_dense"), 2**31)
+        return cls(part, biases)
+
+    def check(self, n_classes: int, n_sparse: int, n_dense: int) -> None:
+        """Raise ModelFileError for a part that reads columns, or scores classes, that there are not."""
+        checks.check_range(self.part.columns, "columns", 0, n_sparse)
+        if len(self.biases) != n_classes or self.part.n_dense not in (0, n_dense):
+            checks.reject(f"a dense part of the training state is that of {len(self.biases):,} classes")
 
 
 def choose_columns(training: TrainingRows, first_word: int, job: Job) -> Int64:

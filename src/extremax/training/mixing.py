@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit
 
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
@@ -37,19 +38,46 @@ def fit_mixture(
         guess = dict(zip(PARTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
         weight = data.pair_weight.astype(np.float64)
-        limits = {
-            "centroid": (config.min_centroid_weight, None), "bilinear": (0.0, config.max_bilinear_weight)
-        }  # fmt: skip
-        bounds = [limits.get(name, (0.0, None)) for name in experts]
-        found = _maximise(_Objective(phi, log_weight, weight, theta), theta, bounds)
-        if "svm" in experts:
+        objective = _Objective(phi, log_weight, weight, theta)
+        found, bounds = _fit_bounded(objective, theta, list(experts), config)
+        by_rank = next(iter(experts.values())).n_classes <= config.few_classes or data.label_edges is not None
+        if "svm" in experts and by_rank and config.accuracy_weight > 0.0:
             accuracy = config.accuracy_weight, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
-            ranking = _maximise(objective, found, bounds)
+            ranking = _rescaled(_maximise(objective, found, bounds), found, objective)
             # Weights of zero make every row a tie, half right to the smoothed accuracy: count the rows.
             if objective.fraction_right(ranking) >= objective.fraction_right(found):
                 found = ranking
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
+
+
+def _rescaled(theta: Float64, found: Float64, objective: _Objective) -> Float64:
+    """Return `theta` times the factor of the largest likelihood; `found` tells its size."""
+    total = float(theta.sum())
+    if total == 0.0:
+        return found
+    plain = _Objective(objective.phi, objective.log_weight, objective.weight, found)
+    unit = theta * (float(found.sum()) / total)
+    best = minimize_scalar(lambda log: plain(np.exp(log) * unit)[0], bounds=(-2.0, 2.0), method="bounded")
+    return np.asarray(np.exp(best.x) * unit, np.float64)
+
+
+def _fit_bounded(
+    objective: _Objective, theta: Float64, names: list[str], config: SparseConfig
+) -> tuple[Float64, list[tuple[float, float | None]]]:
+    """Return the best weights and their bounds: those of the config, unless they cost too much likelihood."""
+    limits = {
+        "centroid": (config.min_centroid_weight, None), "bilinear": (0.0, config.max_bilinear_weight)
+    }  # fmt: skip
+    free: list[tuple[float, float | None]] = [(0.0, None)] * len(names)
+    bounds = [limits.get(name, (0.0, None)) for name in names]
+    best = _maximise(objective, theta, free)
+    if bounds == free:
+        return best, free
+    found = _maximise(objective, theta, bounds)
+    if objective(found)[0] - objective(best)[0] > config.max_bound_loss:
+        return best, free
+    return found, bounds
 
 
 def compare(
@@ -154,7 +182,7 @@ class _Objective:
             scores[:, 0], own = -np.inf, scores[:, 0].copy()
             best = scores.argmax(axis=1)
             rows = np.arange(len(scores))
-            right = 1.0 / (1.0 + np.exp(-slope * (own - scores[rows, best]).astype(np.float64)))
+            right = expit(slope * (own - scores[rows, best]).astype(np.float64))
             change = factor * slope * weight * right * (1.0 - right)
             value += factor * float(weight @ right)
             gradient = gradient + change @ (phi[:, 0] - phi[rows, best])

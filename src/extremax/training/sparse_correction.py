@@ -17,12 +17,12 @@ from extremax.examples import Examples
 from extremax.kernels import sparse_dual, sparse_start
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Support
-from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.sparse_scores import Frequent, Postings
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.sparse_weights import SparseWeights
+from extremax.sparse_weights import SparseWeights, find_frequent, no_frequent
 from extremax.training.sparse_start import ClassSums, Start
 from extremax.types import Bool, Float32, Int64
 from extremax.weights import Buffers
@@ -129,21 +129,33 @@ def propose(
     )
     scratch = Scratch(lambda: np.empty(n_classes, np.float32))
     tasks = split(len(used), _ROWS_PER_TASK)
-    biases = (source.start.biases, source.start.length_biases)
     given, rare = (used.astype(np.int64), edges, labels, weights), job.config.rare_classes
+    frequent, n_exact = _frequent(postings, n_classes, n_candidates, job.config)
+    start = (postings, (source.start.biases, source.start.length_biases), frequent)
 
     def work(i: int) -> None:
         with scratch.use() as scores:
             sparse_start.propose(
-                rows, given, source.sums, source.numbers, postings, biases, rare, scores, found,
-                *tasks[i],
-            )  # fmt: skip
+                rows, given, source.sums, source.numbers, start, rare, n_exact, scores, found, *tasks[i]
+            )
 
     run_checked(work, len(tasks), job)
     at = np.searchsorted(used, row_of)
     classes = np.concatenate([labels[:, None], found.classes[at]], axis=1)
     offsets = np.concatenate([found.own[:, None], found.scores[at]], axis=1)
     return Candidates(classes, offsets, found.log_rest[at], row_of.astype(np.int64), weights)
+
+
+def _frequent(
+    postings: Postings, n_classes: int, n_candidates: int, config: SparseConfig
+) -> tuple[Frequent, int]:
+    """Return the columns that proposals approximate, and the classes to score exactly: none if few."""
+    if n_classes >= config.frequent_min_classes:
+        limit = int(config.frequent_classes * n_classes)
+        found = find_frequent(postings, n_classes, limit, config.frequent_rank)
+        if found is not None:
+            return found, min(config.frequent_exact * n_candidates, n_classes - 1)
+    return no_frequent(len(postings.offsets) - 1, n_classes), 0
 
 
 def propose_by_weights(

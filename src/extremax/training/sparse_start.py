@@ -6,7 +6,8 @@ Formulas stand in `extremax.kernels.sparse_start`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,14 @@ from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
+from extremax.sparse_weights import csr_rows, restore_matrix
+from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Float32, Float64, Int64
+from extremax.types import Float32, Float64, Int32, Int64
 
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 50
+_MOST_SUM_TASKS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +48,61 @@ class ClassSums:
     counts: Float64
 
     @classmethod
-    def of(cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0) -> ClassSums:
+    def of(
+        cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
+    ) -> ClassSums:
         """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
-        X: Any = data.X
-        if X.shape[1] > n_features:
-            X = X[:, :n_features]
-        pairs = sparse.csr_matrix((data.pair_weight, (data.y, data.rows)), shape=(n_classes, data.n_rows))
-        matrix = (pairs @ X).tocsc()
-        matrix.sort_indices()
-        if scale != 1.0:
-            matrix.data *= np.float32(scale)
-        matrix.indptr = matrix.indptr.astype(np.int64)
-        counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
-        return cls(matrix, counts)
+        rows = csr_rows(data.X)
+        order = np.argsort(data.y, kind="stable")
+        pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
+        n_tasks = int(np.clip(len(rows.data) // (4 * n_features), 1, _MOST_SUM_TASKS))  # each counts columns
+        tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
+        places = np.zeros((len(tasks) + 1, n_features), np.int64)
+
+        def count(i: int) -> None:
+            kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
+
+        run(count, len(tasks), n_threads)
+        offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
+        places[0] = offsets[:-1]
+        np.cumsum(places, axis=0, out=places)
+        classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+
+        def sort(i: int) -> None:
+            kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
+
+        run(sort, len(tasks), n_threads)
+        return cls._join(classes, values, offsets, (n_classes, n_features), scale, data, n_threads)
+
+    @classmethod
+    def _join(
+        cls,
+        classes: Int32,
+        values: Float32,
+        offsets: Int64,
+        shape: tuple[int, int],
+        scale: float,
+        data: Examples,
+        n_threads: int,
+    ) -> ClassSums:
+        """Add the entries of each column that have the same class."""
+        tasks = split(shape[1], _FEATURES_PER_TASK)
+        merged = np.zeros(shape[1] + 1, np.int64)
+        found = [np.empty(0, np.int32), np.empty(0, np.float32)]
+
+        def join(i: int) -> None:
+            kernels.join_entries(
+                offsets, classes, values, np.float32(scale), merged, found[0], found[1], *tasks[i]
+            )
+
+        run(join, len(tasks), n_threads)
+        np.cumsum(merged, out=merged)
+        found = [np.empty(merged[-1], np.int32), np.empty(merged[-1], np.float32)]
+        if merged[-1]:
+            run(join, len(tasks), n_threads)
+        matrix = sparse.csc_matrix(shape, dtype=np.float32)
+        matrix.indptr, matrix.indices, matrix.data = merged, found[0], found[1]
+        return cls(matrix, data.class_counts(shape[0], weighted=True).astype(np.float64))
 
     def plus(self, other: ClassSums) -> ClassSums:
         """Return the sums over both sets of rows."""
@@ -65,16 +111,15 @@ class ClassSums:
         matrix.indptr = matrix.indptr.astype(np.int64)
         return ClassSums(matrix, self.counts + other.counts)
 
-    @property
+    @cached_property
     def arrays(self) -> Sums:
-        """The sums as the kernels take them."""
+        """The sums as the kernels take them; they share the memory of the matrix."""
         matrix: Any = self.matrix
         classes = matrix.indices.astype(np.int32, copy=False)
         mass, squares = np.zeros(matrix.shape[0]), np.zeros(matrix.shape[0])
         kernels.add_entry_sums(matrix.data, classes, mass, squares)
-        positive = np.maximum(matrix.data, 0.0, dtype=np.float64)
-        edges = np.concatenate([[0.0], np.cumsum(positive)])[matrix.indptr]
-        feature_mass = np.diff(edges)
+        feature_mass = np.empty(matrix.shape[1])
+        kernels.sum_columns(matrix.indptr, matrix.data, feature_mass, 0, matrix.shape[1])
         mass = np.maximum(mass, 1e-3)
         total = float(max(feature_mass.sum(), 1e-3))
         return Sums(matrix.indptr, classes, matrix.data, feature_mass, mass, self.counts, squares, total)
@@ -88,10 +133,20 @@ class ClassSums:
     @classmethod
     def from_state(cls, state: State) -> ClassSums:
         """Build the sums that `state` described."""
-        arrays = state.arrays
-        matrix = sparse.csc_matrix(tuple(state.header["shape"]), dtype=np.float32)
-        matrix.indptr, matrix.indices, matrix.data = (arrays[n] for n in ("offsets", "classes", "values"))
-        return cls(matrix, np.asarray(arrays["counts"]))
+        matrix = restore_matrix(sparse.csc_matrix, state, "classes")
+        counts = checks.get_array(state.arrays, "counts", "f8", (matrix.shape[0],))
+        return cls(matrix, np.asarray(counts))
+
+
+def check_numbers(numbers: Numbers, n_features: int) -> None:
+    """Raise ModelFileError for numbers of a saved start that name buckets or columns that there are not."""
+    arrays = numbers._asdict()
+    edges = checks.get_array(arrays, "edges", "i8", (None,))
+    groups = checks.get_array(arrays, "groups", "i8", (None,))
+    checks.check_range(groups, "groups", 0, n_features + 1)
+    n_buckets = (1 + len(groups)) * (len(edges) + 1)
+    for name, size in (("log_weights", n_buckets), ("cosine_weights", n_buckets), ("bias_weights", 3)):
+        checks.check_finite(checks.get_array(arrays, name, "f8", (size,)), name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +203,12 @@ def fit_numbers(
     Returns the numbers and the mean log-likelihood per pair; not a number where pairs are too few.
     """
     mean_mass = float(arrays.mass.sum() / max(arrays.counts.sum(), 1e-6))
+    smallest = min(config.smoothing, default=0.0) * mean_mass
+    if not (0.0 < smallest < np.inf and 1.0 < config.smoothing_step < np.inf):
+        raise ValueError(
+            f"the smoothing of the start would be {smallest:g}, from a mean mass of {mean_mass:g} per row;"
+            " fit the model again."
+        )
     pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
     first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
@@ -225,11 +286,27 @@ class _Fitter:
         weight = self.data.pair_weight[pairs].astype(np.float64)
         theta = np.concatenate([guess.log_weights, guess.cosine_weights, guess.bias_weights])
         n = len(guess.log_weights)
-        value, theta = _fit_log_linear(phi, log_weight, weight, theta, self.config.number_penalty)
+        slope = CountSlope(self._slope(pairs, guess), self.config.count_slope, self.config.slope_penalty)
+        value, theta = _fit_log_linear(phi, log_weight, weight, theta, self.config.number_penalty, slope)
         return value, guess._replace(
             log_weights=theta[:n].copy(), cosine_weights=theta[n : 2 * n].copy(),
             bias_weights=theta[2 * n :].copy(),
         )  # fmt: skip
+
+    def _slope(self, pairs: Int64, guess: Numbers) -> Float64:
+        """Return the mean slope of each term by the log of the size of the class, over some pairs."""
+        pairs = pairs[: self.config.slope_pairs]
+        total = np.zeros(2 * len(guess.log_weights) + 3)
+        weights, row_of = self.data.pair_weight, self.data.rows
+        for pair in pairs:
+            kernels.add_count_slope(self._row(row_of[pair], pair, weights[pair]), self.arrays, guess, total)
+        return total / len(pairs)
+
+    def _row(self, r: int, pair: int, weight: float) -> kernels.Row:
+        part = slice(self.rows.indptr[r], self.rows.indptr[r + 1])
+        return kernels.Row(
+            self.rows.indices[part], self.rows.data[part], int(self.data.y[pair]), float(weight)
+        )
 
     def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
         start = make_start(self.arrays, guess, self.n_threads)
@@ -244,12 +321,7 @@ class _Fitter:
             slot = np.full(n_classes, -1, np.int32)
             for k in range(*tasks[i]):
                 pair = pairs[k]
-                r = row_of[pair]
-                part = slice(self.rows.indptr[r], self.rows.indptr[r + 1])
-                row = kernels.Row(
-                    self.rows.indices[part], self.rows.data[part],
-                    int(self.data.y[pair]), float(weights[pair]),
-                )  # fmt: skip
+                row = self._row(row_of[pair], pair, weights[pair])
                 scores = start.biases + row.values.sum() * start.length_biases
                 n = kernels.describe_row(
                     row, self.arrays, guess, start.postings.values, self.sizes, self.seed + k,
@@ -261,12 +333,29 @@ class _Fitter:
         return log_weight, phi
 
 
+class CountSlope(NamedTuple):
+    """Bounds on how a score may change with the log of the size of its class.
+
+    A row that is left out makes its own class smaller by one and no other. Where classes are of about equal
+    size, "the smallest class" is then the best answer of all, and only for these rows.
+    """
+
+    terms: Float64  # mean slope of each term
+    bounds: tuple[float, float]  # of theta.terms
+    penalty: float  # nats per squared distance from the bounds
+
+    def outside(self, theta: Float64) -> float:
+        slope, (low, high) = float(self.terms @ theta), self.bounds
+        return slope - min(max(slope, low), high)
+
+
 def _fit_log_linear(
     phi: Float32,
     log_weight: Float32,
     weight: Float64,
     theta: Float64,
     penalty: float,
+    slope: CountSlope,
 ) -> tuple[float, Float64]:
     """Maximise the mean log-probability of candidate 0 under scores ``phi @ theta``.
 
@@ -283,6 +372,7 @@ def _fit_log_linear(
     flat = (phi / scale.astype(np.float32)).reshape(-1, n_terms)
     first = weight @ (phi[:, 0] / scale)
     penalties = penalty / scale**2
+    slope = slope._replace(terms=slope.terms / scale)
 
     def loss(theta: Float64) -> tuple[float, NDArray[Any]]:
         scores = (flat @ theta.astype(np.float32)).reshape(n, n_candidates) + log_weight
@@ -292,7 +382,10 @@ def _fit_log_linear(
         value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
         exp *= (weight[:, None] / total).astype(np.float32)
         gradient = first - exp.ravel() @ flat
-        return -value + float(penalties @ theta**2), -gradient + 2.0 * penalties * theta
+        gap = slope.outside(theta)
+        value -= float(penalties @ theta**2) + slope.penalty * gap**2
+        gradient -= 2.0 * (penalties * theta + slope.penalty * gap * slope.terms)
+        return -value, -gradient
 
     options = {"maxiter": 200, "ftol": 1e-7}
     with one_blas_thread():

@@ -25,7 +25,8 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound
+from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound, restore_matrix
+from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
@@ -33,7 +34,7 @@ from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.training.sparse_start import ClassSums, check_numbers, fit_numbers, make_start
 from extremax.types import Float32
 from extremax.weights import Weights
 
@@ -59,10 +60,8 @@ class Linear:
 
     @classmethod
     def from_state(cls, state: State) -> Linear:
-        matrix = sparse.csr_matrix(tuple(state.header["shape"]), dtype=np.float32)
-        names = ("offsets", "features", "values")
-        matrix.indptr, matrix.indices, matrix.data = (state.arrays[name] for name in names)
-        return cls(matrix, state.arrays["biases"])
+        matrix = restore_matrix(sparse.csr_matrix, state, "features")
+        return cls(matrix, checks.get_array(state.arrays, "biases", "f4", (matrix.shape[0],)))
 
 
 @dataclass
@@ -139,23 +138,42 @@ class SparseTables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays, header = state.arrays, state.header
         found: Any = weights
-        A, B, g, edges, groups = (np.asarray(arrays[name]) for name in _NUMBERS)
-        numbers = Numbers(float(header["smoothing"]), A, B, g, edges, groups)
-        saved = {
-            name: cls_of.from_state(state.nested(name))
-            for name, cls_of in _SAVED.items()
-            if name in header["parts"]
-        }
+        if not weights.row_major:
+            checks.reject("the training state is of sparse weights, and the weights are dense")
+        A, B, g, edges, groups = (np.asarray(checks.get(arrays, name)) for name in _NUMBERS)
+        numbers = Numbers(checks.get_float(header, "smoothing"), A, B, g, edges, groups)
+        kept = checks.get_list(header, "parts")
+        saved = {name: part.from_state(state.nested(name)) for name, part in _SAVED.items() if name in kept}
         sums = ClassSums.from_state(state.nested("sums"))
-        return cls(
+        given = checks.get_mapping(header, "mix")
+        mix = {**dict.fromkeys(_ALONE, 0.0), **{name: checks.get_float(given, name) for name in given}}
+        tables = cls(
             sums,
             numbers,
-            scale=float(header["scale"]),
-            mix=dict(header["mix"]),
+            scale=checks.get_float(header, "scale"),
+            mix=mix,
             duals=arrays.get("duals"),
             weights=found,
             **saved,
         )
+        tables.check()
+        tables.check_sizes(found)
+        return tables
+
+    def check_sizes(self, weights: SparseWeights) -> None:
+        """Raise ModelFileError for parts that are not those of the weights of a model."""
+        n_classes, n_sparse = weights.n_classes, len(weights.postings.offsets) - 1
+        for part in (self.sums, self.correction, self.svm):
+            if part is not None and part.matrix.shape != (n_classes, n_sparse):
+                checks.reject(f"the training state has the shape {part.matrix.shape}")
+        for dense in (self.bilinear, self.dense):
+            if dense is not None:
+                dense.check(n_classes, n_sparse, weights.n_dense)
+        check_numbers(self.numbers, n_sparse)
+        if not set(self.mix) <= set(_ALONE):
+            checks.reject(f"the training state mixes {checks.shown(sorted(self.mix))}")
+        if self.duals is not None and (self.duals.ndim != 2 or self.duals.dtype != np.float32):
+            checks.reject(f"array 'duals' is {self.duals.dtype} {self.duals.shape}")
 
 
 _SAVED: dict[str, Any] = {"correction": Linear, "svm": Linear, "bilinear": Bilinear, "dense": Bilinear}
@@ -186,7 +204,9 @@ class FinishedTables:
     def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
         """Build the tables from the weights of a model."""
         found: Any = weights
-        return cls(found, float(state.header["scale"]))
+        if not weights.row_major:
+            checks.reject("the training state is of sparse weights, and the weights are dense")
+        return cls(found, checks.get_float(state.header, "scale"))
 
 
 @dataclass
@@ -242,7 +262,7 @@ class SparseTrainer(TrainerBase):
         weight = data.weight
         if weight is not None and not self.config.streaming:  # weights that sum to one are as good as others
             data = replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
-        return data if X is data.X else data.with_features(X)
+        return self.limit_sparse(data if X is data.X else data.with_features(X))
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:
         """Return the sparse columns as the kernels take them, times a scale."""
@@ -262,7 +282,7 @@ class SparseTrainer(TrainerBase):
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
         n_features, scale = int(data.X.shape[1]) - self.config.n_dense, self._find_scale(data)
-        sums = ClassSums.of(data, n_classes, n_features, scale)
+        sums = ClassSums.of(data, n_classes, n_features, scale, self.context.n_threads)
         arrays, rows = sums.arrays, self._rows(data, scale)
         numbers, likelihood = fit_numbers(
             arrays, rows, data, self.numbers, self.context.seed % 2**31, self.context.n_threads,
@@ -271,7 +291,7 @@ class SparseTrainer(TrainerBase):
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
         tables = SparseTables(sums, numbers, scale)
-        chosen: dict[str, Any] = {"smoothing": numbers.smoothing}
+        chosen: dict[str, Any] = {**self.accepted, "smoothing": numbers.smoothing}
         if likelihood == likelihood:
             chosen["start_log_likelihood"] = likelihood
         return TrainState(tables, 1.0, chosen=chosen)
@@ -287,7 +307,8 @@ class SparseTrainer(TrainerBase):
         is_new = key != state.pair_key
         if is_new and state.pair_key != 0:  # rows of another call of partial_fit
             n_classes, n_features = tables.sums.matrix.shape
-            tables.sums = tables.sums.plus(ClassSums.of(data, n_classes, n_features, tables.scale))
+            new = ClassSums.of(data, n_classes, n_features, tables.scale, self.context.n_threads)
+            tables.sums = tables.sums.plus(new)
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
                 self.context.n_threads, self.config.column_groups,
@@ -302,7 +323,7 @@ class SparseTrainer(TrainerBase):
 
     def epoch(
         self, state: TrainState, prepared: Prepared, rates: tuple[float, float], progress: Progress
-    ) -> float:
+    ) -> float | None:
         """Run one round of the correction; the first finds hard negatives."""
         n_pairs = prepared.data.n_pairs
 
@@ -316,9 +337,10 @@ class SparseTrainer(TrainerBase):
             return loss
         tables = _tables(state)
         correction = self._correction(tables, prepared, check)
-        if correction is None:
+        if correction is None:  # what is known of the model in training: its start
             state.n_epochs += 1
-            return 0.0
+            known = state.chosen.get("start_log_likelihood")
+            return None if known is None else -float(known)
         try:
             loss = correction.run_round(state.n_epochs, check)
         finally:
@@ -410,16 +432,34 @@ class SparseTrainer(TrainerBase):
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
         self._fit_parts(tables, TrainingRows(data, rows, mean))
         parts = self._parts(tables)
-        if held_out is None:
-            default = dict(zip(PARTS, self.numbers.default_mix, strict=True))
-            tables.mix = default if "svm" in parts else dict(_ALONE)
-        else:
-            tables.mix = {**dict.fromkeys(PARTS, 0.0), **self._fit_mixture(parts, held_out)}
+        tables.mix = self._choose_mix(parts, held_out)
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
         weights = _combine(parts, tables.mix)
-        weights = self._prune(weights, mean / np.float32(tables.scale), held_out, state.chosen)
+        given_mean = mean / np.float32(tables.scale)
+        if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
+            tables.mix = self._choose_mix(parts, held_out)
+            state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
+            weights = _combine(parts, tables.mix)
+        weights = self._prune(weights, given_mean, held_out, state.chosen)
+        if state.cut_short:  # resumed, training goes on with the parts, as if it had never stopped
+            tables.weights = weights
+            return
         # What the parts were made of is not needed any more: a finished model costs its weights alone.
         state.tables = FinishedTables(weights, tables.scale)
+
+    def _choose_mix(self, parts: dict[str, SparseWeights], held_out: Examples | None) -> dict[str, float]:
+        """Return the weight of each part: by held-out rows, or a default."""
+        if held_out is None:
+            default = dict(zip(PARTS, self.numbers.default_mix, strict=True))
+            return default if "svm" in parts else dict(_ALONE)
+        return {**dict.fromkeys(PARTS, 0.0), **self._fit_mixture(parts, held_out)}
+
+    def _is_too_large(self, weights: SparseWeights, mean: Float32) -> bool:
+        """Whether a dense part leaves less than half of `max_model_bytes` to the weights it stands beside."""
+        limit = self.config.max_model_bytes
+        if limit is None or weights.dense is None:
+            return False
+        return weights.pruned(mean, self.numbers.prune_final).n_bytes > limit < 2 * weights.dense.n_bytes
 
     def _prune(
         self, weights: SparseWeights, mean: Float32, held_out: Examples | None, chosen: dict[str, Any]
