@@ -61,7 +61,7 @@ def test_auto_is_shared_softmax_where_whitening_is_cheap():
     assert config_of(sized(n_features=11)).objective == "negative_sampling"
     assert config_of(noise=UniformNoise(300)).objective == "negative_sampling"
     assert config_of(prior_variance=1.0).objective == "negative_sampling"
-    assert config_of(streaming=True).objective == "negative_sampling"
+    assert config_of(streaming=True).objective == "shared_softmax"
     assert config_of(objective="softmax", streaming=True).objective == "softmax"
 
 
@@ -151,7 +151,7 @@ def test_every_number_survives_json():
         if isinstance(value, float):
             return value * 1.5 + 0.25
         if isinstance(value, tuple):
-            return (*map(other, value), 1.0)
+            return tuple(map(other, value))
         return f"other {value}"
 
     parts = {

@@ -1,4 +1,5 @@
-"""Commands of the documentation are run, page by page, in a folder that has the files they speak of.
+"""Commands of the documentation are run, page by page, in a folder that has the files they speak of, and
+their output is compared with what the page shows.
 
 Those that take minutes are left to the tests of their own modules; test_docs.py checks that they and their
 options exist."""
@@ -8,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extremax.cli.app import app
-from test_docs import PAGES, blocks_of, commands_of, name_of
+from test_docs import PAGES, blocks_of, commands_of, name_of, same_output
 
 LONG = {"demo", "run", "tune", "plot", "reproduce", "theory", "--install-completion"}
 ROWS = [
@@ -51,7 +53,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     for name in ("tickets.csv", "test.csv"):
         table(name, ("text", "label", "body", "queue"), *((*row, *row) for row in ROWS))
-    table("new.csv", ("text", "body"), *((text, text) for text, _ in ROWS[:7]))
+    table("new.csv", ("nr", "text", "body"), *((f"T{i}", text, text) for i, (text, _) in enumerate(ROWS[:3])))
+    with (folder / "tickets.jsonl").open("w") as file:
+        file.writelines(json.dumps({"subject": text, "queue": queue}) + "\n" for text, queue in ROWS)
     table("notes.csv", ("text", "label"), *ROWS)
     table(
         "codes.csv",
@@ -85,11 +89,25 @@ def test_commands_run(page: Path, shelf: Path, tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "folder"
     shutil.copytree(shelf, folder)
     monkeypatch.chdir(folder)
-    for words in commands(page):
-        done = CliRunner().invoke(app, words, input=Path("questions.txt").read_text())
-        assert done.exit_code == 0, (words, done.output, done.exception)
-        if "--out" in words:
-            assert Path(words[words.index("--out") + 1]).exists(), words
+    blocks = blocks_of(page)
+    for i, block in enumerate(blocks):
+        if block.language != "bash":
+            continue
+        printed, all_words = "", commands_of(block.text)
+        for words in all_words:
+            if words[0] in LONG:
+                continue
+            done = CliRunner().invoke(app, words, input=Path("questions.txt").read_text())
+            assert done.exit_code == 0, (words, done.output, done.exception)
+            printed += done.stdout
+            for option in ("--out", "--by-class"):
+                if option in words:
+                    assert Path(words[words.index(option) + 1]).exists(), words
+        if i + 1 < len(blocks) and blocks[i + 1].language == "text":
+            assert not [words for words in all_words if words[0] in LONG], (
+                "output of a command that is not run"
+            )
+            assert same_output(printed, blocks[i + 1].text, blocks[i + 1].tolerance), printed
 
 
 def test_enough_is_run() -> None:

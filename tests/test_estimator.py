@@ -253,7 +253,7 @@ def test_partial_fit_goes_on_identity(data):
         .partial_fit(X, y)
     )
     assert np.array_equal(weights(whole), weights(steps))
-    from_nothing = ExtremeClassifier(random_state=0)
+    from_nothing = ExtremeClassifier("negative_sampling", random_state=0)
     for _ in range(3):
         from_nothing.partial_fit(X, y)
     assert np.array_equal(weights(whole), weights(from_nothing))

@@ -200,7 +200,7 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
         return sum(abs((sure - truth)[bins == b].sum()) for b in range(5)) / 2000
 
     before = error()
-    temperature, uniform_mix = calibrate(clf, X[5000:7000], y[5000:7000])
+    temperature, uniform_mix, _ = calibrate(clf, X[5000:7000], y[5000:7000])
     after = error()
     assert temperature == pytest.approx(3.0, rel=0.1)
     assert uniform_mix < 0.01  # the planted softmax has none

@@ -195,7 +195,7 @@ def test_as_many_rows_as_wanted_are_set_aside():
     rest, aside = weighted.set_aside(30, seed=2)
     assert (rest.n_pairs, aside.n_pairs, aside.n_rows) == (70, 30, 30)
     np.testing.assert_array_equal(rest.weight, rest.rows)
-    assert aside.weight is None
+    np.testing.assert_array_equal(aside.weight, np.setdiff1d(np.arange(100), rest.rows))
     again = weighted.set_aside(30, seed=2)[0]
     np.testing.assert_array_equal(again.rows, rest.rows)
     assert np.any(weighted.set_aside(30, seed=3)[0].rows != rest.rows)

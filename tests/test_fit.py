@@ -8,6 +8,7 @@ from scipy import sparse
 from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, calibrate, load_model
+from extremax.calibration import Calibration
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
@@ -168,7 +169,7 @@ def test_rows_set_aside_calibrate_the_probabilities(tmp_path):
     y[:3] = [40, 41, 42]  # one row each: these stay
     X = (0.7 * rng.normal(size=(43, 5))[y] + rng.normal(size=(3000, 5))).astype(np.float32)
     clf = CalibratedClassifier(random_state=0, n_epochs=6).fit(X[:2500], y[:2500])
-    temperature, uniform_mix = clf.model_.calibration
+    temperature, uniform_mix, _ = clf.model_.calibration
     assert temperature == clf.choices_["temperature"] != 1.0
     assert uniform_mix == clf.choices_["uniform_mix"]
     assert clf.model_.classes.n_samples == 2300
@@ -228,7 +229,8 @@ def test_choices_follow_the_model(data):
     before = dict(clf.choices_)
     assert {"beam_width", "beam_recall"} <= set(before)
 
-    temperature, uniform_mix = calibrate(clf, X[::2], np.roll(y, 1)[::2])  # wrong labels: a high temperature
+    # wrong labels: a high temperature
+    temperature, uniform_mix, _ = calibrate(clf, X[::2], np.roll(y, 1)[::2])
     assert clf.choices_["temperature"] == temperature == clf.model_.calibration.temperature
     assert clf.choices_["uniform_mix"] == uniform_mix
     assert temperature != before["temperature"]
@@ -340,7 +342,7 @@ def test_fit_that_fails_after_the_start_leaves_the_new_model(data, objective, ca
     assert clf.model_.n_features == 4
     assert set(clf.predict(X[:, :4])) <= set(names)
     assert clf.model_.classes.descriptions is None
-    assert clf.model_.calibration == (1.0, 0.0)
+    assert clf.model_.calibration == Calibration()
     assert len(clf.history_) == (2 if callback is broken else 1)
     assert clf.interrupted_ is False
     resumed = clf.resume_fit(X[:, :4], names[y])
@@ -424,7 +426,7 @@ def test_model_never_changes_after_it_is_published_at_the_end(data, objective):
     clf = ExtremeClassifier(objective, n_epochs=2, random_state=0).fit(X, y)
     model = clf.model_
     calibrate(clf, X, np.roll(y, 1))
-    assert model.calibration == (1.0, 0.0)
+    assert model.calibration == Calibration()
     assert clf.model_ is not model
     assert clf.model_.weights is model.weights
 
@@ -453,7 +455,7 @@ def test_what_auto_means(data):
     wide = np.zeros((len(X), 1 + DEFAULTS.batch.max_features), np.float32)
     wide[:, :5] = X
     assert ExtremeClassifier(n_epochs=1).fit(wide, y).choices_["objective"] == "negative_sampling"
-    assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "negative_sampling"
+    assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "shared_softmax"
 
 
 @pytest.mark.planted

@@ -13,6 +13,7 @@ from extremax import ExtremeClassifier
 from extremax.noise import FrequencyNoise, TreeNoise
 from extremax.parameters import (
     BATCH_OBJECTIVES,
+    CANDIDATE_OBJECTIVES,
     OPTIMIZERS,
     PARAMETERS,
     RENAMED,
@@ -45,11 +46,12 @@ def test_docstring_is_that_of_the_table() -> None:
 
 
 def test_objectives_and_optimizers_are_those_of_the_registries() -> None:
-    by_trainer: dict[str, list[str]] = {"rows": [], "batch": [], "sparse": []}
+    by_trainer: dict[str, list[str]] = {"rows": [], "batch": [], "candidates": [], "sparse": []}
     for name, objective in OBJECTIVES.items():
         by_trainer[objective.trainer].append(name)
     assert tuple(by_trainer["rows"]) == ROW_OBJECTIVES
     assert tuple(by_trainer["batch"]) == BATCH_OBJECTIVES
+    assert tuple(by_trainer["candidates"]) == CANDIDATE_OBJECTIVES
     assert tuple(by_trainer["sparse"]) == SPARSE_OBJECTIVES
     assert optimizers.OPTIMIZERS == OPTIMIZERS
 

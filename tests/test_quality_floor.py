@@ -23,9 +23,9 @@ def test_default_on_icd10cm() -> None:
     classifier = TextClassifier(ExtremeClassifier(random_state=0))
     report = evaluate(classifier.fit(*data.rows(data.train)), *data.rows(data.test))
     assert report.n_samples == 5914  # those of a class that the training rows have
-    assert 0.70 < report.accuracy[1] < 0.80  # class frequencies 0.001, nearest centroid 0.61
+    assert 0.72 < report.accuracy[1] < 0.80  # class frequencies 0.001, nearest centroid 0.61
     assert 0.89 < report.accuracy[5] < 0.93
-    assert -1.50 < report.log_likelihood < -1.2
+    assert -1.30 < report.log_likelihood < -1.1
     assert report.calibration_error < 0.10
 
 
@@ -33,10 +33,10 @@ def test_dense_features_on_icd10cm() -> None:
     data = load_icd10cm()
     classifier = TextClassifier(ExtremeClassifier(random_state=0), features=TextFeatures())
     report = evaluate(classifier.fit(*data.rows(data.train)), *data.rows(data.test))
-    assert 0.610 < report.accuracy[1] < 0.66  # 0.619, 0.622, 0.623; class frequencies 0.001
-    assert 0.878 < report.accuracy[5] < 0.91  # 0.887, 0.886, 0.885
-    assert -1.76 < report.log_likelihood < -1.6  # -1.704, -1.722, -1.718
-    assert report.calibration_error < 0.10  # 0.074, 0.080, 0.082
+    assert 0.650 < report.accuracy[1] < 0.70  # 0.672 (shared softmax 0.619); class frequencies 0.001
+    assert 0.878 < report.accuracy[5] < 0.91  # 0.891 (0.887)
+    assert -1.76 < report.log_likelihood < -1.6  # -1.673 (-1.704)
+    assert report.calibration_error < 0.11  # 0.102 (0.074): the candidate softmax is less well calibrated
 
 
 def test_default_is_ahead_of_nearest_class_means() -> None:

@@ -29,6 +29,7 @@ OBJECTIVES = (
     "augment_reduce",
     "shared_softmax",
     "softmax",
+    "candidate_softmax",
     "sparse_softmax",
 )
 REMOVED = {"sampled_softmax_masked"}  # from version 0.1 to the next

@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
 from extremax.data import TextFeatures
 from extremax.features.ngrams import NgramFeatures
 
@@ -159,7 +159,15 @@ def test_encoder_by_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.Monkey
     clf.predict(TEXTS)
     assert asked == ["all-letters"]
     clf.save(tmp_path / "model")
-    np.testing.assert_array_equal(load_model(tmp_path / "model").predict(TEXTS), clf.predict(TEXTS))
+    unasked = load_model(tmp_path / "model")
+    with pytest.raises(
+        ValueError, match=r"sentence encoder 'all-letters'\. .* is not loaded without your word"
+    ):
+        unasked.predict(TEXTS)
+    assert asked == ["all-letters"]
+    unasked.save(tmp_path / "again")
+    trusted = load_model(tmp_path / "again", encoder="all-letters")
+    np.testing.assert_array_equal(trusted.predict(TEXTS), clf.predict(TEXTS))
     assert asked == ["all-letters"] * 2
 
 
@@ -371,3 +379,22 @@ def test_explanations_need_a_whole_number_of_labels(k):
         clf.explain("fell off a roof", k=k)
     with pytest.raises((TypeError, ValueError), match="'k' parameter of explain_label must be"):
         clf.explain_label("roof", k=k)
+
+
+def test_figures_of_unknown_texts_are_those_of_the_class_frequencies():
+    texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+    y = ["fall", "fall", "bite", "bite"] * 5
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit([*texts, "bite of a horse"], [*y, "bite"])
+    new, labels = ["zzzzqqq", "", "a ladder"], ["fall", "bite", "fall"]
+    log_prob = clf.predict_log_proba(new)
+    column = {label: i for i, label in enumerate(clf.classes_.tolist())}
+    expected = np.mean([log_prob[i, column[label]] for i, label in enumerate(labels)])
+    assert not clf.is_known(new)[:2].any()
+    assert clf.log_likelihood(new, labels) == pytest.approx(expected, abs=1e-6)
+    report = evaluate(clf, new, labels, ks=(1,))
+    assert report.log_likelihood == pytest.approx(expected, abs=1e-6)
+    right = np.mean(clf.predict(new) == np.array(labels))
+    assert clf.score(new, labels) == report.accuracy[1] == pytest.approx(right)
+    several = evaluate(clf, new, [["fall", "bite"], ["bite"], ["fall"]], ks=(1,))
+    pairs = [log_prob[0, 0], log_prob[0, 1], log_prob[1, column["bite"]], log_prob[2, column["fall"]]]
+    assert several.log_likelihood == pytest.approx(np.mean(pairs), abs=1e-6)

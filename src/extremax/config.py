@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import numpy as np
 
 from extremax.defaults import (
     DEFAULTS,
+    BatchConfig,
     Defaults,
     ProblemSize,
     RowConfig,
     SparseConfig,
     has_many_classes,
+    has_type,
     restore_numbers,
 )
 from extremax.noise import Noise
@@ -73,7 +75,8 @@ class FitConfig:
     @property
     def decays(self) -> bool:
         """Whether the learning rate of a whole fit falls to zero."""
-        return (self.definition.shares_classes and self.precondition) or self.definition.trainer == "sparse"
+        trainer = self.definition.trainer
+        return (trainer == "batch" and self.precondition) or trainer in ("candidates", "sparse")
 
     def set_size(self, n_classes: int) -> int:
         """Return how many classes a minibatch shares."""
@@ -88,10 +91,14 @@ class FitConfig:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], noise: Noise | None = None) -> Self:
         """Restore a config; numbers that an earlier version did not have get today's values."""
-        known = {entry.name for entry in fields(cls)}
+        known, hints = {entry.name for entry in fields(cls)}, get_type_hints(cls)
         given = {name: value for name, value in content.items() if name in known}
         given["numbers"] = restore_numbers(Defaults, content.get("numbers", {}))
         given["column_groups"] = tuple(content.get("column_groups", ()))
+        for entry in fields(cls):
+            kind = str if entry.name == "noise" else hints[entry.name]
+            if entry.name in given and entry.name != "numbers" and not has_type(given[entry.name], kind):
+                raise TypeError(f"{entry.name} is a {type(given[entry.name]).__name__} that does not fit")
         if given["noise"] == CUSTOM_NOISE and noise is not None:
             given["noise"] = noise
         return cls(**given)
@@ -111,15 +118,39 @@ def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
 
 
 def choose_objective(
-    given: Mapping[str, Any], problem: ProblemSize, numbers: Defaults, *, streaming: bool
+    given: Mapping[str, Any], problem: ProblemSize, numbers: Defaults, *, streaming: bool = False
 ) -> str:
     """Return the objective that "auto" stands for."""
     plain = isinstance(given["noise"], str) and given["prior_variance"] is None
     words = given["noise"] in ("adversarial", "tree") and is_wide_and_sparse(problem, numbers.sparse)
     if problem.n_dense or (plain and words):
         return "sparse_softmax"
-    fits = problem.n_features <= numbers.batch.max_features and plain and not streaming
-    return "shared_softmax" if fits else "negative_sampling"
+    fits = problem.n_features <= numbers.batch.max_features and plain
+    if not fits:
+        return "negative_sampling"
+    chosen = any(given[name] is not None for name in ("learning_rate", "optimizer", "batch_size"))
+    tree = given["noise"] in ("adversarial", "tree")
+    whole = tree and given["precondition"] and not chosen and not streaming
+    if whole and is_scored_once(problem, given["n_shared"], numbers):
+        return "candidate_softmax"
+    return "shared_softmax"
+
+
+def is_scored_once(problem: ProblemSize, n_shared: int, numbers: Defaults) -> bool:
+    """Whether classes are more than a minibatch shares, and few enough to score every row against them."""
+    config = numbers.candidates
+    values = problem.n_rows * problem.n_features
+    enough = problem.n_classes > n_shared and problem.n_pairs >= config.min_pairs
+    return enough and values <= config.max_values and values * problem.n_classes <= config.max_work
+
+
+def is_representative(problem: ProblemSize, n_seen: int, config: BatchConfig) -> bool:
+    """Whether the first part of a stream is enough to whiten the features and to start from class means.
+
+    `n_seen` is the number of classes in it: rows sorted by class would give a start that leaves out others.
+    """
+    wanted = max(2.0, config.stream_classes * min(problem.n_classes, problem.n_rows))
+    return problem.n_rows >= config.stream_rows * problem.n_features and n_seen >= wanted
 
 
 def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
@@ -136,17 +167,19 @@ def resolve(
     problem: ProblemSize,
     *,
     streaming: bool = False,
+    n_seen: int | None = None,
     numbers: Defaults = DEFAULTS,
 ) -> FitConfig:
     """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
 
-    `streaming` is for rows that arrive in parts: a start and a scale taken from the first part would be
-    arbitrary."""
+    `streaming` is for rows that arrive in parts; `n_seen` is the number of classes in the first part."""
     names = {entry.name for entry in fields(FitConfig)} - {"numbers", "n_dense", "column_groups", "streaming"}
     given = {name: value for name, value in parameters.items() if name in names}
     batch, rows = numbers.batch, numbers.rows
     if given["objective"] == "auto":
         given["objective"] = choose_objective(given, problem, numbers, streaming=streaming)
+        if streaming and n_seen is not None and OBJECTIVES[given["objective"]].shares_classes:
+            given["precondition"] = given["precondition"] and is_representative(problem, n_seen, batch)
     objective = OBJECTIVES[given["objective"]]
     if objective.shares_classes and not isinstance(given["noise"], str):
         raise ValueError(
@@ -160,6 +193,11 @@ def resolve(
             f"objective={given['objective']!r} finds its negatives by itself and cannot use noise of type"
             f" {type(given['noise']).__name__}. Leave noise out, or use objective='negative_sampling'."
         )
+    if objective.trainer == "candidates" and not (given["precondition"] and isinstance(given["noise"], str)):
+        raise ValueError(
+            f"objective={given['objective']!r} needs precondition=True and no noise object of its own: it"
+            " starts from a linear discriminant. Use objective='shared_softmax' or another one."
+        )
     if problem.n_dense and objective.trainer != "sparse":
         raise ValueError(
             f"objective={given['objective']!r} cannot use a pair of sparse and dense features; use 'auto' or"
@@ -170,6 +208,9 @@ def resolve(
         epochs = sparse_epochs(problem, numbers.sparse)
         defaults = {"n_epochs": epochs}
         given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}  # exact steps have none of them
+    elif objective.trainer == "candidates":
+        defaults = {"n_epochs": numbers.candidates.n_epochs}
+        given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}
     elif objective.shares_classes:
         size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
         wanted = min(problem.n_pairs // batch.batches_per_epoch, batch.max_scores // size)

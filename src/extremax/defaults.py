@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, TypeVar, get_type_hints
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -70,6 +72,10 @@ class BatchConfig:
     learning_rate: float = 0.5
     learning_rate_many_classes: float = 1.0  # a class that is met rarely must learn from a few steps
     learning_rate_plain: float = 0.1  # without the precondition
+    # fraction of the epochs over which the learning rate rises from zero: at its full length, the first
+    # steps move classes that were just met past all others, and the start is lost
+    warm_up: float = 0.15
+    warm_up_power: float = 2.0  # of the fraction of the warm-up that is done
     optimizer: str = "adagrad_row"
     class_exponent: float = 0.5  # of the class frequencies, beside the cells of the tree
     many_classes: int = 64  # classes for each shared one above which cells of the tree no longer pay
@@ -83,6 +89,27 @@ class BatchConfig:
     min_initial_square: float = 0.08
     initial_bias_square: float = 0.02
     progress_batches: int = 64  # minibatches between two looks at the clock
+    # The first part of a stream gives whitening and start where it has so many rows per feature ...
+    stream_rows: float = 1.0
+    stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
+
+
+@dataclass(frozen=True)
+class CandidateConfig:
+    """Softmax over the best classes of each row, class by class in the dual."""
+
+    n_candidates: int = 32  # classes that each row is compared with, beside its own
+    n_epochs: int = 2  # the second compares with the classes that the first made likely
+    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one
+    bias_feature: float = 0.3
+    passes: int = 4  # over the pairs of a class, in an epoch
+    small_dual: float = 1e-3  # negatives of less probability are left out of the later passes
+    shrinkages: tuple[float, ...] = (1.0, 4.0, 16.0)  # of the class means of the start; left-out rows choose
+    blocks: int = 16  # groups of classes between which the normalisers are computed anew
+    # when "auto" takes it
+    min_pairs: int = 20_000  # pairs; with fewer, the exact softmax is cheap
+    max_work: float = 1e12  # multiplications of scoring all rows against all classes, once
+    max_values: int = 1 << 29  # of whitened rows in memory
 
 
 @dataclass(frozen=True)
@@ -119,6 +146,9 @@ class SparseConfig:
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
     number_penalty: float = 1e-5  # of the squared numbers, per pair
+    count_slope: tuple[float, float] = (0.0, 1.0)  # mean change of a score per log of its class's size ...
+    slope_penalty: float = 1.0  # ... and nats per squared distance from that
+    slope_pairs: int = 200  # that it is the mean of
     min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
 
     # hard negatives
@@ -128,6 +158,16 @@ class SparseConfig:
     prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
     rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
     max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
+
+    # frequent columns, approximated where classes are proposed or searched
+    frequent_min_classes: int = 20_000  # classes; fewer are scored in no time
+    frequent_classes: float = 0.08  # of the classes have a weight on such a column
+    frequent_rank: int = 2  # of the factors that stand for their weights
+    frequent_exact: int = 2  # classes scored exactly, per class that is wanted
+    search_widths: tuple[int, ...] = (16, 32, 64, 128)  # classes scored exactly by beam search, tried in turn
+    search_rows: int = 1000  # held-out rows that choose the width
+    search_recall: float = 0.997  # of the exact best classes of held-out rows, which the width must reach
+    search_min_saving: float = 0.5  # of the weights that a row touches; else beam search is exact
 
     # correction
     n_epochs: int = 3  # rounds with the wide support ...
@@ -141,7 +181,7 @@ class SparseConfig:
     max_negatives: int = 100_000  # negative pairs of a class that are trained on
 
     # one-vs-rest SVMs
-    svm_work: float = 1.5e10  # entries of all rows times classes, up to which they are fitted ...
+    svm_work: float = 2.5e10  # entries of all rows times classes, up to which they are fitted ...
     svm_work_several: float = 3e10  # ... where rows have several labels: there they are the main part
     svm_cost: float = 1.0
     svm_bias_feature: float = 0.5
@@ -170,7 +210,7 @@ class SparseConfig:
     mix_drawn: int = 64
     max_mix_rows: int = 4096
     # SVMs rank better than they predict probabilities: likelihood alone would give them too little
-    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one, where there are SVMs
+    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes or several labels alone
     accuracy_slope: float = 3.0  # per nat between the label and the best other class
     row_fraction: float = 1 / 20  # of the rows are held out to choose them ...
     max_held_out: int = 2048  # ... at most
@@ -184,6 +224,7 @@ class SparseConfig:
     min_centroid_weight: float = 7.0
     # of the bilinear part: more of it, and a text that a class is known by is given to another class
     max_bilinear_weight: float = 0.5
+    max_bound_loss: float = 0.05  # nats per held-out pair that the last two may cost; else neither applies
     usual_length: tuple[float, float] = (
         0.7,
         1.4,
@@ -194,6 +235,16 @@ class SparseConfig:
 class ScaleConfig:
     """Scaling of the features to rows of mean square length one."""
 
+    standardize: bool = True  # columns of uneven scale (on whitened rows), and limit outlying rows
+    max_unevenness: float = (
+        100.0  # mean over median variance of the columns up to which they stay as they are
+    )
+    sample_rows: int = 4096  # rows, from all over X, whose quantiles tell ordinary numbers from others
+    quantile: float = 0.995  # of deviations and of row lengths: fewer than one row in 200 may be outlying
+    margin: float = 3.0  # times that quantile, up to which deviations and lengths count
+    min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
+    min_limit: float = 2.0  # root mean square lengths that a row may have in any case
+    rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # below which rows count as zero
 
@@ -325,6 +376,11 @@ class CalibrationConfig:
     max_rows: int = 1024  # ... rows, at most
     max_scores: int = 1 << 27  # scores of all held-out rows: fewer rows where classes are many ...
     min_rows: int = 128  # ... but so many rows, or none
+    label_row_fraction: float = 1 / 20  # of the rows where rows have several labels, however few the pairs
+    label_min_rows: int = 64  # ... but so many rows, or none
+    label_candidates: int = 64  # best classes of a row that the probability of each label is fitted on
+    label_penalty: float = 1.0  # of the squared coefficients of that fit, in labels
+    label_min_prob: float = 0.01  # probability from which a label counts in its calibration error
 
     rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
     log_temperature_grid: tuple[float, ...] = tuple(-1.6 + 0.2 * i for i in range(17))  # log temperatures
@@ -337,6 +393,11 @@ class CalibrationConfig:
     top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
     max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
     max_probability: float = 1.0 - 1e-9  # the largest probability that counts
+    # Sparse weights, whose temperature depends on the row:
+    max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
+    slope_spread: float = 0.25  # of the prior of the slope
+    slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
+    slope_evaluations: int = 80  # of the loss, for each uniform mixing
     block_scores: int = 1 << 22  # scores per task
     tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
 
@@ -348,6 +409,7 @@ class Defaults:
     order: OrderConfig = field(default_factory=OrderConfig)
     rows: RowConfig = field(default_factory=RowConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+    candidates: CandidateConfig = field(default_factory=CandidateConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -380,13 +442,45 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
 
 
 def restore_numbers(cls: type[T], content: Mapping[str, Any]) -> T:
-    hints = get_type_hints(cls)
+    hints = _hints(cast("Any", cls))
     values: dict[str, Any] = {}
     for name, value in content.items():
         if name not in hints:
             continue
         if is_dataclass(hints[name]):
+            if not isinstance(value, Mapping):
+                raise TypeError(f"the numbers of {name} are no mapping")
             values[name] = restore_numbers(hints[name], value)
         else:
             values[name] = tuple(value) if isinstance(value, list) else value
+            if not has_type(values[name], hints[name]):
+                raise TypeError(f"{name} is a {type(value).__name__} that does not fit")
     return cls(**values)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the types of the fields of a class; their text is evaluated once."""
+    return get_type_hints(cls)
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type of a field of a config; a whole number is a number, too.
+
+    Examples
+    --------
+    >>> has_type(3, float), has_type(True, int), has_type((1.0, 2), tuple[float, ...]), has_type("a", int)
+    (True, False, True, False)
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(has_type(value, each) for each in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(has_type(each, arguments[0]) for each in value)
+        return len(value) == len(arguments) and all(map(has_type, value, arguments))
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint if hint in (int, bool, str) else isinstance(value, hint)

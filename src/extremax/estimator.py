@@ -6,17 +6,18 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax.config import FitConfig, resolve, resume_config
 from extremax.defaults import DEFAULTS, Defaults, ProblemSize
-from extremax.errors import ScoreOverflowError, TrainingInterruptedWarning
+from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
 from extremax.fit import (
@@ -24,6 +25,7 @@ from extremax.fit import (
     Request,
     fit_index,
     fit_model,
+    fit_sparse_index,
     problem_size,
     resume_model,
     train_epoch,
@@ -36,12 +38,15 @@ from extremax.parameters import (
     canonical_noise,
     check_estimator_parameters,
     check_patience,
+    check_saved_parameters,
     rename_parameters,
 )
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.search import Search
+from extremax.storage import checks
+from extremax.storage.labels import check_savable
 from extremax.storage.models import SavedModel, save_model
 from extremax.storage.state import State
 from extremax.training.loop import Callback, Record
@@ -57,11 +62,14 @@ from extremax.validation import (
     check_parameters,
     check_random_state,
     check_sample_weight,
+    class_weights,
     encode_targets,
+    indicator_format,
     join_pair,
     lookup_targets,
 )
 
+EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
 _RENAMED_CHOICES = {
     "floor": "uniform_mix",
     "sharpness": "init_scale",
@@ -99,15 +107,17 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     objective : str
-        The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper's Eq. 6),
-        "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.
-        "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.
-        "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they
-        are not zero, on top of a naive Bayes start; `learning_rate`, `optimizer` and `batch_size` have no
-        effect on it, `noise` and `prior_variance` on its dense features alone. "auto" is "sparse_softmax"
-        for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries, else
-        "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own noise object
-        it is "negative_sampling".
+        The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper's Eq. 6), "nce",
+        "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row. "shared_softmax"
+        compares the rows of a minibatch with `n_shared` classes, "softmax" with all; "candidate_softmax"
+        compares each row with the classes that score highest for it, and `learning_rate`, `optimizer` and
+        `batch_size` have no effect on it. "sparse_softmax" is for sparse features of any number, such as
+        words: weights are stored where they are not zero, on top of a naive Bayes start; `learning_rate`,
+        `optimizer` and `batch_size` have no effect on it, `noise` and `prior_variance` on its dense features
+        alone. "auto" is "sparse_softmax" for sparse matrices of at least 1,024 columns and at most 5% of
+        non-zero entries, else for up to 1,024 features "candidate_softmax" where classes are more than
+        `n_shared` and all scores of the training rows are affordable, and "shared_softmax" where not and in
+        `partial_fit`; for more, and with an own noise object, it is "negative_sampling".
     noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree
         Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
         with the same probability, the class frequencies, or a mixture of tree and frequencies.
@@ -132,6 +142,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         row.
     prior_variance : float, optional
         Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
+    class_weight : dict, "balanced" or None
+        Factor of the weight of each pair by its label, 1 for labels that a dict does not name; "balanced"
+        gives every class the same total weight.
     batch_size : int, optional
         Rows whose coefficients are computed from the same weights; chosen from the size of the problem
         unless given.
@@ -170,14 +183,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     model_ : Model
         Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature`` and
-        ``uniform_mix``, the tree's ``tree_regularization`` by level, ``beam_width`` and ``beam_recall``.
+        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
+        ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
+        ``beam_width`` and ``beam_recall``.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
         ``valid_top_k_accuracy``. Epoch 0 is the start. With several labels per row, the likelihood is a mean
-        over
-        pairs, and one right label counts.
+        over pairs, and one right label counts. Where a fit keeps rows back for calibration, the last record
+        has the same figures of the finished model on these: ``held_out_rows``, ``held_out_accuracy``, ...
     interrupted_ : bool
         Whether Ctrl-C ended the last fit early.
 
@@ -201,6 +215,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     ['blue', 'red', 'round']
     """
 
+    _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @accept_old_names
@@ -217,6 +232,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         optimizer: str | None = None,
         score_penalty: float = 1e-4,
         prior_variance: float | None = None,
+        class_weight: dict[Any, float] | str | None = None,
         batch_size: int | None = None,
         tree_components: int = 32,
         tree_regularization: float | str = "auto",
@@ -240,6 +256,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.optimizer = optimizer
         self.score_penalty = score_penalty
         self.prior_variance = prior_variance
+        self.class_weight = class_weight
         self.batch_size = batch_size
         self.tree_components = tree_components
         self.tree_regularization = tree_regularization
@@ -266,7 +283,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         y: Any,
         sample_weight: ArrayLike | None = None,
         *,
-        eval_set: tuple[Any, Any] | None = None,
+        eval_set: EvalSet = None,
         classes: ArrayLike | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
@@ -286,7 +303,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             counts them.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
-        eval_set : (X_valid, y_valid), optional
+        eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
             Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
             counts them.
         classes : sequence, optional
@@ -300,7 +317,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._forget()
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         with self._nothing_left_on_failure():
-            data = self._read_first(X, y, classes, sample_weight).usable()
+            data = self._class_weighted(self._read_first(X, y, classes, sample_weight)).usable()
             self._require_two_classes(data)
             context = self._context(check_random_state(self.random_state))
             data, validation = self._split_validation(data, eval_set, context.seed)
@@ -314,7 +331,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
         """
         features = self._check_fitted(X)
-        data = self._lookup(y, features).usable()
+        data = self._class_weighted(self._lookup(y, features)).usable()
         config = self._resume_config(data)
         context = self._context(self.seed_)
         request = Request(None, callbacks, self._publish, self.patience)
@@ -329,25 +346,37 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
         or other rows, also after `fit` and after `load_model`."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
+                " dict with the weight of each label."
+            )
         begun: Fitted | None = vars(self).get("_fitted")
         with self._nothing_left_on_failure():
             if begun is None:
                 self._forget()
-                data = self._read_first(X, y, classes, sample_weight)
+                data = self._class_weighted(self._read_first(X, y, classes, sample_weight))
                 if len(self.classes_) < 2:
                     raise ValueError(
                         f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
                         " Declare them: partial_fit(X, y, classes=...)."
                     )
+                n_seen = len(np.unique(data.y))
                 config = resolve(
-                    self._parameters(), self._problem(data), streaming=True, numbers=self._numbers
+                    self._parameters(),
+                    self._problem(data),
+                    streaming=True,
+                    n_seen=n_seen,
+                    numbers=self._numbers,
                 )
                 context = self._context(check_random_state(self.random_state))
             else:
                 features = self._same_features(X)
                 self._check_same_classes(classes)
                 hint = "Declare every class at the first call: partial_fit(X, y, classes=all_labels)."
-                data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
+                data = self._class_weighted(
+                    self._weighted(self._lookup(y, features, hint=hint), sample_weight)
+                )
                 config, context = self._resume_config(data), self._context(self.seed_)
             request = Request(publish=self._publish, patience=self.patience)
             return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
@@ -359,8 +388,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         of X. `fit` does this by itself; `partial_fit` does not."""
         features = self._check_fitted(X)
         unseen = None if held_out is None else self._same_features(held_out, name="held_out")
-        index = fit_index(self.model_, features, held_out=unseen, seed=self.seed_, n_threads=self._threads)
-        return self._replace_model(self.model_.with_search("beam", index))
+        options: dict[str, Any] = {"seed": self.seed_, "n_threads": self._threads}
+        index: Search | None
+        if self.model_.weights.row_major:
+            index = fit_sparse_index(self.model_, features if unseen is None else unseen, **options)
+        else:
+            index = fit_index(self.model_, features, held_out=unseen, **options)
+        return self if index is None else self._replace_model(self.model_.with_search("beam", index))
 
     def add_search(self, name: str, search: Search) -> Self:
         """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
@@ -380,7 +414,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
-        for name in ("_fitted", "_label_index"):
+        for name in ("_fitted", "_label_index", "_indicator"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -416,11 +450,51 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def __getattr__(self, name: str) -> Any:
         """Find parameters under their old names, with a warning."""
+        if name in ("coef_", "intercept_"):  # their own AttributeError ends here
+            raise AttributeError(self._no_coefficients)
         if name not in RENAMED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         new = RENAMED[name]
         warnings.warn(f"{name} is now called {new}.", FutureWarning, stacklevel=2)
         return getattr(self, new)
+
+    @property
+    def coef_(self) -> Any:
+        """Weights of the features, (n_classes, n_features), or of two classes (1, n_features).
+
+        With `intercept_` they give `decision_function`: ``X @ coef_.T + intercept_``. Sparse weights are a
+        scipy matrix.
+        """
+        return self._coefficients()[0]
+
+    @property
+    def intercept_(self) -> Float32:
+        """Score of each class for a row of zeros, (n_classes,), or of two classes (1,)."""
+        return self._coefficients()[1]
+
+    def _coefficients(self) -> tuple[Any, Float32]:
+        if self._no_coefficients is not None:
+            raise AttributeError(self._no_coefficients)
+        scorer = self.model_.scorer
+        weights, intercept = scorer.weights.coefficients()
+        if scorer.offsets is not None:
+            intercept = intercept + scorer.offsets
+        if len(self.classes_) == 2:
+            return weights[1:2] - weights[0:1], intercept[1:2] - intercept[0:1]
+        return weights, intercept
+
+    @property
+    def _no_coefficients(self) -> str | None:
+        """Say why there is no `coef_`; None where there is one."""
+        if "model_" not in vars(self):
+            return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
+        scorer = self.model_.scorer
+        if not scorer.linear_scores:
+            return (
+                f"a model of objective {self.model_.objective!r} with a label tree has no coef_ and"
+                " intercept_: log p_n of the tree, a part of its scores, is not linear in the features."
+            )
+        return scorer.weights.nonlinear_part
 
     @property
     def choices_(self) -> Choices:
@@ -461,6 +535,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         X, self._n_dense = join_pair(X)
         features = check_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        check_savable(known)
+        self._indicator = indicator_format(y)
         data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
         self._remember(X, features, known)
         return data
@@ -476,7 +552,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"y has one class, {only!r}; ExtremeClassifier needs rows of at least two.")
 
     def _split_validation(
-        self, data: Examples, eval_set: tuple[Any, Any] | None, seed: int
+        self, data: Examples, eval_set: EvalSet, seed: int
     ) -> tuple[Examples, Examples | None]:
         """Return rows to train on, and rows to validate on: those given, or a fraction held out."""
         validation = self._read_eval_set(eval_set)
@@ -496,13 +572,12 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 " Leave it out, or call fit to start again."
             )
 
-    def _read_eval_set(self, eval_set: tuple[Any, Any] | None) -> Examples | None:
-        if eval_set is None:
+    def _read_eval_set(self, eval_set: EvalSet) -> Examples | None:
+        pair = read_pair(eval_set)
+        if pair is None:
             return None
-        if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
-            raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
-        X = self._same_features(eval_set[0], name="eval_set[0]")
-        data = self._lookup(eval_set[1], X, name="eval_set[1]", allow_unseen=True)
+        X = self._same_features(pair[0], name="eval_set[0]")
+        data = self._lookup(pair[1], X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
         if unseen == data.n_pairs:
             raise ValueError(
@@ -526,6 +601,16 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         _warn_unlabelled(data, "y", stacklevel)
         return data.with_row_weight(weight)
 
+    def _class_weighted(self, data: Examples) -> Examples:
+        """Multiply the weights of the pairs by those of their classes."""
+        if self.class_weight is None:
+            return data
+        given: Any = self.class_weight
+        if isinstance(given, dict):
+            ids = {self._label_id(label, "class_weight names"): weight for label, weight in given.items()}
+            given = ids
+        return data.with_class_weight(class_weights(given, data, len(self.classes_)))
+
     def _require_fitted(self, before: str = "first") -> None:
         if not hasattr(self, "model_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) {before}.")
@@ -538,7 +623,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Check that X has the columns of the first call, by number and, where both have them, by name."""
         X = self._join(X, name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
-        validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
+        if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
+            validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
         return features
 
     def _join(self, X: Any, name: str) -> Any:
@@ -553,9 +639,16 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     # -- prediction ----------------------------------------------------------------------------------------
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable label of each row."""
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each row.
+
+        A model fitted on an indicator matrix returns one, (n_samples, n_classes), as scikit-learn's
+        multi-label scorers expect: 1 for the labels of `predict_labels`, sparse where that of `fit` was.
+        """
         features = self._check_fitted(X)
+        if self._indicator is not None:
+            rows, ids, _ = self._labels_above(features, None)
+            return self._make_indicator(rows, ids, features.shape[0])
         return self._named(*self.model_.topk(features, 1, n_threads=self._threads))[:, 0]
 
     def predict_topk(
@@ -595,6 +688,52 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if not known.all():
             raise ScoreOverflowError(int(np.argmin(known)))
         return self.classes_[ids]
+
+    def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
+        """Return all labels that apply to each row, the most probable first; there may be none.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features)
+        threshold : float, optional
+            Probability of a label by itself, `predict_label_proba`, from which it applies. By default the one
+            with the best micro F1 on rows that `fit` or `extremax.calibrate` kept back
+            (``choices_["label_threshold"]``), or 0.5 where there are none.
+        """
+        features = self._check_fitted(X)
+        rows, ids, _ = self._labels_above(features, threshold)
+        ends = np.searchsorted(rows, np.arange(1, features.shape[0] + 1))
+        names = self.classes_[ids]
+        return [part.tolist() for part in np.split(names, ends[:-1])]
+
+    def predict_label_proba(self, X: Any) -> Float64:
+        """Return for every class the probability that it applies, each by itself: (n_samples, n_classes).
+
+        Rows need not sum to one. Chosen by rows that `fit` kept back, where rows have several labels; without
+        such rows it is the probability of `predict_proba` times the mean number of labels, at most one.
+        Refuses results too large for memory.
+        """
+        features = self._check_fitted(X)
+        return self.model_.label_prob_all(features, n_threads=self._threads)
+
+    def _labels_above(
+        self, features: Features, threshold: float | None
+    ) -> tuple[NDArray[np.int64], Int32, Float64]:
+        """Return row, class and probability of the labels from a threshold on."""
+        options: ConstraintTable = {"threshold": [Interval(float, 0.0, 1.0, closed="right"), None]}
+        check_parameters("predict_labels", {"threshold": threshold}, options)
+        least = self.model_.labels.threshold if threshold is None else float(threshold)
+        return self.model_.labels_above(features, least, n_threads=self._threads)
+
+    def _make_indicator(self, rows: NDArray[np.int64], ids: Int32, n_rows: int) -> Any:
+        """Return pairs of row and class as a matrix like that of `fit`."""
+        is_sparse, dtype = self._indicator or (False, "int64")
+        shape = n_rows, len(self.classes_)
+        if is_sparse:
+            return sparse.csr_matrix((np.ones(len(ids), dtype), (rows, ids)), shape=shape)
+        table = np.zeros(shape, dtype)
+        table[rows, ids] = 1
+        return table
 
     def decision_function(self, X: Any) -> Float32:
         """Return debiased scores, (n_samples, n_classes); for two classes the second's minus the first's."""
@@ -679,10 +818,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         check_count("explain_label", k)
         return explain_class(self.model_, self.classes_, self._label_id(label), self._column_names, k)
 
-    def _label_id(self, label: Any) -> int:
+    def _label_id(self, label: Any, what: str = "") -> int:
         found = int(self._label_index.lookup([label], n_samples=1, allow_unseen=True)[0])
         if found < 0:
-            raise ValueError(f"{label!r} is none of the {len(self.classes_):,} classes of this model.")
+            what = f"{what} {label!r}, which" if what else repr(label)
+            raise ValueError(f"{what} is none of the {len(self.classes_):,} classes of this model.")
         return found
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
@@ -717,6 +857,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             for record in self.history_
         ]
         header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
+        if self._indicator is not None:
+            header["indicator"] = list(self._indicator)
+        if isinstance(self.class_weight, dict):
+            weights = {self._label_id(label): float(w) for label, w in self.class_weight.items()}
+            header["class_weight"] = sorted(weights.items())
         if hasattr(self, "feature_names_in_"):
             header["feature_names"] = list(self.feature_names_in_)
         return header
@@ -725,26 +870,64 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _restore(cls, path: str | os.PathLike[str], saved: SavedModel) -> Self:
         """Return the estimator that a folder holds."""
         if saved.labels is None:
-            raise ValueError(
+            raise ModelFileError(
                 f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
             )
+        given = checks.get_mapping(saved.header, "parameters")
         # A noise object is no plain parameter, but the model has it.
-        parameters: dict[str, Any] = {"noise": saved.model.noise, **saved.header["parameters"]}
-        estimator = cls(**parameters)
+        estimator = cls(**{"noise": saved.model.noise, **given})
+        check_saved_parameters({**estimator.get_params(deep=False), **given}, saved.model.config, OBJECTIVES)
         columns = np.empty((1, saved.model.n_features), np.float32)
         estimator._remember(columns, columns, saved.labels)
+        if "indicator" in saved.header:
+            is_sparse, dtype = saved.header["indicator"]
+            estimator._indicator = bool(is_sparse), np.dtype(dtype).name
+        if "class_weight" in saved.header:
+            labels = saved.labels.tolist()
+            estimator.class_weight = {labels[i]: weight for i, weight in saved.header["class_weight"]}
         if "feature_names" in saved.header:
+            if len(checks.get_list(saved.header, "feature_names")) != saved.model.n_features:
+                checks.reject(
+                    f"there are not as many feature names as the {saved.model.n_features:,} features"
+                )
             estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
         if saved.model.config is not None:
             estimator._n_dense = saved.model.config.n_dense
             estimator._column_groups = saved.model.config.column_groups
-        estimator.seed_ = int(saved.header["seed"])
+        seed = checks.get_text(saved.header, "seed")
+        if not (seed.isascii() and seed.isdigit() and len(seed) <= 20 and int(seed) < 2**64):
+            checks.reject(f"the seed is {checks.shown(seed)}")
+        estimator.seed_ = int(seed)
         history = [
             {n: float("nan") if v is None else v for n, v in record.items()}
-            for record in saved.header["history"]
+            for record in checks.get_list(saved.header, "history", (dict,))
         ]
+        _check_history(history)
         estimator._publish(Fitted(saved.model, saved.state, history))
         return estimator
+
+
+def read_pair(eval_set: EvalSet, names: str = "(X_valid, y_valid)") -> tuple[Any, Any] | None:
+    """Return the rows and labels of an `eval_set`, which may be a list of one pair, as in LightGBM."""
+    if eval_set is None:
+        return None
+    pairs = isinstance(eval_set, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in eval_set)
+    if pairs and len(eval_set) != 1 and all(isinstance(pair, tuple) for pair in eval_set):
+        raise ValueError(
+            f"eval_set has {len(eval_set)} pairs; give one, {names}: it is what patience stops by."
+        )
+    found: Any = eval_set[0] if pairs and len(eval_set) == 1 else eval_set
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(f"eval_set must be a pair {names}; got {type(eval_set).__name__}.")
+    return found[0], found[1]
+
+
+def _check_history(history: list[Record]) -> None:
+    """Raise ModelFileError unless a saved history has records of numbers that training can go on from."""
+    if not history or any(type(value) not in (int, float) for record in history for value in record.values()):
+        checks.reject("its history holds something that is no number")
+    for name in ("epoch", "seconds"):
+        checks.get_float(history[-1], name)
 
 
 def check_count(method: str, k: Any) -> None:

@@ -44,6 +44,13 @@ class Report:
     calibration_error : float
         Expected calibration error of the best class: the mean distance between its probability and the share
         of pairs whose label it is.
+    micro_f1, macro_f1 : float or None
+        F1 of the labels that `predict_labels` gives: of all pairs together, and the mean over labels that are
+        true or predicted. Like the next two only where rows have several labels.
+    label_calibration_error : float or None
+        Expected calibration error of the probabilities of single labels, of those above 1%.
+    label_threshold : float or None
+        The probability from which labels are predicted.
     ece : dict
         Expected calibration error of the first k predictions (arXiv 2411.04276): the same over all of them,
         each a prediction of its own; ``ece[1]`` is `calibration_error`.
@@ -62,6 +69,10 @@ class Report:
     n_unknown: int
     log_likelihood: float
     calibration_error: float
+    micro_f1: float | None = None
+    macro_f1: float | None = None
+    label_calibration_error: float | None = None
+    label_threshold: float | None = None
     ece: dict[int, float] = field(default_factory=dict)
     accuracy: dict[int, float] = field(default_factory=dict)
     precision: dict[int, float] = field(default_factory=dict)
@@ -80,6 +91,8 @@ class Report:
             flat |= (
                 {f"{name}@{k}": figure for k, figure in value.items()}
                 if isinstance(value, dict)
+                else {}
+                if value is None
                 else {name: value}
             )
         return flat
@@ -160,6 +173,7 @@ def evaluate(
         )
         for k in sorted({1, *ks})
     }
+    several = {} if data.label_edges is None else _label_figures(core, data, truth, threads, n_bins)
     return Report(
         n_samples=n_samples,
         n_pairs=len(rows),
@@ -167,6 +181,7 @@ def evaluate(
         n_unknown=int((targets.y < 0).sum()),
         log_likelihood=float(ranked.pair_log_prob.astype(np.float64).mean()),
         calibration_error=errors[1],
+        **several,
         ece={k: errors[k] for k in ks},
         accuracy={k: metrics.accuracy_at_k(truth, ranked.labels, k=k) for k in ks},
         precision={k: metrics.precision_at_k(truth, ranked.labels, k=k) for k in ks},
@@ -175,6 +190,108 @@ def evaluate(
         if chances is None
         else {k: metrics.propensity_scored_precision_at_k(truth, ranked.labels, chances, k=k) for k in ks},
     )
+
+
+def _label_figures(
+    model: Model, data: Examples, truth: sparse.csr_array, n_threads: int, n_bins: int
+) -> dict[str, float]:
+    """Return figures of the probabilities of single labels, and of the labels that they predict."""
+    threshold, least = model.labels.threshold, model.label_min_prob
+    rows, labels, prob = model.labels_above(data.X, min(threshold, least), n_threads=n_threads)
+    applies = np.asarray(metrics.label_hits(truth[rows], labels[:, None]))[:, 0]
+    counted, chosen = prob >= least, prob >= threshold
+    ones = np.ones(int(chosen.sum()), np.int8)
+    predicted = sparse.csr_array((ones, (rows[chosen], labels[chosen])), shape=truth.shape)
+    return {
+        "micro_f1": metrics.micro_f1(truth, predicted),
+        "macro_f1": metrics.macro_f1(truth, predicted),
+        "label_calibration_error": metrics.expected_calibration_error(
+            applies[counted], np.minimum(prob[counted], 1.0), n_bins=n_bins
+        ),
+        "label_threshold": threshold,
+    }
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """How one class is recognised, by the first prediction of each row.
+
+    Attributes
+    ----------
+    label : int
+        Number of the class: its position in ``classes_``.
+    support : int
+        Rows with this label.
+    predicted : int
+        Rows for which it is predicted first.
+    precision : float or None
+        Fraction of those that have the label; None where it is never predicted.
+    recall : float or None
+        Fraction of the rows with this label for which it is predicted first; None without such rows.
+    confused_with : int or None
+        The class that is most often predicted first for rows with this label, where it is none of theirs.
+    n_confused : int
+        Number of these rows.
+    """
+
+    label: int
+    support: int
+    predicted: int
+    precision: float | None
+    recall: float | None
+    confused_with: int | None
+    n_confused: int
+
+
+def evaluate_classes(
+    model: Classifier | Model, X: Any, y: Any, *, n_jobs: int | None = None
+) -> list[ClassFigures]:
+    """Return figures of each class that occurs in y or is predicted, the most frequent in y first.
+
+    Arguments are those of `evaluate`. With several labels in a row, each counts; one is predicted first.
+
+    Examples
+    --------
+    >>> from extremax import ExtremeClassifier
+    >>> X, y = [[0.0, 1.0], [0.1, 0.9], [1.0, 0.0], [0.9, 0.1]], ["a", "a", "b", "b"]
+    >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
+    >>> for row in evaluate_classes(clf, X, ["a", "a", "a", "b"]):
+    ...     print(clf.classes_[row.label], row.support, row.precision, row.confused_with)
+    a 3 1.0 1
+    b 1 0.5 None
+    """
+    core, targets, threads = _prepare(model, X, y)
+    data = targets.usable().compact()
+    threads = threads if n_jobs is None else resolve_threads(n_jobs)
+    first = core.rank_pairs(data, k=1, n_threads=threads).labels[:, 0].astype(np.int64)
+    rows, labels, n_classes = data.rows, data.y.astype(np.int64), core.n_classes
+    is_first = first[rows] == labels
+    is_right = np.zeros(data.n_rows, bool)
+    is_right[rows[is_first]] = True
+    support = np.bincount(labels, minlength=n_classes)
+    found = np.bincount(labels[is_first], minlength=n_classes)
+    predicted = np.bincount(first, minlength=n_classes)
+    right = np.bincount(first[is_right], minlength=n_classes)
+    wrong = ~is_right[rows]
+    pairs, counts = np.unique(labels[wrong] * n_classes + first[rows[wrong]], return_counts=True)
+    confusion: dict[int, tuple[int, int]] = {}
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):  # of equal ones the first class
+        label, other = divmod(pair, n_classes)
+        if count > confusion.get(label, (0, 0))[1]:
+            confusion[label] = other, count
+    listed = np.flatnonzero((support > 0) | (predicted > 0))
+    return [
+        ClassFigures(
+            label=label,
+            support=int(support[label]),
+            predicted=int(predicted[label]),
+            precision=float(right[label] / predicted[label]) if predicted[label] else None,
+            recall=float(found[label] / support[label]) if support[label] else None,
+            confused_with=confusion[label][0] if label in confusion else None,
+            n_confused=confusion[label][1] if label in confusion else 0,
+        )
+        for label in listed[np.argsort(-support[listed], kind="stable")].tolist()
+    ]
 
 
 def calibrate(
@@ -188,9 +305,9 @@ def calibrate(
     """Calibrate the probabilities of a classifier by rows that it was not trained on.
 
     Of predictions with probability 30%, about 30% are then right. Sets the temperature, which divides scores,
-    and the uniform mixing, a part of the probability that all classes share equally; returns both. Predicted
-    labels stay the same. Of more than `max_rows` pairs a random sample is used. For a `Model`, which never
-    changes, use `Model.calibrated`.
+    the uniform mixing, a part of the probability that all classes share equally, and for sparse weights how
+    the temperature depends on the row; returns them. Predicted labels stay the same. Of more than `max_rows`
+    pairs a random sample is used. For a `Model`, which never changes, use `Model.calibrated`.
 
     Examples
     --------
@@ -201,7 +318,7 @@ def calibrate(
     >>> X = rng.normal(size=(20, 4))[y] + rng.normal(size=(900, 4))
     >>> clf = ExtremeClassifier(random_state=0).fit(X[:300], y[:300])
     >>> before = clf.log_likelihood(X[600:], y[600:])
-    >>> temperature, uniform_mix = calibrate(clf, X[300:600], y[300:600])
+    >>> calibration = calibrate(clf, X[300:600], y[300:600])
     >>> clf.log_likelihood(X[600:], y[600:]) > before - 0.02
     True
     """
@@ -212,7 +329,13 @@ def calibrate(
     core, targets, threads = _prepare(model, X, y)
     data = targets.usable().compact()
     y_pairs, rows = data.y, data.rows
-    if len(y_pairs) > max_rows:
+    if len(y_pairs) > max_rows and data.label_edges is not None:  # whole rows, with all of their labels
+        size = max(1, max_rows * data.n_rows // data.n_pairs)
+        some = np.flatnonzero(
+            np.isin(rows, np.random.default_rng(seed).choice(data.n_rows, size, replace=False))
+        )
+        y_pairs, rows = y_pairs[some], rows[some]
+    elif len(y_pairs) > max_rows:
         some = np.sort(np.random.default_rng(seed).choice(len(y_pairs), max_rows, replace=False))
         y_pairs, rows = y_pairs[some], rows[some]
     used, place = np.unique(rows, return_inverse=True)

@@ -54,6 +54,11 @@ class Examples:
             return replace(self, weight=weight)
         return replace(self, weight=weight[self.row_index])
 
+    def with_class_weight(self, weight: Float32) -> Examples:
+        """Return the same pairs, their weights multiplied by those of their classes."""
+        factor = np.where(self.y < 0, np.float32(1.0), weight[self.y])
+        return replace(self, weight=factor if self.weight is None else self.weight * factor)
+
     @property
     def n_rows(self) -> int:
         return int(self.X.shape[0])
@@ -177,6 +182,6 @@ class Examples:
                 if n_rows == 0:
                     break
         chosen = aside[rows]
-        weight = None if self.weight is None else self.weight[~chosen]
-        rest = Examples(self.X, self.y[~chosen], rows[~chosen], weight)
-        return rest, Examples(self.X, self.y[chosen], rows[chosen]).compact()
+        weights = (None, None) if self.weight is None else (self.weight[~chosen], self.weight[chosen])
+        rest = Examples(self.X, self.y[~chosen], rows[~chosen], weights[0])
+        return rest, Examples(self.X, self.y[chosen], rows[chosen], weights[1]).compact()

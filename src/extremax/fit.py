@@ -24,8 +24,10 @@ from extremax.model import ClassInfo, Model
 from extremax.runtime.context import Context
 from extremax.runtime.memory import check_memory, describe_memory
 from extremax.search.pq import PQSearch
+from extremax.search.sparse import SparseSearch
 from extremax.training.base import Trainer, TrainState, labelled_rows
 from extremax.training.batch_trainer import BatchTrainer
+from extremax.training.candidate_trainer import CandidateTrainer
 from extremax.training.loop import Callback, Hooks, Record, Schedule, run_epochs
 from extremax.training.row_trainer import RowTrainer
 from extremax.training.sparse_trainer import SparseTrainer
@@ -34,6 +36,7 @@ from extremax.types import Features, Float32, Int64
 TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
     "rows": RowTrainer,
     "batch": BatchTrainer,
+    "candidates": CandidateTrainer,
     "sparse": partial(SparseTrainer, make_dense_trainer=BatchTrainer),
 }
 
@@ -99,6 +102,8 @@ def resume_model(
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
     trainer = make_trainer(config, context)
     data = trainer.accept(data)
+    for name in [name for name in fitted.history[-1] if name.startswith("held_out_")]:
+        del fitted.history[-1][name]  # of the model that was cut short
     left = max(0, config.n_epochs - fitted.state.n_epochs)
     schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
     run_training(trainer, fitted, data, schedule, context, request)
@@ -138,15 +143,18 @@ def split_calibration(
     numbers = config.numbers.calibration
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
-    min_pairs = numbers.min_pairs
+    min_pairs, least = numbers.min_pairs, numbers.min_rows
     if config.definition.trainer == "sparse":  # the rows also choose how the parts are mixed
         mixing = config.numbers.sparse
         wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * data.n_rows)))
         min_pairs = mixing.min_held_out_pairs
-    if not config.decays or data.n_pairs < min_pairs or wanted < numbers.min_rows:
+    elif data.label_edges is not None:  # the rows also choose which labels apply
+        wanted = max(wanted, min(numbers.max_rows, int(numbers.label_row_fraction * data.n_rows), scored))
+        min_pairs, least = 0, numbers.label_min_rows
+    if not config.decays or data.n_pairs < min_pairs or wanted < least:
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
-    return (rest, held_out) if held_out.n_rows >= numbers.min_rows else (data, None)
+    return (rest, held_out) if held_out.n_rows >= least else (data, None)
 
 
 def start_model(
@@ -213,6 +221,7 @@ def finish_model(
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
+            fitted.history[-1] |= measure_held_out(fitted.model, rows, context)
         if not fitted.interrupted:
             fitted.model = index_model(fitted.model, data, calibration_rows, context)
     except KeyboardInterrupt:
@@ -228,13 +237,32 @@ def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model
     except ScoreOverflowError:  # one row far from all others is no reason to lose the model
         log(f"no calibration {by}: scores of one overflow")
         return model.with_calibration(type(model.calibration)())
-    temperature, uniform_mix = model.calibration
-    log(f"temperature {temperature:.3f}, uniform mixing {uniform_mix:g}, {by}")
+    temperature, uniform_mix, slope = model.calibration
+    of_row = f", slope {slope:.3f}" if slope else ""
+    log(f"temperature {temperature:.3f}{of_row}, uniform mixing {uniform_mix:g}, {by}")
+    if model.label_calibration is not None:
+        log(f"labels apply from a probability of {model.labels.threshold:.3f}, {by}")
     return model
+
+
+def measure_held_out(model: Model, held_out: Examples, context: Context) -> dict[str, float]:
+    """Return the figures of the finished model on rows that it was not trained on, for the history.
+
+    The rows have chosen the calibration, two numbers, and for sparse weights how their parts are mixed.
+    """
+    numbers = (DEFAULTS if model.config is None else model.config.numbers).calibration
+    rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
+    try:
+        figures = model.evaluate(rows, n_threads=context.n_threads)
+    except ScoreOverflowError:
+        return {}
+    return {"held_out_rows": rows.n_rows} | {f"held_out_{k}": v for k, v in figures._asdict().items()}
 
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
     """Return the model with an index for beam search, where one makes sense."""
+    if model.weights.row_major:
+        return _index_sparse(model, data, held_out, context)
     if not model.takes_index:
         return model
     context.progress.log("fitting the index of beam search")
@@ -247,6 +275,30 @@ def index_model(model: Model, data: Examples, held_out: Examples | None, context
         f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
     )
     return model.with_search("beam", index)
+
+
+def _index_sparse(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
+    """Return the model with a search that leaves out frequent columns, where that pays."""
+    rows: Features = data.X if held_out is None else held_out.X
+    index = fit_sparse_index(model, rows, seed=context.seed, n_threads=context.n_threads)
+    if index is None:
+        return model
+    context.progress.log(
+        f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
+    )
+    return model.with_search("beam", index)
+
+
+def fit_sparse_index(model: Model, X: Features, *, seed: int = 0, n_threads: int = 1) -> SparseSearch | None:
+    """Return a search of sparse weights without their frequent columns; None where exact search is as fast.
+
+    Some rows of X choose its width.
+    """
+    numbers = (DEFAULTS if model.config is None else model.config.numbers).sparse
+    if not SparseSearch.takes(model.scorer, numbers):
+        return None
+    some = X[_some(X.shape[0], numbers.search_rows, seed)]
+    return SparseSearch.fit(model.scorer, some, numbers, n_epochs=model.n_epochs, n_threads=n_threads)
 
 
 def fit_index(
@@ -336,7 +388,7 @@ def require_memory(
         hints.insert(0, "optimizer='adagrad_row' halves the tables")
     is_sparse = sparse.issparse(X)
     row_bytes = (X.data.nbytes + X.indices.nbytes) // X.shape[0] if is_sparse else 4 * X.shape[1]
-    if is_sparse and config.definition.shares_classes:
+    if is_sparse and config.definition.trainer in ("batch", "candidates"):
         need["unpacked rows"] = 4 * X.shape[0] * X.shape[1]
         hints.insert(0, "objective='negative_sampling' leaves sparse rows as they are")
     validation = request.validation

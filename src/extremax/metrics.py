@@ -63,7 +63,7 @@ def accuracy_at_k(
     if sparse.issparse(y):
         indicator = _indicator(y)
         found: NDArray[np.bool_] = np.asarray(
-            _hits(indicator, _first_k(labels, indicator.shape[0], k)).any(axis=1)
+            label_hits(indicator, _first_k(labels, indicator.shape[0], k)).any(axis=1)
         )
         return _mean(found, sample_weight)
     truth = np.asarray(y)
@@ -80,7 +80,7 @@ def precision_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
     0.5
     """
     truth = _indicator(Y)
-    return float(_hits(truth, _first_k(labels, truth.shape[0], k)).sum(axis=1).mean() / k)
+    return float(label_hits(truth, _first_k(labels, truth.shape[0], k)).sum(axis=1).mean() / k)
 
 
 def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
@@ -95,7 +95,7 @@ def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
     0.3869
     """
     truth = _indicator(Y)
-    hits = _hits(truth, _first_k(labels, truth.shape[0], k))
+    hits = label_hits(truth, _first_k(labels, truth.shape[0], k))
     discount = 1.0 / np.log2(np.arange(2, k + 2))
     best = np.concatenate([[0.0], np.cumsum(discount)])[np.minimum(np.diff(truth.indptr), k)]
     return float(((hits @ discount) / np.where(best > 0.0, best, 1.0)).mean())
@@ -161,7 +161,7 @@ def propensity_scored_precision_at_k(
         )
     ranked = _first_k(labels, n_rows, k)
     # a -1 reads the last class and is multiplied by no hit
-    reached = float((_hits(truth, ranked) * gain[ranked]).sum())
+    reached = float((label_hits(truth, ranked) * gain[ranked]).sum())
     if not normalized:
         return reached / (k * n_rows)
     rows = np.repeat(np.arange(n_rows), np.diff(truth.indptr))
@@ -210,6 +210,50 @@ def expected_calibration_error(
     return float(np.abs(gap).sum() / weight.sum())
 
 
+def micro_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
+    """Return the F1 of all pairs of a row and a label together; both arguments are (n, n_classes).
+
+    Examples
+    --------
+    >>> truth = sparse.csr_array([[1, 0, 1], [0, 1, 0]])
+    >>> micro_f1(truth, sparse.csr_array([[1, 0, 0], [0, 1, 0]]))
+    0.8
+    """
+    hits, true, guessed = _label_counts(Y, predicted)
+    total = int(true.sum() + guessed.sum())
+    return 2.0 * int(hits.sum()) / total if total else 0.0
+
+
+def macro_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
+    """Return the mean F1 of the labels that are true or predicted for at least one row.
+
+    Examples
+    --------
+    >>> truth = sparse.csr_array([[1, 0, 1, 0], [0, 1, 0, 0]])
+    >>> round(macro_f1(truth, sparse.csr_array([[1, 0, 0, 0], [0, 1, 0, 0]])), 4)
+    0.6667
+    """
+    hits, true, guessed = _label_counts(Y, predicted)
+    used = true + guessed > 0
+    return float((2.0 * hits[used] / (true[used] + guessed[used])).mean()) if used.any() else 0.0
+
+
+def _label_counts(
+    Y: sparse.csr_array, predicted: sparse.csr_array
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each label the rows where it is true and predicted, true, and predicted."""
+    truth, guess = _indicator(Y), _indicator(predicted)
+    if truth.shape != guess.shape:
+        raise ValueError(
+            f"truth has shape {truth.shape} and predictions {guess.shape}; both have a row per sample and a"
+            " column per class."
+        )
+    n_classes = truth.shape[1]
+    both = _indicator(truth.astype(bool).multiply(guess.astype(bool)))
+    hits, true, guessed = (np.bincount(m.indices, minlength=n_classes) for m in (both, truth, guess))
+    return hits, true, guessed
+
+
 def _mean(values: NDArray[np.generic], sample_weight: ArrayLike | None) -> float:
     if len(values) == 0:
         raise ValueError("A mean over no rows is not defined; pass at least one row.")
@@ -232,6 +276,8 @@ def _first_k(labels: ArrayLike, n_rows: int, k: int) -> NDArray[np.integer]:
 
 
 def _indicator(Y: sparse.csr_array) -> sparse.csr_array:
+    if hasattr(Y, "check_format"):
+        Y.check_format(full_check=True)  # a conversion follows indices wherever they lead
     truth = sparse.csr_array(Y)
     if truth.shape[0] == 0:
         raise ValueError("A mean over no rows is not defined; pass at least one row.")
@@ -242,7 +288,7 @@ def _indicator(Y: sparse.csr_array) -> sparse.csr_array:
     return truth
 
 
-def _hits(truth: sparse.csr_array, ranked: NDArray[np.integer]) -> NDArray[np.bool_]:
+def label_hits(truth: sparse.csr_array, ranked: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Return whether each ranked label is true for its row: a binary search among the true pairs."""
     n_rows, n_classes = truth.shape
     if ranked.size and ranked.max() >= n_classes:

@@ -10,22 +10,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from extremax import search
-from extremax.calibration import Calibration
+from extremax.calibration import Calibration, LabelCalibration
 from extremax.config import FitConfig
 from extremax.defaults import DEFAULTS
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import Noise
-from extremax.runtime.threads import resolve_threads
+from extremax.runtime.threads import resolve_threads, split
 from extremax.search import Evaluation, ExactSearch, RankedPairs, Scorer, Search, TreeBeamSearch
+from extremax.storage import checks
 from extremax.storage.state import State, restore
 from extremax.training.base import TrainState, chosen_header
 from extremax.training.objectives import OBJECTIVES
@@ -35,6 +38,9 @@ from extremax.weights import Weights
 
 if TYPE_CHECKING:
     from extremax.tree import LabelTree
+
+
+_LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose labels are found at a time
 
 
 class Descriptions(NamedTuple):
@@ -61,7 +67,7 @@ class Descriptions(NamedTuple):
     def text(self, label: int) -> str:
         """Return the text on a class."""
         start = int(self.ends[label - 1]) if label else 0
-        return self.utf8[start : int(self.ends[label])].tobytes().decode()
+        return self.utf8[start : int(self.ends[label])].tobytes().decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,24 @@ class ClassInfo:
     @classmethod
     def from_state(cls, state: State) -> ClassInfo:
         arrays = state.arrays
-        texts = None
-        if "descriptions_ends" in arrays:
-            texts = Descriptions(*(arrays[f"descriptions_{name}"] for name in Descriptions._fields))
-        return cls(arrays.get("counts"), state.header["n_samples"], arrays.get("means"), texts)
+        texts = counts = means = None
+        if "descriptions_ends" in arrays or "descriptions_utf8" in arrays:
+            utf8 = checks.get_array(arrays, "descriptions_utf8", "u1", (None,))
+            ends = checks.get_array(arrays, "descriptions_ends", "i8", (None,))
+            texts = Descriptions(utf8, checks.check_rising(ends, "descriptions_ends", None, len(utf8)))
+        if "counts" in arrays:
+            counts = checks.get_array(arrays, "counts", "i8", (None,))
+            checks.check_range(counts, "counts", 0, 2**53)
+        if "means" in arrays:
+            means = checks.get_array(arrays, "means", "f2", (None, None))
+        return cls(counts, checks.get_int(state.header, "n_samples"), means, texts)
+
+    def check(self, n_classes: int) -> None:
+        """Raise ModelFileError for arrays of another number of classes."""
+        ends = None if self.descriptions is None else self.descriptions.ends
+        for name, array in (("counts", self.counts), ("means", self.means), ("descriptions", ends)):
+            if array is not None and len(array) != n_classes:
+                checks.reject(f"{name} are those of {len(array):,} classes, weights of {n_classes:,}")
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,8 @@ class Model:
         Projection of the features for the label tree; None without a tree.
     calibration
         Temperature and uniform mixing.
+    label_calibration
+        What gives each label a probability by itself; None where no held-out rows have chosen it.
     classes
         Counts, means and descriptions of the classes.
     searches
@@ -133,6 +155,7 @@ class Model:
     noise: Noise | None = None
     projection: PCA | None = None
     calibration: Calibration = field(default_factory=Calibration)
+    label_calibration: LabelCalibration | None = None
     classes: ClassInfo = field(default_factory=ClassInfo)
     searches: Mapping[str, Search] = field(default_factory=dict)
     config: FitConfig | None = None
@@ -187,6 +210,8 @@ class Model:
         names = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
         found: dict[str, Any] = {} if self.config is None else {n: getattr(self.config, n) for n in names}
         found |= {"objective": self.objective, **self.chosen, **self.calibration._asdict()}
+        if self.label_calibration is not None:
+            found |= {"label_threshold": self.labels.threshold, "label_rows": self.labels.n_rows}
         beam = self.searches.get("beam")
         if beam is not None:
             found |= {
@@ -201,7 +226,33 @@ class Model:
         self, X: Features, k: int, *, search: str = "exact", width: int | None = None, n_threads: int = 1
     ) -> tuple[Int32, Float32]:
         """Return the k best classes of each row and their log-probabilities, best first."""
-        return self._find_search(search, width).topk(self.scorer, X, k, width=width, n_threads=n_threads)
+        found = self._find_search(search, width)
+        labels, log_prob = found.topk(self.scorer, X, k, width=width, n_threads=n_threads)
+        empty = self._empty_rows(X)
+        if len(empty):
+            labels[empty], log_prob[empty] = self._most_frequent(k)
+        return labels, log_prob
+
+    def _empty_rows(self, X: Features) -> Int64:
+        """Return the rows that are answered with the class frequencies: of texts without a known n-gram."""
+        features: Any = X
+        of_texts = self.config is not None and len(self.config.column_groups) > 0
+        if not of_texts or self.classes.counts is None or not sparse.issparse(features):
+            return np.empty(0, np.int64)
+        return np.flatnonzero(features.indptr[1:] == features.indptr[:-1])
+
+    @cached_property
+    def log_frequencies(self) -> Float32:
+        """Log of the class frequencies, (n_classes,); a class without training rows counts as half a row."""
+        counts = np.maximum(np.asarray(self.classes.counts, dtype=np.float64), 0.5)
+        return np.asarray(np.log(counts / counts.sum()), dtype=np.float32)
+
+    def _most_frequent(self, k: int) -> tuple[Int32, Float32]:
+        """Return the k most frequent classes and the log of their frequencies."""
+        labels, log_prob = np.full(k, -1, np.int32), np.full(k, -np.inf, np.float32)
+        best = np.argsort(-self.log_frequencies, kind="stable")[:k]
+        labels[: len(best)], log_prob[: len(best)] = best, self.log_frequencies[best]
+        return labels, log_prob
 
     @property
     def search_names(self) -> tuple[str, ...]:
@@ -241,27 +292,91 @@ class Model:
 
     def debiased_scores(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return the scores of every class, bias removed: (n, n_classes)."""
-        return search.debiased_scores(self.scorer, X, n_threads=n_threads)
+        return self._fill_empty(X, search.debiased_scores(self.scorer, X, n_threads=n_threads))
 
     def log_prob_all(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return log p(y|x) of every class: (n, n_classes)."""
-        return search.log_prob_all(self.scorer, X, n_threads=n_threads)
+        return self._fill_empty(X, search.log_prob_all(self.scorer, X, n_threads=n_threads))
+
+    def _fill_empty(self, X: Features, table: Float32) -> Float32:
+        """Put the log of the class frequencies into the rows of `table` that say nothing."""
+        empty = self._empty_rows(X)
+        if len(empty):
+            table[empty] = self.log_frequencies
+        return table
 
     def prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return p(y|x) of every class, in float64: (n, n_classes)."""
-        return search.prob_all(self.scorer, X, n_threads=n_threads)
+        prob = search.prob_all(self.scorer, X, n_threads=n_threads)
+        empty = self._empty_rows(X)
+        if len(empty):
+            frequencies = np.exp(self.log_frequencies.astype(np.float64))
+            prob[empty] = frequencies / frequencies.sum()
+        return prob
 
     def rank_pairs(self, examples: Examples, *, k: int = 5, n_threads: int = 1) -> RankedPairs:
         """Return the k best classes of each row, their log-probabilities, and log p(y|x) of each pair."""
-        return search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
+        ranked = search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
+        empty = self._empty_rows(examples.X)
+        if len(empty):
+            ranked.labels[empty], ranked.log_prob[empty] = self._most_frequent(k)
+            pairs = np.isin(examples.rows, empty)
+            ranked.pair_log_prob[pairs] = self.log_frequencies[examples.y[pairs]]
+        return ranked
 
     def evaluate(self, examples: Examples, *, n_threads: int = 1) -> Evaluation:
         """Return mean log-likelihood, accuracy and top-5 accuracy."""
-        return search.evaluate(self.scorer, examples, n_threads=n_threads)
+        return search.summarize(self.rank_pairs(examples, n_threads=n_threads), examples)
+
+    @property
+    def labels(self) -> LabelCalibration:
+        """What gives each label a probability by itself, chosen by held-out rows or without any."""
+        if self.label_calibration is not None:
+            return self.label_calibration
+        counts, n_samples = self.classes.counts, self.classes.n_samples
+        mean = 1.0 if counts is None or n_samples == 0 else float(counts.sum()) / n_samples
+        return LabelCalibration.without_rows(mean)
+
+    def labels_above(
+        self, X: Features, threshold: float, *, n_threads: int = 1
+    ) -> tuple[Int64, Int32, Float64]:
+        """Return row, class and probability of all labels that apply with at least this probability.
+
+        Rows ascend; in a row, the most probable label comes first.
+        """
+        rows: list[Int64] = []
+        labels: list[Int32] = []
+        prob: list[Float64] = []
+        for first, last in split(X.shape[0], _LABEL_ROWS):
+            width = 0
+            while True:  # as many of the best classes as it takes for the last one to be below
+                width = min(self.n_classes, max(_LABEL_WIDTH, 4 * width))
+                found = search.rank_scores(self.scorer, X[first:last], width, n_threads=n_threads)
+                p = self.labels.prob(found.log_softmax, found.normalizer)
+                if width == self.n_classes or not (p[:, -1] >= threshold).any():
+                    break
+            above, column = np.nonzero(p >= threshold)
+            rows.append(above.astype(np.int64) + first)
+            labels.append(found.labels[above, column])
+            prob.append(p[above, column])
+        empty = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0))
+        if not rows:
+            return empty
+        return np.concatenate(rows), np.concatenate(labels), np.concatenate(prob)
+
+    @property
+    def label_min_prob(self) -> float:
+        """Probability from which a label counts in the calibration error of labels."""
+        return (DEFAULTS if self.config is None else self.config.numbers).calibration.label_min_prob
+
+    def label_prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
+        """Return for every class the probability that it applies by itself: (n, n_classes)."""
+        log_softmax, normalizer = search.log_softmax_all(self.scorer, X, n_threads=n_threads)
+        return self.labels.prob(log_softmax, normalizer)
 
     def log_likelihood(self, examples: Examples, *, n_threads: int = 1) -> float:
         """Return the mean of log p(y|x) over the pairs, bias removed."""
-        return search.log_likelihood(self.scorer, examples, n_threads=n_threads)
+        return search.summarize(self.rank_pairs(examples, k=1, n_threads=n_threads), examples).log_likelihood
 
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
         """Return the labelled rows for `extremax.evaluate`; labels are class numbers."""
@@ -295,7 +410,10 @@ class Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
         found = search.choose_calibration(self.scorer, examples, n_threads=n_threads, config=config)
-        return replace(self, calibration=found)
+        if examples.label_edges is None:
+            return replace(self, calibration=found)
+        labels = search.choose_label_calibration(self.scorer, examples, n_threads=n_threads, config=config)
+        return replace(self, calibration=found, label_calibration=labels)
 
     def with_search(self, name: str, index: Search) -> Model:
         """Return the model with one more search, for ``topk(search=name)``."""
@@ -315,6 +433,8 @@ class Model:
         """Return the states of all parts, by name."""
         parts = {"weights": self.weights.state(), "calibration": self.calibration.state()}
         parts["classes"] = self.classes.state()
+        if self.label_calibration is not None:
+            parts["label_calibration"] = self.label_calibration.state()
         if self.noise is not None:
             parts["noise"] = self.noise.state()
         if self.projection is not None:
@@ -333,30 +453,73 @@ class Model:
     @classmethod
     def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
         """Build a model from what `header` and `components` gave."""
-        if header["objective"] not in OBJECTIVES:
+        if checks.get_text(header, "objective") not in OBJECTIVES:
             raise ModelFileError(
                 f"the model's objective {header['objective']!r} is unknown (known: {', '.join(OBJECTIVES)});"
                 " a newer extremax, or the module that registers it, may be able to read it."
             )
-        noise = restore("noise", parts["noise"]) if "noise" in parts else None
-        config = None if header["config"] is None else FitConfig.from_dict(header["config"], noise)
+        for name in ("weights", "calibration", "classes"):
+            checks.get(parts, name)
+        weights: Weights = restore("weights", parts["weights"])
+        noise = None
+        if "noise" in parts:
+            _check_noise_size(parts["noise"].header, weights.n_classes)
+            noise = restore("noise", parts["noise"])
+        stored = checks.get(header, "config")
+        config = None if stored is None else FitConfig.from_dict(checks.get_mapping(header, "config"), noise)
         searches = {
             name.removeprefix("search_"): restore("search", part)
             for name, part in parts.items()
             if name.startswith("search_")
         }
-        return cls(
-            weights=restore("weights", parts["weights"]),
+        found = cls(
+            weights=weights,
             objective=header["objective"],
             noise=noise,
             projection=PCA.from_state(parts["projection"]) if "projection" in parts else None,
             calibration=Calibration.from_state(parts["calibration"]),
+            label_calibration=(
+                LabelCalibration.from_state(parts["label_calibration"])
+                if "label_calibration" in parts
+                else None
+            ),
             classes=ClassInfo.from_state(parts["classes"]),
             searches=searches,
             config=config,
-            n_epochs=header["n_epochs"],
-            chosen=header["chosen"],
+            n_epochs=checks.get_int(header, "n_epochs"),
+            chosen=checks.get_mapping(header, "chosen"),
         )
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise ModelFileError where the parts are not those of one model."""
+        n_classes, n_features, projection = self.n_classes, self.n_features, self.projection
+        self.classes.check(n_classes)
+        sizes = {"noise": self.noise} if self.noise is not None else {}
+        for name, part in {**sizes, **self.searches}.items():
+            _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)
+            _check_size(name, "features", getattr(part, "n_features", n_features), n_features)
+            # the searches of this package that read dense weights do not take sparse ones
+            if self.weights.row_major and isinstance(part, search.PQSearch):
+                checks.reject(f"search {name!r} is for dense weights, and the weights are sparse")
+        trees = [getattr(part, "tree", None) for part in (self.noise, *self.searches.values())]
+        for tree in (tree for tree in trees if tree is not None):
+            if projection is None:
+                checks.reject("there is a label tree, but no projection of the features for it")
+            _check_size("the label tree", "components", tree.n_components, projection.n_components)
+        if projection is not None:
+            _check_size("the projection", "features", projection.n_features, n_features)
+        if self.config is not None:
+            if self.config.objective != self.objective:
+                checks.reject(f"objective is {self.objective!r}, and {self.config.objective!r} in its config")
+            _check_size("config", "dense columns", self.config.n_dense, getattr(self.weights, "n_dense", 0))
+            groups = self.config.column_groups
+            if list(groups) != sorted(groups) or (groups and not 0 <= groups[0] <= groups[-1] <= n_features):
+                checks.reject(f"column_groups is {checks.shown(groups)} for {n_features:,} features")
+        trainer = OBJECTIVES[self.objective].trainer
+        if (trainer == "sparse") != self.weights.row_major and trainer in ("rows", "batch", "sparse"):
+            checks.reject(f"objective {self.objective!r} does not have weights of this kind")
 
     def trained(self, state: TrainState, config: FitConfig) -> Model:
         """Return the model of a training state; calibration, indexes and descriptions stay as they are."""
@@ -372,6 +535,24 @@ class Model:
             chosen=dict(state.chosen),
         )
 
+
+def _check_size(name: str, what: str, found: int, expected: int) -> None:
+    if found != expected:
+        checks.reject(f"{name} has {found:,} {what} where {expected:,} are needed")
+
+
+def _check_noise_size(header: Mapping[str, Any], n_classes: int, depth: int = 0) -> None:
+    """Raise for noise of another number of classes, or mixtures of many mixtures, before it is built."""
+    if depth > _MAX_MIXTURES:
+        checks.reject(f"noise is a mixture of more than {_MAX_MIXTURES} mixtures inside one another")
+    if "n_classes" in header:
+        _check_size("noise", "classes", checks.get_int(header, "n_classes"), n_classes)
+    for part in ("first", "second"):
+        if isinstance(header.get(part), dict):
+            _check_noise_size(header[part], n_classes, depth + 1)
+
+
+_MAX_MIXTURES = 4
 
 # Names of version 0.1, and where their values are now.
 _OLD_ATTRIBUTES = {

@@ -25,8 +25,9 @@ from extremax.validation.constraints import (
 ESTIMATOR = "ExtremeClassifier"
 ROW_OBJECTIVES = ("negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce")
 BATCH_OBJECTIVES = ("shared_softmax", "softmax")
+CANDIDATE_OBJECTIVES = ("candidate_softmax",)
 SPARSE_OBJECTIVES = ("sparse_softmax",)
-ALL_OBJECTIVES = (*ROW_OBJECTIVES, *BATCH_OBJECTIVES, *SPARSE_OBJECTIVES)
+ALL_OBJECTIVES = (*ROW_OBJECTIVES, *BATCH_OBJECTIVES, *CANDIDATE_OBJECTIVES, *SPARSE_OBJECTIVES)
 NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 # Old names of parameters, accepted with a warning for one release.
@@ -82,13 +83,16 @@ PARAMETERS: dict[str, Parameter] = _table(
         "objective", "auto", (Choice(("auto", *ALL_OBJECTIVES)),), "str",
         'The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper\'s Eq. 6),'
         ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
-        ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all.'
+        ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all;'
+        ' "candidate_softmax" compares each row with the classes that score highest for it, and'
+        ' `learning_rate`, `optimizer` and `batch_size` have no effect on it.'
         ' "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they'
         ' are not zero, on top of a naive Bayes start; `learning_rate`, `optimizer` and `batch_size` have no'
         ' effect on it, `noise` and `prior_variance` on its dense features alone. "auto" is "sparse_softmax"'
         ' for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries, else'
-        ' "shared_softmax" for up to 1,024 features; for more, in `partial_fit` and with an own noise object'
-        ' it is "negative_sampling".',
+        ' for up to 1,024 features "candidate_softmax" where classes are more than `n_shared` and all scores'
+        ' of the training rows are affordable, and "shared_softmax" where not and in `partial_fit`; for more,'
+        ' and with an own noise object, it is "negative_sampling".',
     ),
     Parameter(
         "noise", "adversarial",
@@ -135,6 +139,12 @@ PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "prior_variance", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
         "Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.",
+    ),
+    Parameter(
+        "class_weight", None, (Choice(("balanced",)), Instance("a dict", (dict,)), None),
+        'dict, "balanced" or None',
+        "Factor of the weight of each pair by its label, 1 for labels that a dict does not name; \"balanced\""
+        " gives every class the same total weight.",
     ),
     Parameter(
         "batch_size", None, (Interval(int, 1), None), "int, optional",
@@ -222,6 +232,22 @@ def check_estimator_parameters(params: Mapping[str, Any], objectives: Collection
             f"prior_variance is {params['prior_variance']:g}, but objective={params['objective']!r} has no"
             " prior; it is for objectives whose rows draw their own negatives."
         )
+
+
+def check_saved_parameters(params: Mapping[str, Any], config: Any, objectives: Mapping[str, Any]) -> None:
+    """Raise for a parameter of a saved model, given or resolved, that no estimator could have had.
+
+    `config` is the resolved configuration of its fit, or None.
+    """
+    named = isinstance(params["noise"], str)
+    check_estimator_parameters({**params, "noise": params["noise"] if named else "uniform"}, objectives)
+    if config is None:
+        return
+    own = {"objective", "noise", "optimizer"}  # resolved names that are no parameters, such as "dual"
+    resolved = {n: getattr(config, n) for n in PARAMETERS if n not in own and hasattr(config, n)}
+    check_parameters(ESTIMATOR, resolved, {name: entry.constraints for name, entry in PARAMETERS.items()})
+    if config.optimizer not in (*PARAMETERS["optimizer"].choices, "dual"):
+        raise ValueError(f"the optimizer of its fit is {config.optimizer!r}.")
 
 
 def check_patience(patience: int | None) -> None:

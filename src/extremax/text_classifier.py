@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +19,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.estimator import ExtremeClassifier, check_count
+from extremax.estimator import EvalSet, ExtremeClassifier, check_count, read_pair
 from extremax.examples import Examples
 from extremax.explanation import (
     EMBEDDING,
@@ -31,12 +33,33 @@ from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures, check_texts
 from extremax.model import Model
 from extremax.runtime.progress import ProgressLine
+from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.training.loop import Callback
-from extremax.types import Bool, Float32, Float64
+from extremax.types import Bool, Float32, Float64, Int32
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
+_MAX_ENCODER_NAME = 500  # characters
 _SPARSE = "sparse_softmax"  # the objective for features of any width
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _accept_texts(method: Method) -> Method:
+    """Let a method take its first argument under its old name, `texts`, with a warning."""
+
+    @wraps(method)
+    def renaming(self: Any, *args: Any, **given: Any) -> Any:
+        if "texts" in given:
+            warnings.warn(
+                f"the argument texts of {method.__name__} is now called X; the old name will go with the"
+                " next release.",
+                FutureWarning,
+                stacklevel=2,
+            )
+            given["X"] = given.pop("texts")
+        return method(self, *args, **given)
+
+    return cast("Method", renaming)
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
@@ -57,7 +80,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
         In place of `features` or, if these are given as well, together with them. The encoder itself is not
-        saved with the model: a name is looked up again, an object is given to `load_model`.
+        saved with the model, and given to `load_model` again, as a name or as an object.
 
     Attributes
     ----------
@@ -77,6 +100,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     """
 
     _encodes = False  # whether the encoder is used, alone or beside features
+    _encoder_name: str | None = None  # what the folder of a saved model calls its encoder
 
     def __init__(
         self,
@@ -89,15 +113,32 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.features = features
         self.encoder = encoder
 
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; those of `classifier` and `features` as ``classifier__n_epochs``.
+
+        Where `classifier` or `features` is None, such a parameter is one of what None stands for.
+        """
+        nested = {name.partition("__")[0] for name in params if "__" in name}
+        if "classifier" in nested and params.get("classifier", self.classifier) is None:
+            self.classifier = ExtremeClassifier()
+            params.pop("classifier", None)
+        if "features" in nested and params.get("features", self.features) is None:
+            classifier = params.get("classifier", self.classifier)
+            self.features = _default_features(ExtremeClassifier() if classifier is None else classifier)
+            params.pop("features", None)
+        super().set_params(**params)
+        return self
+
     # -- training ------------------------------------------------------------------------------------------
 
+    @_accept_texts
     def fit(
         self,
-        texts: Sequence[str],
+        X: Sequence[str],
         y: Any,
         sample_weight: ArrayLike | None = None,
         *,
-        eval_set: tuple[Sequence[str], Any] | None = None,
+        eval_set: EvalSet = None,
         classes: ArrayLike | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
@@ -106,20 +147,19 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
         """
         self._forget()
-        if eval_set is not None and (not isinstance(eval_set, tuple | list) or len(eval_set) != 2):
-            raise TypeError(f"eval_set must be a pair (texts_valid, y_valid); got {type(eval_set).__name__}.")
+        pair = read_pair(eval_set, "(texts_valid, y_valid)")
         with self._nothing_left_on_failure():
-            listed = self._start(texts, y)
-            X = self._fit_features(listed)
-            validation = None if eval_set is None else (self.transform(eval_set[0]), eval_set[1])
+            listed = self._start(X, y)
+            features = self._fit_features(listed)
+            validation = None if pair is None else (self.transform(pair[0]), pair[1])
             options: dict[str, Any] = {"classes": classes, "callbacks": callbacks}
-            self.classifier_.fit(X, y, sample_weight, eval_set=validation, **options)
+            self.classifier_.fit(features, y, sample_weight, eval_set=validation, **options)
             self._keep_names(listed)
         return self
 
     def _forget(self) -> None:
         """Drop everything that an earlier fit left."""
-        for name in ("classifier_", "features_", "_encodes", "_encoder"):
+        for name in ("classifier_", "features_", "_encodes", "_encoder", "_encoder_name"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -132,14 +172,16 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
                 self._forget()
             raise
 
-    def resume_fit(self, texts: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
+    @_accept_texts
+    def resume_fit(self, X: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Go on with a `fit` that was cut short, or saved on the way; see `ExtremeClassifier.resume_fit`."""
-        self._of(texts).resume_fit(self.transform(texts), y, callbacks=callbacks)
+        self._of(X).resume_fit(self.transform(X), y, callbacks=callbacks)
         return self
 
+    @_accept_texts
     def partial_fit(
         self,
-        texts: Sequence[str],
+        X: Sequence[str],
         y: Any,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
@@ -149,9 +191,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """
         with self._nothing_left_on_failure():
             is_first = not hasattr(self, "classifier_")
-            listed = self._start(texts, y) if is_first else list(texts)
-            X = self._fit_features(listed) if is_first else self.transform(texts)
-            self.classifier_.partial_fit(X, y, classes, sample_weight)
+            listed = self._start(X, y) if is_first else list(X)
+            features = self._fit_features(listed) if is_first else self.transform(X)
+            self.classifier_.partial_fit(features, y, classes, sample_weight)
             if is_first:
                 self._keep_names(listed)
         return self
@@ -201,8 +243,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             return type(self.features)(**self.features.to_options())
         if self.encoder is not None:
             return None
-        takes_sparse = classifier.objective == _SPARSE or _leaves_it_open(classifier)
-        return NgramFeatures() if takes_sparse else TextFeatures()
+        return _default_features(classifier)
 
     def _keep_names(self, texts: list[str]) -> None:
         """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
@@ -223,7 +264,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     # -- prediction ----------------------------------------------------------------------------------------
 
-    def transform(self, texts: Sequence[str]) -> Any:
+    @_accept_texts
+    def transform(self, X: Sequence[str]) -> Any:
         """The features of the texts that the classifier sees.
 
         Returns
@@ -233,18 +275,25 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """
         if not hasattr(self, "classifier_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
-        check_texts(texts)
-        listed = list(texts)
+        check_texts(X)
+        listed = list(X)
         if self.features_ is None:
             return _encode(self._find_encoder(), listed)
-        X = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
+        features = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
         if not self._encodes:
-            return X
+            return features
         embeddings = _encode(self._find_encoder(), listed)
-        return (X, embeddings) if self.features_.is_sparse else np.hstack([X, embeddings])
+        return (features, embeddings) if self.features_.is_sparse else np.hstack([features, embeddings])
 
     def _find_encoder(self) -> Any:
         if not hasattr(self, "_encoder"):
+            if self.encoder is None and self._encoder_name is not None:
+                raise ValueError(
+                    f"this model was trained with the sentence encoder {self._encoder_name!r}. The name comes"
+                    " from the model's folder and is not loaded without your word: if you trust it, open the"
+                    f" model with load_model(path, encoder={self._encoder_name!r}), or on the command line"
+                    f" with --encoder {self._encoder_name}."
+                )
             if self.encoder is None:
                 raise ValueError(
                     "this model was trained with an encoder object, which is not saved with it;"
@@ -256,74 +305,93 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             self._encoder = found
         return self._encoder
 
-    def predict(self, texts: Sequence[str]) -> NDArray[Any]:
-        """The most probable label of each text."""
-        X = self.transform(texts)
-        labels = self.classifier_.predict(X)
-        unknown = self._unknown(X)
-        if unknown.any():
-            labels[unknown] = self.classes_[np.argmax(self._log_frequencies())]
-        return labels
+    @_accept_texts
+    def predict(self, X: Sequence[str]) -> Any:
+        """The most probable label of each text, or an indicator matrix; see `ExtremeClassifier.predict`."""
+        features = self.transform(X)
+        if self.classifier_._indicator is not None:
+            rows, ids, _ = self._labels_above(features, None)
+            return self.classifier_._make_indicator(rows, ids, len(X))
+        return self.classifier_.predict(features)
 
+    @_accept_texts
     def predict_topk(
-        self, texts: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int | None = None
+        self, X: Sequence[str], k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[NDArray[Any], Float32]:
         """The k most probable labels of each text, best first, and their log-probabilities; see
         `ExtremeClassifier`.
         """
-        X = self.transform(texts)
-        labels, log_prob = self.classifier_.predict_topk(X, k, search=search, beam_width=beam_width)
-        unknown = self._unknown(X)
-        if unknown.any():
-            frequencies = self._log_frequencies()
-            best = np.argsort(-frequencies, kind="stable")[:k]
-            labels[unknown], log_prob[unknown] = self.classes_[best], frequencies[best]
-        return labels, log_prob
+        features = self.transform(X)
+        return self.classifier_.predict_topk(features, k, search=search, beam_width=beam_width)
 
-    def decision_function(self, texts: Sequence[str]) -> Float32:
-        """Debiased scores, (n_texts, n_classes); for two classes the second's minus the first's."""
-        X = self.transform(texts)
-        scores = self.classifier_.decision_function(X)
-        unknown = self._unknown(X)
-        if unknown.any():
-            frequencies = self._log_frequencies()
-            scores[unknown] = frequencies[1] - frequencies[0] if scores.ndim == 1 else frequencies
-        return scores
+    def predict_labels(self, X: Sequence[str], threshold: float | None = None) -> list[list[Any]]:
+        """All labels that apply to each text; see `ExtremeClassifier.predict_labels`."""
+        rows, ids, _ = self._labels_above(self.transform(X), threshold)
+        ends = np.searchsorted(rows, np.arange(1, len(X) + 1))
+        return [part.tolist() for part in np.split(self.classes_[ids], ends[:-1])]
 
-    def predict_log_proba(self, texts: Sequence[str]) -> Float32:
-        """log p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
-        X = self.transform(texts)
-        log_prob = self.classifier_.predict_log_proba(X)
-        unknown = self._unknown(X)
-        if unknown.any():
-            log_prob[unknown] = self._log_frequencies()
-        return log_prob
-
-    def predict_proba(self, texts: Sequence[str]) -> Float64:
-        """p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
-        X = self.transform(texts)
-        prob = self.classifier_.predict_proba(X)
-        unknown = self._unknown(X)
-        if unknown.any():
-            frequencies = np.exp(self._log_frequencies().astype(np.float64))
-            prob[unknown] = frequencies / frequencies.sum()
+    def predict_label_proba(self, X: Sequence[str]) -> Float64:
+        """The probability of every class by itself; see `ExtremeClassifier.predict_label_proba`."""
+        features = self.transform(X)
+        prob = self.classifier_.predict_label_proba(features)
+        prob[self._unknown(features)] = self._label_frequencies()
         return prob
 
-    def is_known(self, texts: Sequence[str]) -> Bool:
+    def _label_frequencies(self) -> Float64:
+        """Return the fraction of training texts with each label; zeros where it is not known."""
+        about = self.model_.classes
+        if about.counts is None or about.n_samples == 0:
+            return np.zeros(len(self.classes_))
+        return np.asarray(about.counts / about.n_samples, np.float64)
+
+    def _labels_above(
+        self, features: Any, threshold: float | None
+    ) -> tuple[NDArray[np.int64], Int32, Float64]:
+        """Return row, class and probability of the labels from a threshold on."""
+        rows, ids, prob = self.classifier_._labels_above(self.classifier_._same_features(features), threshold)
+        unknown = self._unknown(features)
+        if not unknown.any():
+            return rows, ids, prob
+        least = self.model_.labels.threshold if threshold is None else threshold
+        frequencies = self._label_frequencies()
+        often = np.argsort(-frequencies, kind="stable").astype(np.int32)
+        often = often[frequencies[often] >= least]
+        kept, without = ~unknown[rows], np.flatnonzero(unknown)
+        rows = np.concatenate([rows[kept], np.repeat(without, len(often))])
+        ids = np.concatenate([ids[kept], np.tile(often, len(without))])
+        prob = np.concatenate([prob[kept], np.tile(frequencies[often], len(without))])
+        order = np.argsort(rows, kind="stable")
+        return rows[order], ids[order], prob[order]
+
+    @_accept_texts
+    def decision_function(self, X: Sequence[str]) -> Float32:
+        """Debiased scores, (n_texts, n_classes); for two classes the second's minus the first's."""
+        features = self.transform(X)
+        return self.classifier_.decision_function(features)
+
+    @_accept_texts
+    def predict_log_proba(self, X: Sequence[str]) -> Float32:
+        """log p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
+        features = self.transform(X)
+        return self.classifier_.predict_log_proba(features)
+
+    @_accept_texts
+    def predict_proba(self, X: Sequence[str]) -> Float64:
+        """p(y|text) of every class, (n_texts, n_classes); refuses results too large for memory."""
+        features = self.transform(X)
+        return self.classifier_.predict_proba(features)
+
+    @_accept_texts
+    def is_known(self, X: Sequence[str]) -> Bool:
         """Whether each text says something to the model; the others are answered with class frequencies."""
-        return ~self._unknown(self.transform(texts))
+        return ~self._unknown(self.transform(X))
 
     def _unknown(self, X: Any) -> Bool:
         """Return which rows hold no known n-gram at all; an encoder knows every text."""
-        has_counts = self.model_.classes.counts is not None
-        if self.features_ is None or not self.features_.is_sparse or self._encodes or not has_counts:
-            return np.zeros((X[0] if isinstance(X, tuple) else X).shape[0], dtype=np.bool_)
-        return np.asarray(np.diff(X.indptr) == 0)
-
-    def _log_frequencies(self) -> Float32:
-        """Return the log of the class frequencies; a class without training rows counts as half a row."""
-        counts = np.maximum(np.asarray(self.model_.classes.counts, dtype=np.float64), 0.5)
-        return np.asarray(np.log(counts / counts.sum()), dtype=np.float32)
+        unknown = np.zeros((X[0] if isinstance(X, tuple) else X).shape[0], dtype=np.bool_)
+        if not isinstance(X, tuple):
+            unknown[self.model_._empty_rows(X)] = True
+        return unknown
 
     # -- explanations --------------------------------------------------------------------------------------
 
@@ -352,16 +420,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         X = self.transform([text])
         k = min(k, len(self.classes_))
         if self._unknown(X).any():
-            frequencies = self._log_frequencies()
-            best = np.argsort(-frequencies, kind="stable")[:k].astype(np.int32)
-            return explain_frequencies(self.classes_, best, frequencies[best])
+            best, log_prob = self.model_.topk(X, k)
+            return explain_frequencies(self.classes_, best[0], log_prob[0])
         if self.features_ is None or not self.features_.is_sparse:
             raise ValueError(
                 "these features are sums over the whole text, which no word has a part of its own in; explain"
                 " needs features=NgramFeatures()."
             )
         rows = classifier._same_features(X)
-        found = self.features_.occurrences(text)  # type: ignore[union-attr]
+        found = self.features_.occurrences(text)
         spelled = dict(zip(found.columns.tolist(), found.names, strict=True))
         return explain_row(
             self.model_,
@@ -396,13 +463,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
-    def log_likelihood(self, texts: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
+    @_accept_texts
+    def log_likelihood(self, X: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Mean log p(y|text), normalised over all classes."""
-        return self._of(texts).log_likelihood(self.transform(texts), y, sample_weight)
+        return self._of(X).log_likelihood(self.transform(X), y, sample_weight)
 
-    def score(self, texts: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
+    @_accept_texts
+    def score(self, X: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Accuracy: the share of texts whose label is predicted."""
-        return self._of(texts).score(self.transform(texts), y, sample_weight)
+        return self._of(X).score(self.transform(X), y, sample_weight)
 
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
         return self._of(X)._evaluation_rows(self.transform(X), y)
@@ -411,9 +480,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.classifier_._replace_model(model)
         return self
 
-    def fit_index(self, texts: Sequence[str]) -> Self:
+    @_accept_texts
+    def fit_index(self, X: Sequence[str]) -> Self:
         """Fit the index for beam search again; see `ExtremeClassifier.fit_index`."""
-        self._of(texts).fit_index(self.transform(texts))
+        self._of(X).fit_index(self.transform(X))
         return self
 
     def describe_classes(self, descriptions: Sequence[str]) -> Self:
@@ -475,13 +545,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         features = None if self.features_ is None else self.features_.state()
         if features is not None and not self._encodes:
             return features
-        header = {"kind": "encoder", "name": self.encoder if isinstance(self.encoder, str) else None}
+        name = self.encoder if isinstance(self.encoder, str) else self._encoder_name
+        header = {"kind": "encoder", "name": name}
         return State(header) if features is None else merge(header, {"features": features})
 
     @classmethod
     def _restore(cls, classifier: ExtremeClassifier, about: State, encoder: Any) -> Self:
         """Return the estimator of a folder, from its classifier and its text component."""
-        encodes = about.header["kind"] == "encoder"
+        encodes = about.header.get("kind") == "encoder"
+        named = about.header.get("name") if encodes else None
+        if named is not None and (not isinstance(named, str) or len(named) > _MAX_ENCODER_NAME):
+            checks.reject(f"its encoder has the name {checks.shown(named)}")
         features: Any = None
         if not encodes:
             features = restore(TEXT_COMPONENT, about)
@@ -490,16 +564,35 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         texts = cls(
             clone(classifier),
             features=None if features is None else type(features)(**features.to_options()),
-            encoder=about.header["name"] if encodes and encoder is None else encoder,
+            encoder=encoder,
         )
         texts.features_, texts._encodes, texts.classifier_ = features, encodes, classifier
+        texts._encoder_name = named
+        if features is not None and not _same_width(features, classifier, encodes):
+            checks.reject(
+                f"its texts have {features.n_features:,} features, its weights {classifier.n_features_in_:,}"
+            )
         return texts
+
+
+def _same_width(features: NgramFeatures | TextFeatures, classifier: ExtremeClassifier, encodes: bool) -> bool:
+    """Whether text features, and embeddings beside them, have the columns of the classifier's weights."""
+    width = int(classifier.n_features_in_)
+    if encodes and not features.is_sparse:
+        return features.n_features < width
+    return features.n_features == width - (classifier._n_dense if encodes else 0)
 
 
 def _leaves_it_open(classifier: ExtremeClassifier) -> bool:
     """Whether the parameters of a classifier leave the objective to be chosen."""
     trees = isinstance(classifier.noise, str) and classifier.noise in ("adversarial", "tree")
     return classifier.objective == "auto" and trees and classifier.prior_variance is None
+
+
+def _default_features(classifier: ExtremeClassifier) -> NgramFeatures | TextFeatures:
+    """Return the features that a classifier takes: sparse ones unless its objective needs dense ones."""
+    takes_sparse = classifier.objective == _SPARSE or _leaves_it_open(classifier)
+    return NgramFeatures() if takes_sparse else TextFeatures()
 
 
 def _load_encoder(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from extremax.cli import terminal
+from extremax.cli import main, terminal
 from extremax.cli.app import app, build
 
 RUN = [sys.executable, "-m", "extremax"]
@@ -143,6 +144,51 @@ def test_pipe_closed_early_ends_quietly() -> None:
         assert running.wait() == 141
 
 
+IMPORTS = """
+import importlib.abc, os, signal, sys
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            try:
+                os.kill(os.getpid(), signal.{number})
+            except BaseException as error:  # as modules of C do
+                raise ImportError("cannot import") from error
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["extremax", "train", "data.csv", "--out", "model"]
+from extremax.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("typer", "SIGINT"),
+        ("extremax.cli.train", "SIGINT"),
+        ("numpy", "SIGINT"),
+        ("sklearn.base", "SIGINT"),
+        ("sklearn.base", "SIGTERM"),
+    ],
+)
+def test_interrupt_during_imports_leaves_no_traceback(name: str, number: str) -> None:
+    code = IMPORTS.format(name=name, number=number)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "extremax: interrupted.\n")
+
+
+@pytest.mark.small
+def test_interrupt_that_was_kept_back_during_an_import_does_not_lose_the_model(tmp_path: Path) -> None:
+    (tmp_path / "keeps_its_frame.py").write_text("import sys\nframe = sys._getframe()\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom extremax.cli import signals\n"
+    code += "import keeps_its_frame\n"
+    code += "try:\n    signals._interrupt(2, keeps_its_frame.frame)\n"
+    code += "except KeyboardInterrupt:\n    print('saved')\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("saved\n", 0)
+
+
 def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     path.write_bytes(b"old")
@@ -169,3 +215,48 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_table_in_a_pipe_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_table(["code", "p"], [["a\tb", "0.5"]], title="Answers")
     assert capsys.readouterr().out == "code\tp\na b\t0.5\n"
+
+
+@pytest.mark.small
+def test_control_characters_are_escaped_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "a\x1b[2Jb\x9bc\u202ed"
+    terminal.write(label)
+    assert capsys.readouterr().out == label + "\n"  # a pipe gets what there is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = r"a\u001b[2Jb\u009bc\u202ed"
+    terminal.write(label)
+    terminal.warn(label)
+    terminal.print_table(["label"], [[label + "\ne"]], title="[bold]")
+    with terminal.atomic_file(None) as file:
+        file.write(f"{label}\n".encode())
+    said = capsys.readouterr()
+    lines = [line.strip() for line in said.out.splitlines()]
+    assert lines[0] == lines[-1] == shown
+    assert shown + r"\ne" in lines
+    assert any("[bold]" in line for line in lines)
+    assert said.err == f"warning: {shown}\n"
+    assert not [code for code in ("\x1b[2J", "\x9b", "\u202e") if code in said.out + said.err]
+
+
+@pytest.mark.small
+def test_probabilities_have_one_form() -> None:
+    from extremax.cli.predict import decimal
+
+    assert [terminal.fraction(p) for p in (0.5, 0.99999, 3e-5, 0.0)] == [
+        "0.5000",
+        "1.0000",
+        "<0.0001",
+        "0.0000",
+    ]
+    assert [decimal(p) for p in (0.5, 1.5e-12, 0.1234567)] == ["0.5", "0.0000000000015", "0.1234567"]
+
+
+def test_a_call_of_main_leaves_ctrl_c_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["extremax", "--version"])
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        main()
+    assert signal.getsignal(signal.SIGINT) is before

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.cli.app import app
 from extremax.data import TextFeatures
 from extremax.parameters import PARAMETERS
+from planted import label_lists
 
 RUN = [sys.executable, "-m", "extremax"]
 GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
@@ -33,6 +35,11 @@ ROWS = [
     for place in ("off", "from", "near")
 ]
 PARAMETERS_USED = {"n_epochs": 6, "tree_components": 4}
+
+
+def plain(text: str) -> str:
+    """Words of a message that Typer may draw in a frame."""
+    return " ".join(text.replace("\u2502", " ").split())
 
 
 def cli(*arguments: Any, text: str | bytes | None = None, code: int = 0) -> Any:
@@ -147,28 +154,28 @@ def test_shell_completes_choices() -> None:
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        (["--n-epochs", "-1"], "extremax: --n-epochs must be an integer >= 0"),
+        (["--n-epochs", "-1"], "--n-epochs must be an integer >= 0"),
         (
             ["--tree-regularization", "autp"],
-            "extremax: --tree-regularization must be a number > 0.0 or one of 'auto'. Got 'autp' instead.",
+            "--tree-regularization must be a number > 0.0 or one of 'auto'. Got 'autp' instead.",
         ),
-        (["--learning-rate", "0"], "extremax: --learning-rate must be a number > 0.0"),
+        (["--learning-rate", "0"], "--learning-rate must be a number > 0.0"),
     ],
 )
 def test_parameter_is_checked_before_the_file_is_read_rejects(
     tmp_path: Path, option: list[str], sentence: str
 ) -> None:
-    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "model", *option, code=1)
-    assert done.stderr.startswith(sentence)
+    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "model", *option, code=2)
+    assert sentence in plain(done.stderr)
 
 
 def test_nothing_is_written_of_bad_rows_rejects(folder: Path, features: Path, tmp_path: Path) -> None:
     done = cli("predict", folder / "model", features / "X.npy", code=1)
     assert done.stdout == ""
     assert "holds features, but the model takes texts" in done.stderr
-    assert cli("predict", folder / "model", text="").stdout == "label,probability\n"
+    assert cli("predict", folder / "model", text="").stdout == "id,text,label,probability\n"
     done = cli("predict", folder / "model", folder / "data.csv", "--out", tmp_path / "answers.json", code=2)
-    assert "answers.json" in "".join(done.stderr.split())
+    assert "answers.json" in plain(done.stderr).replace(" ", "")
     done = cli(
         "predict", folder / "model", folder / "data.csv", "--out", tmp_path / "absent" / "answers.csv", code=1
     )
@@ -277,6 +284,36 @@ def test_predictions_as_files(features: Path, tmp_path: Path, to: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
+def test_labels_that_apply_as_files(tmp_path: Path, to: str) -> None:
+    X, y = label_lists(300)
+    clf = ExtremeClassifier(random_state=0, n_epochs=2).fit(X, y)
+    clf.save(tmp_path / "model")
+    np.save(tmp_path / "X.npy", X[:40])
+    out = tmp_path / f"answers.{to}"
+    for given, threshold in (("0.2", 0.2), ("auto", None)):
+        cli("predict", tmp_path / "model", tmp_path / "X.npy", "--threshold", given, "--out", out)
+        expected = clf.predict_labels(X[:40], threshold)
+        if to == "csv":
+            rows = list(csv.DictReader(io.StringIO(out.read_text())))
+            found = [[int(label) for label in row["labels"].split(";") if label] for row in rows]
+            p = [[float(x) for x in row["probabilities"].split(";") if x] for row in rows]
+        elif to == "jsonl":
+            lines = [json.loads(line) for line in out.read_text().splitlines()]
+            found, p = [row["labels"] for row in lines], [row["probabilities"] for row in lines]
+        else:
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(out).to_pydict()
+            found, p = table["labels"], table["probabilities"]
+        assert found == expected
+        table = clf.predict_label_proba(X[:40])
+        for row, labels, prob in zip(table, expected, p, strict=True):
+            np.testing.assert_allclose(prob, row[labels], rtol=1e-4)
+    done = cli("predict", tmp_path / "model", tmp_path / "X.npy", "--threshold", "2", code=2)
+    assert "give a number above 0 and at most 1, or auto" in " ".join(done.stderr.split())
+
+
 def test_lines_from_standard_input_are_answered_as_they_come(folder: Path) -> None:
     command = [*RUN, "predict", str(folder / "model"), "--to", "jsonl"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
@@ -304,8 +341,8 @@ def test_table_from_standard_input(folder: Path) -> None:
         text="id,text\n1,a ladder\n2,\n",
     )
     lines = done.stdout.splitlines()
-    assert lines[0] == "label,probability"
-    assert lines[1].startswith("ladder,")
+    assert lines[0] == "id,text,label,probability"
+    assert lines[1].startswith("0,a ladder,ladder,0.")
     assert len(lines) == 3
 
 
@@ -315,7 +352,7 @@ def test_pipe_closed_early_ends_quietly(folder: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
-        assert running.stdout.readline().startswith("label_1,")
+        assert running.stdout.readline().startswith("id,text,label_1,")
         running.stdout.close()
         assert running.stderr.read() == ""
         assert running.wait() == 141
@@ -332,7 +369,8 @@ app(sys.argv[1:])
 """
 
 
-def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     arguments = [
         "train",
         str(folder / "data.csv"),
@@ -346,7 +384,7 @@ def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.readline() == "1\n"
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         running.stdout.read()
         said = running.stderr.read()
         assert running.wait() == 130, said
@@ -473,11 +511,18 @@ def test_bad_lines_stop_or_are_counted_rejects(tmp_path: Path) -> None:
         (["train", "nothing.csv", "--out", "m"], 1, "nothing.csv: there is no such file."),
         (["train", "data.csv"], 2, "--out"),
         (["train", "data.csv", "--out", "."], 1, "is not an extremax model, so it is left alone"),
-        (["train", "data.csv", "--out", "m", "--n-epochs", "-1"], 1, "--n-epochs must be an integer >= 0"),
+        (["train", "data.csv", "--out", "m", "--n-epochs", "-1"], 2, "--n-epochs must be an integer >= 0"),
         (["train", "data.csv", "--out", "m", "--noise", "loud"], 2, "loud"),
         (["train", "data.csv", "--out", "m", "--label-column", "nope"], 1, "there is no column 'nope'"),
         (["train", "texts.csv", "--out", "m"], 1, "but no labels; name their column"),
-        (["predict", "nothing", "data.csv"], 2, "nothing"),
+        (["predict", "nothing", "data.csv"], 1, "There is no model at nothing"),
+        (["predict", "data.csv", "data.csv"], 1, "data.csv is not an extremax model"),
+        (["predict", "model", "data.csv", "--keep", "date"], 1, "there is no column 'date'"),
+        (["predict", "model", "data.csv", "--id-column", "nr"], 1, "there is no column 'nr'"),
+        (["evaluate", "model", "data.csv", "--by-class", "x.xlsx"], 2, ".csv, .tsv or .jsonl"),
+        (["evaluate", "model", "data.csv", "--by-class", "absent/x.csv"], 1, "there is no folder absent"),
+        (["plot", ".", "--out", "x.gif"], 2, "'gif'"),
+        (["reproduce", "--method", "magic"], 2, "--method magic"),
         (["predict", "model", "X.npy"], 1, "holds features, but the model takes texts"),
         (["predict", "model", "data.csv", "--search", "wide"], 2, "wide"),
         (["predict", "model", "data.csv", "--out", "model"], 1, "is a folder"),
@@ -494,7 +539,7 @@ def test_mistake_gets_a_sentence_rejects(
     Path("pairs.csv").write_text("text,label\nfell,a;b\noff,a\n")
     np.save("X.npy", np.zeros((3, 2), np.float32))
     done = cli(*arguments, code=code)
-    assert sentence in " ".join(done.stderr.split())
+    assert sentence in plain(done.stderr)
     assert not Path("m").exists()
 
 
@@ -529,7 +574,7 @@ def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
     command += ["--n-epochs", "1", "--text-features", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 3
+    assert len(done.stderr.splitlines()) == 4
     assert "\r" not in done.stderr
 
 
@@ -597,7 +642,7 @@ def test_unknown_text_is_said_to_be_unknown(word_model: Path, text: str) -> None
     done = cli("ask", word_model, "--why", text)
     assert "no known word was found; these are the class frequencies" in done.stderr
     probability = [line.split("\t")[1] for line in done.stdout.splitlines()[1:]]
-    assert probability == ["12.5%"] * 5
+    assert probability == ["0.1250"] * 5
     found = json.loads(cli("ask", word_model, text, "--json").stdout)
     assert not found["is_known"]
 
@@ -638,3 +683,153 @@ def test_frequencies_match_reference() -> None:
     accuracy, top_5, log_likelihood = frequency_figures(["a", "a", "b"], ["a", "b", "unknown"])
     assert (accuracy, top_5) == (0.5, 1.0)
     assert log_likelihood == pytest.approx((np.log(2 / 3) + np.log(1 / 3)) / 2)
+
+
+# -- what commands say, and what they carry through
+
+
+def write_tickets(path: Path, n_rows: int) -> Path:
+    rng = np.random.default_rng(0)
+    words = np.array([f"word{i}" for i in range(60)])
+    y = rng.integers(12, size=n_rows)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(("nr", "text", "label"))
+        for i in range(n_rows):
+            own = words[5 * y[i] : 5 * y[i] + 5]
+            label = y[i] if i % 10 else (y[i] + 1) % 12  # one in ten is wrong
+            out.writerow(
+                (f"T{i}", " ".join(rng.choice(own, 3)) + " " + " ".join(rng.choice(words, 3)), f"c{label}")
+            )
+    return path
+
+
+def test_training_ends_with_held_out_figures_and_says_what_it_replaces(tmp_path: Path) -> None:
+    data = write_tickets(tmp_path / "tickets.csv", 1500)
+    command = ["train", data, "--out", tmp_path / "m", "--n-epochs", 2, "--json"]
+    done = cli(*command)
+    said = done.stderr.splitlines()
+    assert said[0] == (
+        f"{data}: 1,500 rows of texts; CSV with a header: texts from 'text', labels from 'label'"
+    )
+    figures = re.fullmatch(
+        r"held out: accuracy (0\.\d{4}), top-5 accuracy (0\.\d{4}|1\.0000), log-likelihood (-\d\.\d{4}),"
+        r" on (\d+) rows that were not trained on",
+        said[-2],
+    )
+    assert figures is not None, said
+    record = json.loads(done.stdout)
+    assert float(figures[1]) == pytest.approx(record["held_out_accuracy"], abs=1e-4)
+    assert float(figures[3]) == pytest.approx(record["held_out_log_likelihood"], abs=1e-4)
+    assert int(figures[4]) == record["held_out_rows"] >= 128
+    assert 0.5 < record["held_out_accuracy"] <= record["held_out_top_k_accuracy"]
+    assert load_model(tmp_path / "m").history_[-1]["held_out_rows"] == record["held_out_rows"]
+    assert not record["replaced"]
+    assert said[-1] == f"saved in {tmp_path / 'm'}"
+    again = cli(*command, "--valid", data)
+    assert json.loads(again.stdout)["replaced"]
+    said = again.stderr.splitlines()
+    assert said[0] == f"{tmp_path / 'm'} holds a model, which this one will replace"
+    assert said[-2].startswith("validation: accuracy 0.")
+    assert said[-1].endswith(", in place of the model that was there")
+
+
+def test_figures_without_rows_to_hold_out(folder: Path, tmp_path: Path) -> None:
+    said = cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1).stderr
+    assert "held out: none, as rows are few; give --valid FILE to measure the model" in said
+
+
+@pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
+def test_predictions_carry_columns_through(folder: Path, tmp_path: Path, to: str) -> None:
+    rows = [
+        {"nr": f"T{i}", "text": text, "label": label, "day": str(i)}
+        for i, (text, label) in enumerate(ROWS[:5])
+    ]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / f"answers.{to}"
+
+    def answers(*options: str) -> list[dict[str, Any]]:
+        cli("predict", folder / "model", tmp_path / "new.jsonl", "--out", out, *options)
+        if to == "csv":
+            return list(csv.DictReader(io.StringIO(out.read_text())))
+        if to == "jsonl":
+            return [json.loads(line) for line in out.read_text().splitlines()]
+        import pyarrow.parquet as pq
+
+        return pq.read_table(out).to_pylist()  # type: ignore[no-any-return]
+
+    predicted = ["label", "probability"] if to == "csv" else ["labels", "probabilities"]
+    found = answers()
+    assert list(found[0]) == ["id", "text", *predicted]
+    assert [int(row["id"]) for row in found] == [0, 1, 2, 3, 4]
+    assert [row["text"] for row in found] == [row["text"] for row in rows]
+    found = answers("--id-column", "nr", "--keep", "day,label", "--no-text")
+    assert list(found[0]) == ["id", "day", "input_label", *predicted]
+    assert [(row["id"], row["day"], row["input_label"]) for row in found] == [
+        (row["nr"], row["day"], row["label"]) for row in rows
+    ]
+    assert list(answers("--keep", "all")[0]) == ["id", "nr", "text", "input_label", "day", *predicted]
+    assert list(answers("--keep", "all", "--id-column", 0)[0]) == [
+        "id",
+        "text",
+        "input_label",
+        "day",
+        *predicted,
+    ]
+
+
+def test_table_of_classes_matches_reference(folder: Path, tmp_path: Path) -> None:
+    rows = [*ROWS, ("fell off a ladder", "roof"), ("jumped near a ladder", "roof")]
+    with (tmp_path / "test.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    command = ["evaluate", folder / "model", tmp_path / "test.csv", "--by-class"]
+    cli(*command, tmp_path / "classes.jsonl")
+    table = {
+        row["label"]: row for row in map(json.loads, (tmp_path / "classes.jsonl").read_text().splitlines())
+    }
+    guessed = load_model(folder / "model").predict([text for text, _ in rows]).tolist()
+    truth = [label for _, label in rows]
+    for name, row in table.items():
+        hits = sum(a == b == name for a, b in zip(truth, guessed, strict=True))
+        assert row["support"] == truth.count(name)
+        assert row["precision"] == pytest.approx(hits / guessed.count(name))
+        assert row["recall"] == pytest.approx(hits / truth.count(name))
+    assert next(iter(table)) == "roof"  # the most frequent
+    assert (table["roof"]["confused_with"], table["roof"]["n_confused"]) == ("ladder", 2)
+    assert table["ladder"]["confused_with"] is None
+    cli(*command, tmp_path / "classes.csv")
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "classes.csv").read_text())))
+    assert list(lines[0]) == [
+        "label",
+        "support",
+        "predicted",
+        "precision",
+        "recall",
+        "confused_with",
+        "n_confused",
+    ]
+    assert lines[0]["recall"] == f"{table['roof']['recall']:.4f}"
+
+
+def test_full_disk_and_unwritable_targets_are_named(folder: Path, tmp_path: Path) -> None:
+    if Path("/dev/full").exists():
+        command = [*RUN, "inspect", str(folder / "model")]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.stderr == "extremax: standard output: No space left on device.\n"
+        assert done.returncode == 1
+    (tmp_path / "file").write_text("")
+    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "file" / "m", code=1)
+    assert (
+        done.stderr
+        == f"extremax: {tmp_path / 'file'} is a file; {tmp_path / 'file' / 'm'} cannot be a folder in it.\n"
+    )
+
+
+def test_full_disk_is_known_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("extremax.storage.folder._flush", fail)
+    done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "m", code=1)
+    assert done.stderr == f"extremax: {tmp_path}: No space left on device.\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,12 @@ from typer.testing import CliRunner
 
 from experiment_files import make_recipe, write_recipe
 from extremax.cli.app import app
-from extremax.experiments import load_recipe, tune, tuning
+from extremax.experiments import load_recipe, run, tune, tuning
 from extremax.experiments.curve import Evaluator
 from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import load_rows
 from extremax.experiments.tuning import default_space
+from extremax.runtime.locks import hold_folder
 
 pytest.importorskip("optuna")
 SPACE = """
@@ -152,3 +156,78 @@ def test_terminal_runs_searches_and_draws(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["run", "icd10cm/adverserial", "--out", str(tmp_path / "b")])
     assert done.exit_code == 1
     assert "Did you mean 'icd10cm/adversarial'?" in done.stderr
+
+
+# -- faults
+
+KILLS = """
+import os, sys
+from pathlib import Path
+import sqlalchemy
+from extremax.experiments import load_recipe, tune
+from extremax.experiments.rows import load_rows
+
+folder = Path(sys.argv[1])
+recipe = load_recipe(folder / "recipe.toml")
+rows = load_rows(recipe)
+tune(recipe, folder / "first", rows=rows, n_jobs=1)  # compiles
+
+def write(n_left):
+    def count(*arguments, **named):
+        n_left[0] -= 1
+        if n_left[0] < 0:
+            os._exit(9)
+    return count
+
+def child(out, n_writes):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            count, replace = write([n_writes]), os.replace
+            sqlalchemy.event.listen(sqlalchemy.engine.Engine, "commit", count)
+            os.replace = lambda *names: (count(), replace(*names))
+            code = 0 if len(tune(recipe, out, rows=rows, n_jobs=1).trials) == 1 else 2
+        except BaseException as error:
+            print(f"{n_writes}: {error!r}", flush=True)
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+n_writes = 0
+while child(folder / f"out{n_writes}", n_writes) == 9:
+    assert child(folder / f"out{n_writes}", 10**6) == 0, n_writes
+    n_writes += 1
+print(n_writes)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_search_killed_before_any_write_is_resumed(tmp_path: Path) -> None:
+    """A process that ends before its first write, its second, and so on to its last."""
+    write_recipe(tmp_path, n_rows=200, n_classes=8, n_epochs=1, more=SPACE.replace("= 4", "= 1"))
+    done = subprocess.run([sys.executable, "-c", KILLS, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 15
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_second_process_is_told(tmp_path: Path, command: str) -> None:
+    recipe = write_recipe(tmp_path, n_epochs=1, more=SPACE.replace("= 4", "= 1"))
+    out = tmp_path / "out"
+    out.mkdir()
+    with hold_folder(out):
+        done = CliRunner().invoke(app, [command, str(recipe), "--out", str(out)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"extremax: {out} is in use by another process")
+    assert done.stderr.count("\n") == 1
+    assert not list(out.iterdir())
+
+
+@pytest.mark.parametrize("start", [tune, run])
+def test_remains_of_a_killed_write_are_swept(tmp_path: Path, start: Any) -> None:
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE.replace("= 4", "= 1"))
+    (tmp_path / "out").mkdir()
+    for name in (".config.json.0123456789ab", ".search.json.0123456789ab", ".lock"):
+        (tmp_path / "out" / name).write_text("")
+    start(recipe, tmp_path / "out")
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

@@ -23,8 +23,9 @@ Rules for every command
 -----------------------
 - For a user's mistake, raise ``ValueError``, ``TypeError``, ``OSError`` or ``ImportError`` with one sentence,
   as everywhere in the package: the application prints it on standard error and exits with 1.
-  ``typer.BadParameter`` is for options that do not fit together: exit code 2, as for any wrong usage. Ctrl-C
-  is 130. None of these shows a traceback unless ``EXTREMAX_TRACEBACK=1`` is set in the environment.
+  ``typer.BadParameter`` is for options that do not fit together, or values that no data could make right:
+  exit code 2, as for any wrong usage. Ctrl-C and SIGTERM are 130. None of these shows a traceback unless
+  ``EXTREMAX_TRACEBACK=1`` is set in the environment.
 - Results go to standard output (`terminal.write`, `terminal.show_json`, `terminal.print_table`), everything
   else to standard error (`terminal.log`, `terminal.warn`), so that a pipe gets results alone. ``--quiet``
   silences `log`, not warnings and errors.
@@ -37,14 +38,19 @@ from __future__ import annotations
 
 import sys
 
+from extremax.cli.signals import leave_on_interrupt
+
 
 def main() -> None:
     """Run the ``extremax`` command."""
-    try:
-        from extremax.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
-            raise
-        print(f"extremax: the command line needs {error.name}: pip install extremax[cli]", file=sys.stderr)
-        raise SystemExit(1) from None
-    app(prog_name="extremax")
+    with leave_on_interrupt():
+        try:
+            from extremax.cli.app import app
+        except ModuleNotFoundError as error:
+            if error.name not in ("typer", "rich"):
+                raise
+            print(
+                f"extremax: the command line needs {error.name}: pip install extremax[cli]", file=sys.stderr
+            )
+            raise SystemExit(1) from None
+        app(prog_name="extremax")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import warnings
 from importlib import import_module
@@ -14,7 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from extremax.cli import terminal
-from extremax.cli.options import option_of
+from extremax.cli.options import in_options
+from extremax.cli.signals import EXIT_INTERRUPTED, command_signals
 
 # Modules of extremax.cli, in the order of --help.
 COMMANDS: tuple[str, ...] = (
@@ -28,15 +28,7 @@ COMMANDS: tuple[str, ...] = (
     "theory",
 )
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
-# Messages of the library name arguments of functions; on the command line these are options.
-_AS_OPTIONS = {
-    "skip_bad_lines=True": "--skip-bad-lines",
-    "pass format= one of": "pass --format with one of",
-    "text_column and label_column": "--text-column and --label-column",
-    "labels_path is for": "--labels is for",
-}
-_PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")
-EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 130, 141
+EXIT_ERROR, EXIT_PIPE_CLOSED = 1, 141
 
 
 class Application(TyperGroup):
@@ -44,12 +36,12 @@ class Application(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         terminal.set_quiet(False)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), command_signals():
             warnings.showwarning = _show_warning
             try:
                 result = super().invoke(ctx)
                 # notice a pipe that was closed early here, not when the interpreter exits
-                sys.stdout.flush()
+                terminal.flush()
                 return result
             except BrokenPipeError:
                 _redirect_stdout()
@@ -59,11 +51,13 @@ class Application(TyperGroup):
             except USER_ERRORS as error:
                 if os.environ.get("EXTREMAX_TRACEBACK"):
                     raise
+                if isinstance(error, OSError) and error.filename == terminal.STDOUT:
+                    _redirect_stdout()
                 _fail(_message(error), EXIT_ERROR)
 
 
 def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"extremax: {message}\n")
+    terminal.fail(message)
     raise typer.Exit(code)
 
 
@@ -72,10 +66,7 @@ def _message(error: BaseException) -> str:
         return f"not enough memory. {error}".strip()
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
-    text = str(error) or type(error).__name__
-    for argument, option in _AS_OPTIONS.items():
-        text = text.replace(argument, option)
-    return _PARAMETER.sub(lambda found: f"{option_of(found.group(1))} must be", text)
+    return in_options(str(error) or type(error).__name__)
 
 
 def _redirect_stdout() -> None:

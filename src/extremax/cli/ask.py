@@ -8,14 +8,14 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import description_of, open_model, takes_texts
-from extremax.cli.options import Json, ModelArgument, Search, Threads
+from extremax.cli.options import Encoder, Json, ModelArgument, Search, Threads
 from extremax.cli.predict import SEARCH_HELP, probabilities
 
 UNKNOWN = "no known word was found; these are the class frequencies"
 _TERMS = 8  # words, and n-grams, that are shown
 
 
-def ask(
+def ask(  # noqa: PLR0913 (the parameters are the options)
     model: ModelArgument,
     text: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="Text to classify.", show_default=False)
@@ -26,6 +26,7 @@ def ask(
         typer.Option("--why", help="Show what the words of the text add to the score of the first label."),
     ] = False,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
+    encoder: Encoder = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +36,7 @@ def ask(
     extremax ask model "fell off a ladder"
     extremax ask model --why "fell off a ladder"
     """
-    clf = open_model(model, threads)
+    clf = open_model(model, threads, encoder)
     if not takes_texts(clf):
         raise ValueError(
             f"{model} was trained on features, not on texts; use: extremax predict {model} DATA."
@@ -92,13 +93,10 @@ def show_answers(answers: list[dict[str, Any]], title: str | None = None) -> Non
     """Write a table of answers to standard output."""
     columns = list(answers[0])
     rows = [
-        [*(str(answer[name]) for name in columns[:-1]), _percent(answer["probability"])] for answer in answers
+        [*(str(answer[name]) for name in columns[:-1]), terminal.fraction(answer["probability"])]
+        for answer in answers
     ]
     terminal.print_table(columns, rows, title=title, right=["probability"])
-
-
-def _percent(p: float) -> str:
-    return f"{p:.1%}" if p >= 0.001 else f"{p:.1e}"
 
 
 def register(app: typer.Typer) -> None:

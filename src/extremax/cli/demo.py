@@ -130,7 +130,10 @@ def compare(clf: Any, data: Texts, threads: int | None) -> dict[str, Figures]:
         "nearest centroid": centroid_figures(clf, data),
     }
     found = {**figures, "extremax": _figures(evaluate(clf, texts, codes, n_jobs=threads))}
-    table = [[name, f"{a:.1%}", f"{five:.1%}", f"{ll:.2f}"] for name, (a, five, ll) in found.items()]
+    table = [
+        [name, terminal.fraction(a), terminal.fraction(five), f"{ll:.4f}"]
+        for name, (a, five, ll) in found.items()
+    ]
     n_test = int(seen_classes(codes, data.train[1]).sum())
     columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
     terminal.print_table(columns, table, title=f"On {n_test:,} test texts", right=columns[1:])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +19,33 @@ from extremax.cli.models import (
     report_skipped,
     without_labels,
 )
-from extremax.cli.options import DataArgument, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
+from extremax.cli.options import (
+    DataArgument,
+    Encoder,
+    Json,
+    ModelArgument,
+    Quiet,
+    Reading,
+    Threads,
+    source,
+    unbundled,
+)
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 (the parameters are the options)
     model: ModelArgument,
     data: DataArgument,
     k: Annotated[str, typer.Option("--k", "-k", help="Values of k, separated by commas.")] = "1,3,5",
+    by_class: Annotated[
+        Path | None,
+        typer.Option(
+            "--by-class",
+            metavar="FILE",
+            help="Write a table of classes, .csv, .tsv or .jsonl: support, precision, recall, most frequent"
+            " confusion.",
+        ),
+    ] = None,
+    encoder: Encoder = None,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -39,19 +62,30 @@ def evaluate(
     propensity_scored_precision@k  precision with more weight for rare labels
     calibration_error  mean distance of confidence and accuracy
 
+    \b
+    The table of --by-class has a row for each class that occurs in DATA or
+    is predicted, by the first prediction of each row, most frequent first.
+
     Rows whose labels were not in the training data are left out and counted.
     """
     terminal.set_quiet(quiet)
     ranks = _ranks(k)
-    clf = open_model(model, threads)
-    figures = measure(clf, data, reading, ranks)
+    kind = None if by_class is None else _table_format(by_class)
+    if by_class is not None:
+        terminal.check_file(by_class)
+    clf = open_model(model, threads, encoder)
+    rows, labels = _load(clf, data, reading)
+    figures = measure(clf, rows, labels, ranks)
+    if by_class is not None and kind is not None:
+        n_classes = _write_classes(clf, rows, labels, by_class, kind)
+        terminal.log(f"wrote {n_classes:,} classes to {by_class}")
     if as_json:
         terminal.show_json(figures)
         return
-    rows = [
+    shown = [
         [name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in figures.items()
     ]
-    terminal.print_table(["figure", "value"], rows, right=["value"])
+    terminal.print_table(["figure", "value"], shown, right=["value"])
 
 
 def _ranks(k: str) -> list[int]:
@@ -64,25 +98,67 @@ def _ranks(k: str) -> list[int]:
     return ranks
 
 
-def measure(clf: Any, path: Path, reading: Reading, ranks: list[int]) -> dict[str, Any]:
-    """Return all figures by name, without those at k above the number of classes."""
+def _table_format(path: Path) -> str:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "tsv", "jsonl"):
+        raise typer.BadParameter(f"--by-class {path}: the name must end in .csv, .tsv or .jsonl.")
+    return kind
+
+
+def _load(clf: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
+    """Return inputs and labels."""
     from extremax.data import load_dataset
-    from extremax.evaluation import evaluate as evaluate_model
 
     with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
         data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
     report_skipped(data)
+    if data.note:
+        terminal.log(f"{path}: {data.note}")
     if data.y is None:
         raise ValueError(without_labels(data, path))
-    report = evaluate_model(
-        clf,
-        inputs_of(clf, data, path),
-        named_labels(data),
-        ks=[k for k in ranks if k <= len(clf.classes_)] or [1],
-    )
+    return inputs_of(clf, data, path), named_labels(data)
+
+
+def measure(clf: Any, rows: Any, labels: Any, ranks: list[int]) -> dict[str, Any]:
+    """Return all figures by name, without those at k above the number of classes."""
+    from extremax.evaluation import evaluate as evaluate_model
+
+    report = evaluate_model(clf, rows, labels, ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
     if report.n_left_out:
         terminal.warn(f"{report.n_left_out:,} rows have no label that the model knows; they are left out.")
     return report.as_dict()
+
+
+def _write_classes(clf: Any, rows: Any, labels: Any, path: Path, kind: str) -> int:
+    from extremax.evaluation import evaluate_classes
+
+    names = clf.classes_.tolist()
+    table = []
+    for figures in evaluate_classes(clf, rows, labels):
+        record = vars(figures) | {"label": names[figures.label]}
+        if figures.confused_with is not None:
+            record["confused_with"] = names[figures.confused_with]
+        table.append(record)
+    with terminal.atomic_file(path) as file:
+        if kind == "jsonl":
+            file.writelines(
+                json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n" for record in table
+            )
+        else:
+            text = io.StringIO()
+            writer = csv.DictWriter(
+                text, list(table[0]), delimiter="\t" if kind == "tsv" else ",", lineterminator="\n"
+            )
+            writer.writeheader()
+            for record in table:  # fractions as in all tables
+                writer.writerow(
+                    {
+                        name: terminal.fraction(v) if isinstance(v, float) and name != "label" else v
+                        for name, v in record.items()
+                    }
+                )
+            file.write(text.getvalue().encode())
+    return len(table)
 
 
 def register(app: typer.Typer) -> None:

@@ -54,8 +54,8 @@ def run(
     rows = []
     for name, point in (("last epoch", summary["last"]), ("best by validation", summary["best_accuracy"])):
         figures = [
-            f"{point['valid_accuracy']:.2%}",
-            f"{point['test_accuracy']:.2%}",
+            terminal.fraction(point["valid_accuracy"]),
+            terminal.fraction(point["test_accuracy"]),
             f"{point['test_log_likelihood']:.4f}",
         ]
         rows.append([name, f"{point['epoch']:g}", f"{point['seconds']:.1f}", *figures])
@@ -66,7 +66,7 @@ def run(
 
 def _show_point(point: dict[str, Any]) -> None:
     figures = "   ".join(
-        f"{split} {point[f'{split}_accuracy']:7.2%} {point[f'{split}_log_likelihood']:8.4f}"
+        f"{split} {terminal.fraction(point[f'{split}_accuracy']):>7} {point[f'{split}_log_likelihood']:8.4f}"
         for split in ("valid", "test")
     )
     terminal.log(f"epoch {point['epoch']:<6.3g} {point['seconds']:8.2f} s   {figures}")
@@ -173,8 +173,12 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     import sys
 
     from extremax.paper import reproduce as reproduce_paper
+    from extremax.paper.reproduction import ALL_METHODS
 
     terminal.set_quiet(quiet)
+    for name in methods or ():
+        if name not in ALL_METHODS:
+            raise typer.BadParameter(f"--method {name}: there are {', '.join(ALL_METHODS)}.")
     command = " ".join(["extremax", *sys.argv[1:]])
     result = reproduce_paper(
         data,
@@ -195,7 +199,13 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         terminal.show_json({"outcomes": outcomes, "verdicts": [vars(verdict) for verdict in result.verdicts]})
         return
     rows = [
-        [name, f"{o.accuracy:.2%}", f"{o.standard_error:.2%}", f"{o.log_likelihood:.4f}", f"{o.seconds:.1f}"]
+        [
+            name,
+            terminal.fraction(o.accuracy),
+            terminal.fraction(o.standard_error),
+            f"{o.log_likelihood:.4f}",
+            f"{o.seconds:.1f}",
+        ]
         for name, o in result.outcomes.items()
     ]
     columns = ["method", "test accuracy", "standard error", "test log-likelihood", "seconds"]
@@ -223,8 +233,14 @@ def plot(
     Log-likelihood and accuracy against training time, with a row of panels per data set.
     """
     from extremax.experiments import plot as plot_runs
+    from extremax.experiments.figures import FORMATS
 
     terminal.set_quiet(quiet)
+    for kind in kinds or [out.suffix.lstrip(".").lower() or "png"]:
+        if kind not in FORMATS:
+            raise typer.BadParameter(
+                f"a figure cannot be written as {kind!r}; use one of {', '.join(FORMATS)}."
+            )
     # a pattern such as runs/* also finds files beside the runs
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):

@@ -96,6 +96,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
         "optimizer": choices.get("optimizer", classifier.optimizer),
         "temperature": fitted.calibration.temperature,
+        "temperature_slope": fitted.calibration.temperature_slope or None,
         "uniform_mix": fitted.calibration.uniform_mix,
         "epochs": last["epoch"],
         "training_seconds": last["seconds"],
@@ -126,7 +127,7 @@ def _nonzero(weights: Any) -> int | None:
 def _input(clf: Any) -> str:
     if not takes_texts(clf):
         return "features"
-    encoder = f"the encoder {clf.encoder or '(an object)'}"
+    encoder = f"the encoder {clf.encoder or clf._encoder_name or '(an object)'}"
     if clf.features_ is None:
         return f"texts through {encoder}"
     return f"texts, and through {encoder}" if clf._encodes else "texts"
@@ -180,7 +181,7 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     rows = [
         [
             str(entry["label"]),
-            f"{entry[measure]:.4f}",
+            terminal.fraction(entry[measure]),
             f"{entry.get('rows', '')}",
             description_of(clf, entry["label"]) or "",
         ]

@@ -13,11 +13,11 @@ from extremax.cli import terminal
 from extremax.cli.options import FileFormat, Reading, source
 
 
-def open_model(path: Path, threads: int | None = None) -> Any:
-    """Return the estimator saved in a folder, with the given number of threads."""
+def open_model(path: Path, threads: int | None = None, encoder: str | None = None) -> Any:
+    """Return the estimator saved in a folder, with the given number of threads and sentence encoder."""
     from extremax.loading import load_model
 
-    model = load_model(path)
+    model = load_model(path, encoder=encoder)
     classifier_of(model).n_jobs = threads
     return model
 
@@ -53,8 +53,8 @@ def reading_for(model: Any, reading: Reading, path: Path) -> dict[str, Any]:
     return arguments
 
 
-def batches(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterator[Any]:
-    """Yield datasets of about `batch_rows` rows each."""
+def batches(model: Any, path: Path, reading: Reading, batch_rows: int, keep: Any) -> Iterator[Any]:
+    """Yield datasets of about `batch_rows` rows each, without labels, with the columns to `keep`."""
     from extremax.data import iter_dataset
 
     arguments = reading_for(model, reading, path)
@@ -63,8 +63,14 @@ def batches(model: Any, path: Path, reading: Reading, batch_rows: int) -> Iterat
     with terminal.Bar(f"{path.name}") as bar, source(path) as opened:
         # a bar would be drawn over results in the same terminal
         shown = None if sys.stdout.isatty() else bar
-        for data in iter_dataset(opened, **arguments, batch_rows=batch_rows, progress=shown):
+        noted = False
+        for data in iter_dataset(
+            opened, **arguments, batch_rows=batch_rows, keep=keep, ignore_labels=True, progress=shown
+        ):
             report_skipped(data)
+            if data.note and not noted:
+                terminal.log(f"{path}: {data.note}")
+                noted = True
             yield data
 
 
@@ -103,7 +109,7 @@ def describe_labels(model: Any, path: Path) -> None:
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with ByteStream(path) as stream:
         table = TableReader(stream, text_column=1, label_column=0, delimiter=delimiter, header=False)
-        rows = {label[0]: text for text, label in table.rows() if label}
+        rows = {row.labels[0]: row.text for row in table.rows() if row.labels}
     texts = [rows.get(str(label), "") for label in model.classes_.tolist()]
     missing = sum(not text for text in texts)
     if missing:

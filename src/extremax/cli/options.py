@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,14 +28,21 @@ Seed = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads; by default one per processor.")
 ]
+Encoder = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        metavar="NAME",
+        help="Sentence encoder that the model was trained with; its name in the folder is not enough.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors only.")]
 
 ModelArgument = Annotated[
     Path,
-    typer.Argument(
-        metavar="MODEL", help="Folder of a saved model.", exists=True, file_okay=False, show_default=False
-    ),
+    typer.Argument(metavar="MODEL", help="Folder of a saved model.", show_default=False),
 ]
 DataArgument = Annotated[
     Path,
@@ -56,6 +64,8 @@ class FileFormat(StrEnum):
     arrow = "arrow"
     csv = "csv"
     tsv = "tsv"
+    json = "json"
+    jsonl = "jsonl"
     fasttext = "fasttext"
     lines = "lines"
 
@@ -91,10 +101,10 @@ class Reading:
         FileFormat.auto
     )
     text_column: Annotated[
-        str | None, typer.Option(help="Column of texts: its name, or its position from 0.")
+        str | None, typer.Option(help="Column or JSON field of texts: its name, or its position from 0.")
     ] = None
     label_column: Annotated[
-        str | None, typer.Option(help="Column of labels: its name, or its position from 0.")
+        str | None, typer.Option(help="Column or JSON field of labels: its name, or its position from 0.")
     ] = None
     vector_column: Annotated[
         str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")
@@ -126,9 +136,39 @@ class Reading:
         """Return the keyword arguments for `load_dataset`."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         for column in ("text_column", "label_column"):
-            if named[column] is not None and named[column].isdigit():
-                named[column] = int(named[column])
+            named[column] = column_of(named[column])
         return named | {"format": self.format.value, "delimiter": _unescaped(self.delimiter)}
+
+
+def column_of(given: str | None) -> str | int | None:
+    """Return a column as the readers take it: digits are a position."""
+    return int(given) if given is not None and given.isascii() and given.isdigit() else given
+
+
+# Messages of the library name arguments of functions; on the command line these are options.
+_AS_OPTIONS = {
+    "skip_bad_lines=True": "--skip-bad-lines",
+    "pass format= one of": "pass --format with one of",
+    "text_column and label_column": "--text-column and --label-column",
+    "labels_path is for": "--labels is for",
+}
+_PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")
+
+
+def in_options(message: str) -> str:
+    """Return a message of the library in the words of the command line."""
+    for argument, option in _AS_OPTIONS.items():
+        message = message.replace(argument, option)
+    return _PARAMETER.sub(lambda found: f"{option_of(found.group(1))} must be", message)
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Report errors in the block as wrong usage, exit code 2: values that no data could make right."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(in_options(str(error))) from error
 
 
 def option_of(parameter: str) -> str:

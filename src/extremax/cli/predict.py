@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated, Any, Protocol
@@ -13,9 +15,20 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import batches, inputs_of, open_model, takes_texts
-from extremax.cli.options import DataArgument, ModelArgument, Quiet, Reading, Search, Threads, unbundled
+from extremax.cli.options import (
+    DataArgument,
+    Encoder,
+    ModelArgument,
+    Quiet,
+    Reading,
+    Search,
+    Threads,
+    column_of,
+    unbundled,
+)
 
 SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the label tree, finds best."
+_OWN_NAME = re.compile(r"id|labels?|probability|probabilities|(label|probability)_\d+")
 _ROWS = 4096  # predicted at a time
 _ROWS_PIPED = 256  # predicted at a time from a pipe, where answers should not wait for thousands of rows
 
@@ -40,6 +53,15 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
         typer.Option("--to", help="Format to write.  [default: by the name of --out, else csv]"),
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row, best first.")] = 1,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NUMBER|auto]",
+            help="Give all labels that apply with at least this probability by themselves, in place of the"
+            " first k; auto: the probability that was best for F1 in training.",
+            show_default=False,
+        ),
+    ] = None,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
     beam_width: Annotated[
         int | None,
@@ -49,6 +71,24 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
             show_default=False,
         ),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of DATA to carry through: names or positions, separated by commas; or all.",
+            show_default=False,
+        ),
+    ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]",
+            show_default=False,
+        ),
+    ] = None,
+    with_text: Annotated[
+        bool, typer.Option("--text/--no-text", help="Whether to write the text beside its labels.")
+    ] = True,
+    encoder: Encoder = None,
     threads: Threads = None,
     quiet: Quiet = False,
     *,
@@ -59,24 +99,41 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     \b
     Rows are read as by `extremax train`; labels in DATA are ignored.
     A model of texts takes plain lines from standard input, one text each.
+    Answers have an id, which is the number of the row from 0 unless
+    --id-column names a column of DATA, the columns of --keep, and the text.
 
     \b
     extremax predict model new.csv --k 5 --out answers.csv
+    extremax predict model new.csv --id-column id --keep date,queue --no-text
     echo "fell off a ladder" | extremax predict model --to jsonl
+    extremax predict model laws.csv --threshold auto --out concepts.jsonl
     """
     terminal.set_quiet(quiet)
     kind = to or _output_of(out)
-    clf = open_model(model, threads)
+    wanted = [column_of(name.strip()) for name in (keep or "").split(",") if name.strip()]
+    clf = open_model(model, threads, encoder)
     k = min(k, len(clf.classes_))
+    least = _threshold(threshold)
+    columns = Columns(
+        column_of(id_column), "all" if wanted == ["all"] else wanted, with_text and takes_texts(clf)
+    )
     with terminal.atomic_file(out) as file:
-        writer = _WRITERS[kind](file, k)
+        writer = _WRITERS[kind](file, k if threshold is None else 0, columns.early_names)
         n_rows = 0
-        for batch in batches(clf, data, reading, _ROWS_PIPED if str(data) == "-" else _ROWS):
+        rows_at_once = _ROWS_PIPED if str(data) == "-" else _ROWS
+        for batch in batches(clf, data, reading, rows_at_once, columns.request):
             inputs = inputs_of(clf, batch, data)
+            carried = columns.of(batch, n_rows)
             for start in range(0, batch.n_samples, _ROWS):  # sparse text comes in large batches
-                part = inputs[start : start + _ROWS]
-                labels, log_prob = clf.predict_topk(part, k, search=search.value, beam_width=beam_width)
-                writer.write(labels, log_prob)
+                part = slice(start, start + _ROWS)
+                before = {name: values[part] for name, values in carried.items()}
+                if threshold is not None:
+                    writer.write(before, *_labels_of(clf, inputs[part], least))
+                    continue
+                labels, log_prob = clf.predict_topk(
+                    inputs[part], k, search=search.value, beam_width=beam_width
+                )
+                writer.write(before, labels.tolist(), probabilities(log_prob))
             n_rows += batch.n_samples
             if out is None:
                 file.flush()
@@ -84,6 +141,31 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     if out is not None:
         what = "texts" if takes_texts(clf) else "rows"
         terminal.log(f"wrote predictions for {n_rows:,} {what} to {out}")
+
+
+def _threshold(given: str | None) -> float | None:
+    """Return the number of ``--threshold``; None for auto, and where it is not given."""
+    if given is None or given == "auto":
+        return None
+    try:
+        found = float(given)
+    except ValueError:
+        found = -1.0
+    if not 0.0 < found <= 1.0:
+        raise typer.BadParameter(f"--threshold is {given!r}; give a number above 0 and at most 1, or auto.")
+    return found
+
+
+def _labels_of(clf: Any, inputs: Any, threshold: float | None) -> tuple[list[list[Any]], list[list[float]]]:
+    """Return the labels that apply to each row, and their probabilities by themselves."""
+    import numpy as np
+
+    features = clf.transform(inputs) if takes_texts(clf) else clf._check_fitted(inputs)
+    rows, ids, prob = clf._labels_above(features, threshold)
+    n_rows = len(inputs) if takes_texts(clf) else features.shape[0]
+    ends = np.searchsorted(rows, np.arange(1, n_rows + 1))[:-1]
+    names = [part.tolist() for part in np.split(clf.classes_[ids], ends)]
+    return names, [[float(f"{p:.7g}") for p in part.tolist()] for part in np.split(prob, ends)]
 
 
 def _output_of(out: Path | None) -> Output:
@@ -96,79 +178,151 @@ def _output_of(out: Path | None) -> Output:
     return Output(out.suffix[1:].lower())
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns that are written before the predictions: id, those to be kept, text."""
+
+    id_column: str | int | None
+    keep: list[Any] | str
+    with_text: bool
+
+    @property
+    def request(self) -> list[Any] | str:
+        """Columns that the reader is asked for; that of the id is the first."""
+        if isinstance(self.keep, str) or self.id_column is None:
+            return self.keep
+        return [self.id_column, *self.keep]
+
+    @property
+    def early_names(self) -> list[str]:
+        """Names for a file without rows, where those of DATA are not known."""
+        kept = [] if isinstance(self.keep, str) else [str(name) for name in self.keep]
+        return ["id", *kept, *(["text"] if self.with_text else [])]
+
+    def of(self, batch: Any, n_before: int) -> dict[str, list[Any]]:
+        """Return the columns of a batch, after `n_before` rows."""
+        from extremax.data.text_tables import name_of_column
+
+        kept = dict(batch.columns)
+        ids: list[Any] = batch.row_numbers or list(range(n_before, n_before + batch.n_samples))
+        if self.id_column is not None:
+            at = name_of_column("DATA", self.id_column, list(kept)) if isinstance(self.keep, str) else 0
+            ids = kept.pop(list(kept)[at])
+        out: dict[str, list[Any]] = {"id": ids}
+        for name, values in kept.items():
+            # a column of DATA that has the name of one that is written here
+            out[f"input_{name}" if _OWN_NAME.fullmatch(name) else name] = values
+        if self.with_text and not any(values == batch.texts for values in kept.values()):
+            out["input_text" if "text" in out else "text"] = batch.texts
+        return out
+
+
 class Writer(Protocol):
-    """Writes labels and their log-probabilities, some rows at a time."""
+    """Writes columns of the input, labels and their probabilities, some rows at a time.
 
-    def __init__(self, file: IO[bytes], k: int) -> None: ...
+    k is 0 where rows have any number of labels.
+    """
 
-    def write(self, labels: Any, log_prob: Any) -> None:
-        """Write labels (n, k) and log-probabilities (n, k)."""
+    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None: ...
+
+    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
+        """Write columns of n values each, and the labels and probabilities of these rows."""
 
     def close(self) -> None:
         """Finish the file."""
 
 
 class _CsvWriter:
-    """``label,probability``, or for k > 1 ``label_1,probability_1,label_2,...``."""
+    """Columns of the input, ``label,probability``, or for k > 1 ``label_1,probability_1,label_2,...``.
 
-    def __init__(self, file: IO[bytes], k: int) -> None:
-        self._file = file
+    Rows with any number of labels have two cells, of labels and of probabilities joined by ``;``.
+    """
+
+    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
+        self._file, self._joins = file, k == 0
         names = (
             [("label", "probability")]
             if k == 1
+            else [("labels", "probabilities")]
+            if k == 0
             else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
         )
-        self._head: list[list[Any]] = [[name for pair in names for name in pair]]
+        self._predicted = [name for pair in names for name in pair]
+        self._early_names, self._has_head = early_names, False
 
-    def _send(self, rows: list[list[Any]]) -> None:
-        rows, self._head = [*self._head, *rows], []  # the head waits for the first rows: they may be bad
+    def _send(self, names: list[str], rows: list[list[Any]]) -> None:
+        # the head waits for the first rows: they may be bad
+        head = [] if self._has_head else [[*names, *self._predicted]]
+        self._has_head = True
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        csv.writer(text, lineterminator="\n").writerows([*head, *rows])
         self._file.write(text.getvalue().encode())
 
-    def write(self, labels: Any, log_prob: Any) -> None:
-        rows = []
-        for names, p in zip(labels.tolist(), probabilities(log_prob), strict=True):
-            rows.append([cell for pair in zip(names, p, strict=True) for cell in pair])
-        self._send(rows)
+    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
+        rows: list[list[Any]] = []
+        cells = zip(*carried.values(), strict=True)
+        for before, names, values in zip(cells, labels, prob, strict=True):
+            p = [decimal(value) for value in values]
+            if self._joins:
+                predicted = [";".join(map(str, names)), ";".join(p)]
+            else:
+                predicted = [cell for pair in zip(names, p, strict=True) for cell in pair]
+            rows.append([*map(_cell, before), *predicted])
+        self._send(list(carried), rows)
 
     def close(self) -> None:
-        self._send([])
+        if not self._has_head:
+            self._send(self._early_names, [])
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
 
 
 class _JsonLinesWriter:
-    """``{"labels": [...], "probabilities": [...]}`` for each row."""
+    """``{"id": ..., "labels": [...], "probabilities": [...]}`` for each row."""
 
-    def __init__(self, file: IO[bytes], k: int) -> None:
+    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
         self._file = file
 
-    def write(self, labels: Any, log_prob: Any) -> None:
-        for names, p in zip(labels.tolist(), probabilities(log_prob), strict=True):
-            line = json.dumps({"labels": names, "probabilities": p}, ensure_ascii=False, default=str)
-            self._file.write(line.encode() + b"\n")
+    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
+        cells = zip(*carried.values(), strict=True)
+        for before, names, p in zip(cells, labels, prob, strict=True):
+            record = dict(zip(carried, before, strict=True)) | {"labels": names, "probabilities": p}
+            self._file.write(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
 
     def close(self) -> None:
         pass
 
 
 class _ParquetWriter:
-    """Columns ``labels`` and ``probabilities``, lists of k each."""
+    """Columns of the input, ``labels`` and ``probabilities``, lists of k each or of any number."""
 
-    def __init__(self, file: IO[bytes], k: int) -> None:
+    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
         self._file = file
         self._writer: Any = None
 
-    def write(self, labels: Any, log_prob: Any) -> None:
+    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
         try:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError as error:
             raise ImportError("--to parquet needs pyarrow: pip install extremax[parquet].") from error
-        names = labels.tolist()
-        if names and not isinstance(names[0][0], str | int | float):
+        names = labels
+        if not all(isinstance(name, str | int | float) for row in names for name in row):
             names = [[str(name) for name in row] for row in names]
+        known = next((name for row in names for name in row), "")
+        kind = (
+            pa.infer_type([known])
+            if self._writer is None
+            else self._writer.schema.field("labels").type.value_type
+        )
         table = pa.table(
-            {"labels": names, "probabilities": pa.array(probabilities(log_prob), pa.list_(pa.float64()))}
+            {
+                **{name: _uniform(values) for name, values in carried.items()},
+                "labels": pa.array(names, pa.list_(kind)),
+                "probabilities": pa.array(prob, pa.list_(pa.float64())),
+            }
         )
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._file, table.schema)
@@ -179,11 +333,31 @@ class _ParquetWriter:
             self._writer.close()
 
 
+def _uniform(values: list[Any]) -> list[Any]:
+    """Return values of one type for a column of Parquet: integers, or strings."""
+    if all(isinstance(value, int) for value in values):
+        return values
+    return [None if value is None else str(_cell(value)) for value in values]
+
+
 _WRITERS: dict[Output, type[Writer]] = {
     Output.csv: _CsvWriter,
     Output.jsonl: _JsonLinesWriter,
     Output.parquet: _ParquetWriter,
 }
+
+
+def decimal(value: float) -> str:
+    """Return a probability in one form, seven digits and no exponent.
+
+    Examples
+    --------
+    >>> decimal(0.25), decimal(1.2345678e-7), decimal(1.0)
+    ('0.25', '0.0000001234568', '1')
+    """
+    import numpy as np
+
+    return str(np.format_float_positional(value, precision=7, fractional=False, trim="-"))
 
 
 def probabilities(log_prob: Any) -> list[list[float]]:

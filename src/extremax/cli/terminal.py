@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
-import secrets
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from extremax.runtime.atomic_files import naming, stage_of
 from extremax.runtime.progress import ProgressLine
 
 _quiet = False
+STDOUT = "standard output"
+# all control characters but the end of a line; they move the cursor, change colours and forge output
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def set_quiet(quiet: bool) -> None:
@@ -26,20 +31,51 @@ def set_quiet(quiet: bool) -> None:
 
 def write(text: str) -> None:
     """Write a line of the result to standard output."""
-    sys.stdout.write(text + "\n")
+    with naming(STDOUT):
+        sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + "\n")
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters as ``\\u001b``, for a terminal."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def fraction(value: float) -> str:
+    """Return a probability, or another fraction of one, as all tables and messages show it.
+
+    Examples
+    --------
+    >>> fraction(0.12345), fraction(1e-6), fraction(0.0)
+    ('0.1235', '<0.0001', '0.0000')
+    """
+    return "<0.0001" if 0.0 < value < 0.00005 else f"{value:.4f}"
+
+
+def flush() -> None:
+    """Send what was written to standard output."""
+    with naming(STDOUT):
+        sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write((printable(text) if sys.stderr.isatty() else text) + "\n")
+    sys.stderr.flush()
+
+
+def fail(text: str) -> None:
+    """Write an error message to standard error."""
+    _say(f"extremax: {text}")
 
 
 def log(text: str) -> None:
     """Write a message to standard error, unless ``--quiet``."""
     if not _quiet:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        _say(text)
 
 
 def warn(text: str) -> None:
     """Write a warning to standard error."""
-    sys.stderr.write(f"warning: {text}\n")
-    sys.stderr.flush()
+    _say(f"warning: {text}")
 
 
 def show_json(value: Any) -> None:
@@ -79,11 +115,13 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = None if title is None else Text(printable(title), style="table.title")
+    table = Table(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a label may hold [brackets]
+        # Text: a label may hold [brackets]
+        table.add_row(*(Text(printable(cell.replace("\n", "\\n"))) for cell in row))
     Console(file=sys.stdout).print(table)
 
 
@@ -122,17 +160,44 @@ def atomic_file(path: Path | None) -> Iterator[IO[bytes]]:
     None is standard output.
     """
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with naming(STDOUT):
+            yield _EscapedOutput() if sys.stdout.isatty() else sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}.")
-    stage = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    check_file(path)
+    stage = stage_of(path)
     try:
-        with stage.open("xb") as file:
+        with naming(path), _opened(stage, path) as file:
             yield file
         os.replace(stage, path)
     finally:
         stage.unlink(missing_ok=True)
+
+
+def _opened(stage: Path, path: Path) -> IO[bytes]:
+    try:
+        return stage.open("xb")
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def check_file(path: Path) -> None:
+    """Raise if a file cannot be written at `path`; for a call before long work."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the name of a file.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path}: the folder {path.parent} may not be written to.")
+
+
+class _EscapedOutput(io.BytesIO):
+    """Standard output where it is a terminal: control characters are escaped."""
+
+    def write(self, data: Any) -> int:
+        sys.stdout.write(printable(bytes(data).decode(errors="replace")))
+        return len(data)
+
+    def flush(self) -> None:
+        sys.stdout.flush()

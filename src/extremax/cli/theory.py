@@ -50,6 +50,8 @@ def theory(
     terminal.set_quiet(quiet)
     if figure is not None and figure.suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
         raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
+    if figure is not None:
+        terminal.check_file(figure)
     from extremax.paper import theory_study
 
     first_seed = 0 if seed is None else seed

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.app import EXIT_INTERRUPTED
 from extremax.cli.models import describe_labels, named_labels, report_skipped, without_labels
 from extremax.cli.options import (
     DataArgument,
@@ -25,8 +24,10 @@ from extremax.cli.options import (
     Threads,
     source,
     unbundled,
+    wrong_usage,
 )
 from extremax.cli.parameters import Parameters, given
+from extremax.cli.signals import EXIT_INTERRUPTED
 
 
 def train(  # noqa: PLR0913 (the parameters are the options)
@@ -76,11 +77,12 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     """Train a model on a file, and save it.
 
     \b
-    DATA may be CSV or TSV with a text and a label column, fastText lines,
+    DATA may be CSV or TSV with a text and a label column, JSON lines or a
+    JSON array with fields for text and label or labels, fastText lines,
     Parquet or Arrow with a text or vector column, .npy or .npz features,
     XMC repository or libsvm text; .gz, .xz and .zst are read as they are.
 
-    Ctrl-C ends training early and saves the model as far as it got.
+    Ctrl-C or SIGTERM ends training early and saves the model as far as it got.
 
     \b
     extremax train tickets.csv --out model
@@ -90,7 +92,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     from extremax.data import load_dataset
     from extremax.estimator import ExtremeClassifier
     from extremax.parameters import check_estimator_parameters
-    from extremax.storage.folder import check_target
+    from extremax.storage.folder import HEADER, check_target
     from extremax.text_classifier import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
@@ -100,8 +102,12 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         **given(parameters), random_state=seed, n_jobs=threads, verbose=int(verbose)
     )
     # before an hour of training, not after
-    check_estimator_parameters(classifier.get_params(deep=False))
+    with wrong_usage():
+        check_estimator_parameters(classifier.get_params(deep=False))
     check_target(out)
+    replaces = (out / HEADER).exists()
+    if replaces:
+        terminal.log(f"{out} holds a model, which this one will replace")
     started = time.perf_counter()
     rows = _load(load_dataset, data, reading, reduce)
     checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
@@ -113,7 +119,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         raise typer.BadParameter(
             f"{data} holds features, not texts: --features, --text-features and --encoder do not apply."
         )
-    terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}")
+    terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}" + (f"; {rows.note}" if rows.note else ""))
     eval_set = None if checked is None else (checked.inputs, checked.labels)
     model.fit(rows.inputs, rows.labels, eval_set=eval_set)
     if descriptions is not None:
@@ -127,11 +133,12 @@ def train(  # noqa: PLR0913 (the parameters are the options)
                 "n_classes": len(model.classes_),
                 "n_features": model.model_.n_features,
                 "interrupted": model.interrupted_,
+                "replaced": replaces,
                 "seconds": time.perf_counter() - started,
                 **model.history_[-1],
             }
         )
-    _report(model, out)
+    _report(model, out, replaces)
     if model.interrupted_:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -148,7 +155,7 @@ def _text_features(kind: TextKind | None, number: int | None, seed: int | None) 
     if kind is None and number is None:
         return None
     half = (number or 0) // 2
-    options = {} if number is None else {"n_components": number - half, "n_random": half}
+    options: dict[str, Any] = {} if number is None else {"n_components": number - half, "n_random": half}
     return TextFeatures(**options, random_state=seed or 0)
 
 
@@ -160,15 +167,28 @@ def _save(model: Any, out: Path) -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def _report(model: Any, out: Path) -> None:
+def _report(model: Any, out: Path, replaced: bool) -> None:
     last = model.history_[-1]
-    figures = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
-    if "valid_accuracy" in last:
-        figures += f", validation log-likelihood {last['valid_log_likelihood']:.4f}"
-        figures += f", accuracy {last['valid_accuracy']:.2%}"
+    loss = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
     epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}"
-    terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {figures}")
-    terminal.log(f"saved in {out}" + ("; training was interrupted" if model.interrupted_ else ""))
+    terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {loss}")
+    if "valid_accuracy" in last:
+        terminal.log(f"validation: {_figures(last, 'valid')}")
+    elif "held_out_accuracy" in last:
+        rows = f"{last['held_out_rows']:,} rows that were not trained on"
+        terminal.log(f"held out: {_figures(last, 'held_out')}, on {rows}")
+    else:
+        terminal.log("held out: none, as rows are few; give --valid FILE to measure the model")
+    place = f"saved in {out}" + (", in place of the model that was there" if replaced else "")
+    terminal.log(place + ("; training was interrupted" if model.interrupted_ else ""))
+
+
+def _figures(record: dict[str, Any], prefix: str) -> str:
+    accuracy, top_5 = record[f"{prefix}_accuracy"], record[f"{prefix}_top_k_accuracy"]
+    return (
+        f"accuracy {terminal.fraction(accuracy)}, top-5 accuracy {terminal.fraction(top_5)},"
+        f" log-likelihood {record[f'{prefix}_log_likelihood']:.4f}"
+    )
 
 
 @dataclass(frozen=True)
@@ -181,6 +201,7 @@ class Rows:
     n_samples: int
     kind: str
     counts: Any
+    note: str = ""  # what the reader took for what
 
 
 def _load(
@@ -202,7 +223,7 @@ def _load(
             terminal.warn(f"{data.n_unlabelled:,} rows of {path} have no label; they are left out.")
     inputs = data.texts if data.texts is not None else data.X
     kind = "texts" if data.texts is not None else f"{data.X.shape[1]:,} features"
-    return Rows(inputs, named_labels(data), data.texts, data.n_samples, kind, counts)
+    return Rows(inputs, named_labels(data), data.texts, data.n_samples, kind, counts, data.note)
 
 
 def _by_name(counts: dict[int, int], names: list[str] | None) -> dict[Any, int]:

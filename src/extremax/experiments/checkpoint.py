@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any, cast
 
 from extremax.estimator import ExtremeClassifier
 from extremax.loading import load_model
+from extremax.runtime.atomic_files import stage_of, write_json
 
 _PREFIX = "checkpoint-"
 _STATE = "state.json"
@@ -25,11 +25,13 @@ def save_checkpoint(folder: Path, clf: ExtremeClassifier, state: dict[str, Any])
     target = folder / f"{_PREFIX}{clf.model_.n_epochs:06d}"
     if (target / _STATE).exists():  # the same model: a run that is repeated comes to the same epochs
         return target
-    stage = folder / f".{target.name}.{secrets.token_hex(6)}"
+    for remains in folder.glob(f".{_PREFIX}*"):  # of a process that was killed: a run locks its folder
+        shutil.rmtree(remains, ignore_errors=True)
+    stage = stage_of(target)
     stage.mkdir()
     try:
         clf.save(stage / "model")
-        (stage / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        write_json(stage / _STATE, state)
         os.rename(stage, target)
     finally:
         shutil.rmtree(stage, ignore_errors=True)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from extremax.examples import Examples
 from extremax.experiments.recipe import EvaluationConfig
 from extremax.model import Model
-from extremax.runtime.atomic_files import write_text
+from extremax.runtime.atomic_files import naming, write_text
 from extremax.runtime.threads import resolve_threads
 
 Point: TypeAlias = dict[str, Any]
@@ -83,7 +83,7 @@ class CurveFile:
     def add(self, point: Point) -> None:
         """Append a point."""
         self.points.append(point)
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(point))
 
 

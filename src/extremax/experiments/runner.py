@@ -10,7 +10,7 @@
 ================  ============================================================================
 
 A run that was killed at any time is resumed from its last checkpoint when it is called again, and ends with
-the same model, bit by bit. Kernels are compiled before the clock starts.
+the same model, bit by bit. While it runs, it locks its folder. Kernels are compiled before the clock starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.features.text import TextFeatures
 from extremax.loading import load_model
 from extremax.model import Model
-from extremax.runtime.atomic_files import write_json
+from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json
+from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.text_classifier import TextClassifier
 from extremax.training.loop import Moment, Record, Watcher
@@ -89,7 +90,29 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     folder = Path(out)
     config = json.loads(json.dumps(resolve(recipe)))
     config["method"] = recipe.method or method_of(config["model"])
-    _open_folder(folder, config)
+    _refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder):
+        _open_folder(folder, config)
+        wishes = _Wishes(n_jobs, checkpoint_seconds, clock, log, on_point)
+        return _run(recipe, folder, config, rows, wishes)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """Arguments of `run` that do not change its model."""
+
+    n_jobs: int | None
+    checkpoint_seconds: float
+    clock: str
+    log: Log
+    on_point: OnPoint
+
+
+def _run(
+    recipe: Recipe, folder: Path, config: dict[str, Any], rows: Rows | None, wishes: _Wishes
+) -> dict[str, Any]:
+    n_jobs, clock, log = wishes.n_jobs, wishes.clock, wishes.log
     if (folder / "summary.json").exists():
         log(f"{folder} is finished already")
         return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
@@ -112,8 +135,8 @@ def run(  # noqa: PLR0913 (the parameters are the API)
         clock,
         recipe.evaluation.max_seconds,
         config["model"].get("patience"),
-        checkpoint_seconds,
-        on_point,
+        wishes.checkpoint_seconds,
+        wishes.on_point,
     )
     watcher = RunWatcher(clf, folder, curve, Evaluator(samples, n_jobs), n_rows, plan)
     _note_machine(folder)
@@ -332,10 +355,24 @@ def warm_up(parameters: Mapping[str, Any], *, sparse: bool, n_jobs: int | None) 
 # -- the folder
 
 
+def _entries(folder: Path) -> set[str]:
+    """Names in the folder, without the lock and without files that a killed process began."""
+    return {path.name for path in folder.iterdir() if path.name != LOCK_NAME and not is_stage(path)}
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise if the folder holds something that is not a run."""
+    if folder.exists() and not (folder / "config.json").exists() and _entries(folder):
+        raise FileExistsError(
+            f"{folder} exists and is not a run, so it is left alone. Choose another folder."
+        )
+
+
 def _open_folder(folder: Path, config: dict[str, Any]) -> None:
-    """Make the folder of a run, or check that it is the folder of this one."""
+    """Make a folder that is held that of a run, or check that it is the folder of this one."""
+    sweep_stages(folder)
     path = folder / "config.json"
-    if path.exists() and {entry.name for entry in folder.iterdir()} == {"config.json"}:
+    if path.exists() and _entries(folder) == {"config.json"}:
         path.unlink()  # of a run that failed before it began, by a wrong parameter or without data
     if path.exists():
         difference = _difference(comparable(json.loads(path.read_text())), comparable(config))
@@ -344,11 +381,6 @@ def _open_folder(folder: Path, config: dict[str, Any]) -> None:
                 f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it."
             )
         return
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(
-            f"{folder} exists and is not a run, so it is left alone. Choose another folder."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(path, config)
 
 

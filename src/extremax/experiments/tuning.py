@@ -1,8 +1,8 @@
 """Search for the best parameters of a recipe by Optuna, on validation rows alone.
 
 The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.toml``, the recipe with the
-best parameters. A search that was interrupted is resumed: finished trials are kept, and one that was cut off
-is repeated.
+best parameters. A search that was interrupted or killed is resumed: finished trials are kept, and one that
+was cut off is repeated. While a search runs, it locks its folder.
 
 The default space is the paper's grid, with higher learning rates added: here rows are scaled to mean square
 length one, the paper's were longer, and a step of Adagrad is as long as the learning rate for any features.
@@ -28,7 +28,8 @@ from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, comparable, reso
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import complete, warm_up
 from extremax.parameters import BATCH_OBJECTIVES
-from extremax.runtime.atomic_files import write_json, write_text
+from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json, write_text
+from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.training.loop import Record
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -36,6 +37,8 @@ SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients witho
 SCORE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _STUDY = "search"
+_SEARCH = "search.json"
+_RESULT = "result"  # attribute of a trial that came to an end
 
 
 @dataclass(frozen=True)
@@ -130,42 +133,71 @@ def tune(
         import optuna
     except ImportError as error:
         raise ImportError("a search needs optuna: pip install 'extremax[tune]'.") from error
-    search, folder = recipe.search, Path(out)
-    space = dict(search.space) or default_space(recipe.model)
-    wanted = n_trials or search.n_trials
+    folder = Path(out)
+    space = dict(recipe.search.space) or default_space(recipe.model)
+    _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _check_folder(folder, recipe, space)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
-    study = optuna.create_study(
-        study_name=_STUDY, storage=storage, load_if_exists=True, direction="maximize", pruner=_pruner(recipe)
+    with hold_folder(folder):
+        _check_folder(folder, recipe, space)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        try:
+            study = optuna.create_study(
+                study_name=_STUDY,
+                storage=storage,
+                load_if_exists=True,
+                direction="maximize",
+                pruner=_pruner(recipe),
+            )
+            task = _Task(recipe, space, folder, n_trials or recipe.search.n_trials, n_jobs, log, on_trial)
+            trials = _search(study, optuna, task, rows)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+        return _write_best(folder, recipe, trials)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What `tune` was asked for."""
+
+    recipe: Recipe
+    space: Mapping[str, Any]
+    folder: Path
+    n_trials: int
+    n_jobs: int | None
+    log: Log
+    on_trial: Callable[[Trial], None]
+
+
+def _search(study: Any, optuna: Any, task: _Task, rows: Rows | None) -> list[Trial]:
+    """Try parameters until there are as many trials as wanted, and return all of them."""
+    recipe, n_jobs = task.recipe, task.n_jobs
+    n_done = _finish_cut_off(study, optuna)
+    # a sampler starts again in every process; with the count in its seed it does not repeat its draws
+    study.sampler = optuna.samplers.TPESampler(
+        seed=recipe.search.seed + n_done, n_startup_trials=max(4, task.n_trials // 4)
     )
-    try:
-        n_done = _requeue_cut_off(study, optuna)
-        # a sampler starts again in every process; with the count in its seed it does not repeat its draws
-        study.sampler = optuna.samplers.TPESampler(
-            seed=search.seed + n_done, n_startup_trials=max(4, wanted // 4)
-        )
-        if n_done < wanted:
-            rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
-            parameters = {**resolve(recipe)["model"], "patience": None}
-            warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
-            for _ in range(wanted - n_done):
-                trial = _ask(study, optuna, space)
-                if trial is None:
-                    log("every combination of the space has been tried")
-                    break
-                _try(study, optuna, recipe, space, trial, rows, n_jobs)
-                trials = _trials(study)
-                on_trial(trials[-1])
-                write_json(folder / "trials.json", [vars(trial) for trial in trials])
-        trials = _trials(study)
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
+    if n_done < task.n_trials:
+        rows = rows or load_rows(recipe, n_jobs=n_jobs, log=task.log)
+        parameters = {**resolve(recipe)["model"], "patience": None}
+        warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
+        for _ in range(task.n_trials - n_done):
+            trial = _ask(study, optuna, task.space)
+            if trial is None:
+                task.log("every combination of the space has been tried")
+                break
+            _try(study, optuna, recipe, task.space, trial, rows, n_jobs)
+            trials = _trials(study)
+            task.on_trial(trials[-1])
+            write_json(task.folder / "trials.json", [vars(trial) for trial in trials])
+    return _trials(study)
+
+
+def _write_best(folder: Path, recipe: Recipe, trials: list[Trial]) -> SearchResult:
     chosen = best_trial(trials)
     best = recipe.with_model(**chosen.parameters)
-    comment = f"Best of {len(trials)} trials by validation {search.score}: {chosen.score:.4f} after"
+    comment = f"Best of {len(trials)} trials by validation {recipe.search.score}: {chosen.score:.4f} after"
     comment += f" {chosen.n_epochs} epochs."
     path = folder / "best.toml"
     write_text(path, to_toml(best, comment=comment))
@@ -228,24 +260,25 @@ def _try(
         best["pruned"] = bool(trial.should_prune())
         return bool(best["pruned"])
 
-    state, failure = optuna.trial.TrialState.COMPLETE, ""
+    failure = ""
     try:
         complete(clf, lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
     except ValueError as error:  # diverged
         failure = str(error)
-    for name, value in {
-        "epoch": best["epoch"],
-        "seconds": time.perf_counter() - started,
-        "failure": failure,
-    }.items():
-        trial.set_user_attr(name, value)
-    trial.set_user_attr("score", best["score"])
-    if failure:
-        state = optuna.trial.TrialState.FAIL
-    elif best["pruned"]:
-        state = optuna.trial.TrialState.PRUNED
-    # the best epoch counts, as in a run where validation chooses it
-    study.tell(trial, best["score"] if state == optuna.trial.TrialState.COMPLETE else None, state=state)
+    result = {**best, "seconds": time.perf_counter() - started, "failure": failure}
+    trial.set_user_attr(_RESULT, result)  # in one write: a process killed before or after it can be resumed
+    _tell(study, optuna, trial.number, result)
+
+
+def _tell(study: Any, optuna: Any, number: int, result: Mapping[str, Any]) -> None:
+    """End a trial that has its result."""
+    states = optuna.trial.TrialState
+    if result["failure"]:
+        study.tell(number, state=states.FAIL)
+    elif result["pruned"]:
+        study.tell(number, state=states.PRUNED)
+    else:  # the best epoch counts, as in a run where validation chooses it
+        study.tell(number, result["score"], state=states.COMPLETE)
 
 
 def is_scored(epoch: int) -> bool:
@@ -280,13 +313,16 @@ def _pruner(recipe: Recipe) -> Any:
     return optuna.pruners.NopPruner()
 
 
-def _requeue_cut_off(study: Any, optuna: Any) -> int:
-    """Queue trials again that a killed process left behind; return the number of finished ones."""
-    running = optuna.trial.TrialState.RUNNING
-    for trial in study.get_trials(deepcopy=False, states=(running,)):
+def _finish_cut_off(study: Any, optuna: Any) -> int:
+    """End or queue again the trials that a killed process left; return the number of finished ones."""
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        if _RESULT in trial.user_attrs:
+            _tell(study, optuna, trial.number, trial.user_attrs[_RESULT])
+            continue
+        chosen = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        if chosen:  # first queued, then ended: a kill between the two repeats a trial, and loses none
+            study.enqueue_trial(chosen)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
     return len(_trials(study))
 
 
@@ -294,8 +330,8 @@ def _trials(study: Any) -> list[Trial]:
     """Return the trials that came to an end by themselves."""
     out = []
     for trial in study.get_trials(deepcopy=False):
-        marks = trial.user_attrs
-        if "seconds" in marks and trial.state.is_finished():
+        marks = trial.user_attrs.get(_RESULT, trial.user_attrs)  # before 0.2, an attribute for each figure
+        if trial.state.is_finished() and {"score", "epoch", "seconds"} <= marks.keys():
             state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}[trial.state.name]
             out.append(
                 Trial(
@@ -305,9 +341,20 @@ def _trials(study: Any) -> list[Trial]:
     return out
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """Raise if the folder holds something that is not a search; remains of a killed one are no content."""
+    if not folder.exists() or (folder / _SEARCH).exists():
+        return
+    if any(path.name != LOCK_NAME and not is_stage(path) for path in folder.iterdir()):
+        raise FileExistsError(
+            f"{folder} exists and is not a search, so it is left alone. Choose another folder."
+        )
+
+
 def _check_folder(folder: Path, recipe: Recipe, space: Mapping[str, Any]) -> None:
-    """Raise if the folder holds something else than a search of this recipe and space."""
-    path = folder / "search.json"
+    """Raise if the folder holds a search of another recipe or space; else make it that of this one."""
+    sweep_stages(folder)
+    path = folder / _SEARCH
     plain = comparable(resolve(replace(recipe, name="", search=replace(recipe.search, n_trials=1))))
     content = json.loads(json.dumps({"recipe": plain, "space": space}))
     if path.exists():
@@ -317,8 +364,4 @@ def _check_folder(folder: Path, recipe: Recipe, space: Mapping[str, Any]) -> Non
                 f"{folder} holds a search with another recipe or space. Choose another folder, or delete it."
             )
         return
-    if any(folder.iterdir()):
-        raise FileExistsError(
-            f"{folder} exists and is not a search, so it is left alone. Choose another folder."
-        )
     write_json(path, content)
