@@ -1,6 +1,7 @@
 # make test    create .venv, install, then lint, type check and the whole suite
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
+# make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
 # make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make clean   remove the environment and every cache
@@ -18,7 +19,7 @@ JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_parameters.py \
   tests/test_weights.py tests/storage tests/training/test_batch_trainer.py tests/search/test_exact.py
 
-.PHONY: test quick bench demo docs install lint types tests tests-boundscheck tests-interpreted format clean
+.PHONY: test quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted format clean
 
 test: lint types tests tests-boundscheck tests-interpreted
 
@@ -27,6 +28,14 @@ quick: lint .cache/kernels-fresh
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md $(BENCH_ARGS)
+
+# How many cases of each kind, and the number of the first: a case is a function of its number.
+N ?= 1000
+FIRST ?= 0
+FUZZ := NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) PYTHONPATH=src:tests $(BIN)/python -m fuzz.driver
+fuzz: install .cache/kernels-fresh
+	$(FUZZ) models --first $(FIRST) --count $(N)
+	$(FUZZ) inputs --first $(FIRST) --count $(N)
 
 install: $(VENV)/.installed
 
