@@ -498,7 +498,7 @@ def stopped_negative_sampling(data: Data, n_jobs: int) -> Any:
 @case(gaussians(600, 20, 5, seed=22, name=lambda c: b"%03d" % c), n_jobs=2, go_on=one_more_epoch)
 def partial_fits(data: Data, n_jobs: int) -> Any:
     """Rows that arrive in three parts, the classes declared at the first."""
-    clf = ExtremeClassifier(random_state=22, n_jobs=n_jobs)
+    clf = ExtremeClassifier("negative_sampling", random_state=22, n_jobs=n_jobs)  # version 0.1's default
     names = sorted(set(data.y))
     for part in range(3):
         cut = slice(200 * part, 200 * (part + 1))
@@ -625,6 +625,12 @@ def observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str] =
         return _observe(estimator, data, folder, questions)
 
 
+def _first_labels(estimator: Any, X: Any) -> NDArray[Any]:
+    """Return what `predict` gave in version 0.1: for rows with several labels, the first one alone."""
+    labels = estimator.predict(X)
+    return estimator.predict_topk(X, 1)[0][:, 0] if sparse.issparse(labels) else labels
+
+
 def _observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str]) -> Arrays:
     names = list(estimator.classes_.tolist())
     place = {name: i for i, name in enumerate(names)}
@@ -635,7 +641,7 @@ def _observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str])
     X, k = data.query, min(5, len(names))
     found: Arrays = {
         "classes": np.array([repr(name) for name in names]),
-        "predict": places(estimator.predict(X)),
+        "predict": places(_first_labels(estimator, X)),
     }
     for search, width in (("exact", None), ("beam", None), ("beam", 6)):
         try:

@@ -1,9 +1,12 @@
 """Write the golden folders: run once, with the code whose results later versions have to keep.
 
     cd tests && PYTHONPATH=OLD_SRC python -m golden.make [CASE ...]
+    cd tests && PYTHONPATH=../src python -m golden.make --trained CASE [...]
 
 Leaves ``v1/CASE/expected.npz`` of every small case and, for those marked `saved`, ``v1/CASE/model``.  What is
-there is left alone: the folders stay as they are for ever.
+there is left alone: the folders stay as they are for ever.  ``--trained`` leaves
+``v1/CASE/trained.npz``: what training gives with the code at hand, for cases whose results were changed by
+intent.
 """
 
 from __future__ import annotations
@@ -52,8 +55,20 @@ def write(case: Case, target: Path) -> None:
     np.savez_compressed(target / "expected.npz", **values)
 
 
+def write_trained(case: Case, target: Path) -> None:
+    """Train one case and write what it gives, beside what version 1 gave."""
+    data = case.make_data()
+    with tempfile.TemporaryDirectory() as folder:
+        found = observe(case.run(data), data, Path(folder, "model"), case.questions)
+    np.savez_compressed(target / "trained.npz", **expected_of(found))
+
+
 def main() -> None:
-    """Write the cases that are missing."""
+    """Write the cases that are missing, or anew what training gives."""
+    if "--trained" in sys.argv[1:]:
+        for name in sys.argv[2:]:
+            write_trained(CASES[name], FOLDER / name)
+        return
     for name in sys.argv[1:] or [name for name, case in CASES.items() if not case.large]:
         if (FOLDER / name / "expected.npz").exists():
             continue
