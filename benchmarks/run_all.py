@@ -41,6 +41,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "methods": ("--data", "icd10cm", "--noises", "uniform", "adversarial", "--trials", "1", "--epochs", "5"),
     "multilabel": (),
     "text": ("--methods", "extremax", "naive-bayes", "cosine", "linear-svc", "--limit", "900"),
+    "embeddings": ("--methods", "default", "softmax", "class means"),
     "search": ("--data", "eurlex57k", "--trials", "10"),
 }
 
