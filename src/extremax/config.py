@@ -153,11 +153,27 @@ def is_representative(problem: ProblemSize, n_seen: int, config: BatchConfig) ->
     return problem.n_rows >= config.stream_rows * problem.n_features and n_seen >= wanted
 
 
+def svms_are_affordable(n_entries: int, n_classes: int, config: SparseConfig, *, several: bool) -> bool:
+    """Whether every row can be compared with every class; `several` labels per row allow for more."""
+    return n_entries * n_classes <= (config.svm_work_several if several else config.svm_work)
+
+
+def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> int:
+    """Return the hard negatives of a pair: many where all classes would be affordable, too."""
+    wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
+    if svms_are_affordable(n_entries, n_classes, config, several=False):
+        affordable = int(config.small_entries / max(n_entries, 1)) - 1
+        wanted = max(wanted, min(affordable, config.small_candidates))
+    return min(wanted, n_classes - 1)
+
+
 def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
     """Return the rounds of the correction: several where every class has a wide support."""
     if problem.n_classes <= config.few_classes:
         return 1
     entries = problem.n_entries or problem.n_rows * problem.n_features
+    if candidate_count(entries, problem.n_pairs, problem.n_classes, config) > config.max_candidates:
+        return config.n_epochs_small
     few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
     return config.n_epochs if few else config.n_epochs_own
 

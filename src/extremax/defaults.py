@@ -155,6 +155,8 @@ class SparseConfig:
     max_candidates: int = 32  # per pair
     many_candidates: int = 24  # ... where pairs are many
     many_pairs: int = 200_000
+    small_candidates: int = 128  # ... where SVMs are affordable, ...
+    small_entries: float = 1e9  # ... as far as entries of rows times candidates stay below
     prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
     rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
     max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
@@ -171,11 +173,13 @@ class SparseConfig:
 
     # correction
     n_epochs: int = 3  # rounds with the wide support ...
-    n_epochs_own: int = 1  # ... and with that of the class's own rows
+    n_epochs_own: int = 1  # ... and with that of the class's own rows ...
+    n_epochs_small: int = 5  # ... and with many candidates
     wide_entries: float = 4e8  # entries of rows times candidates up to which the support is wide
     min_pairs_wide: int = 2  # competing rows that bring a feature into a wide support
     regularization: float = 0.25  # with the wide support ...
-    regularization_own: float = 1.0  # ... and with that of the class's own rows
+    regularization_own: float = 1.0  # ... and with that of the class's own rows ...
+    regularization_small: float = 0.12  # ... and with many candidates
     bias_feature: float = 0.3
     blocks: int = 6  # groups of classes between which the normalisers are computed anew
     max_negatives: int = 100_000  # negative pairs of a class that are trained on
@@ -186,6 +190,7 @@ class SparseConfig:
     svm_cost: float = 1.0
     svm_bias_feature: float = 0.5
     svm_passes: int = 12
+    svm_more_passes: int = 4  # with the rows that were held out, at the end
     svm_tolerance: float = 0.1
     svm_prune: float = 0.002  # mean contribution below which a weight is dropped
 
@@ -210,10 +215,12 @@ class SparseConfig:
     mix_drawn: int = 64
     max_mix_rows: int = 4096
     # SVMs rank better than they predict probabilities: likelihood alone would give them too little
-    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes or several labels alone
+    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes or several labels ...
+    accuracy_weight_many: float = 5.0  # ... and many classes
     accuracy_slope: float = 3.0  # per nat between the label and the best other class
     row_fraction: float = 1 / 20  # of the rows are held out to choose them ...
     max_held_out: int = 2048  # ... at most
+    min_included: float = 0.01  # of the rows; fewer held-out rows are not trained on in the end
 
     few_classes: int = 200  # up to which start and SVMs are all
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped

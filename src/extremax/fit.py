@@ -25,7 +25,7 @@ from extremax.runtime.context import Context
 from extremax.runtime.memory import check_memory, describe_memory
 from extremax.search.pq import PQSearch
 from extremax.search.sparse import SparseSearch
-from extremax.training.base import Trainer, TrainState, labelled_rows
+from extremax.training.base import Split, Trainer, TrainState, labelled_rows
 from extremax.training.batch_trainer import BatchTrainer
 from extremax.training.candidate_trainer import CandidateTrainer
 from extremax.training.loop import Callback, Hooks, Record, Schedule, run_epochs
@@ -82,6 +82,7 @@ def fit_model(
     data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
 ) -> Fitted:
     """Train from the beginning."""
+    whole = data
     data, calibration_rows = split_calibration(data, n_classes, config, context.seed)
     trainer = make_trainer(config, context)
     require_memory(trainer, data, n_classes, config, context, request)
@@ -91,7 +92,7 @@ def fit_model(
     schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
-    finish_model(trainer, fitted, data, calibration_rows, context)
+    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
     return fitted
 
 
@@ -99,6 +100,7 @@ def resume_model(
     fitted: Fitted, data: Examples, config: FitConfig, context: Context, request: Request
 ) -> Fitted:
     """Go on with a fit that was cut short, up to its number of epochs."""
+    whole = data
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
     trainer = make_trainer(config, context)
     data = trainer.accept(data)
@@ -107,7 +109,7 @@ def resume_model(
     left = max(0, config.n_epochs - fitted.state.n_epochs)
     schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
     run_training(trainer, fitted, data, schedule, context, request)
-    finish_model(trainer, fitted, data, calibration_rows, context)
+    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
     return fitted
 
 
@@ -155,6 +157,11 @@ def split_calibration(
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
     return (rest, held_out) if held_out.n_rows >= least else (data, None)
+
+
+def _split(training: Examples, held_out: Examples | None, whole: Examples) -> Split:
+    """Return the parts of a fit; all pairs are of the features that the trainer has accepted."""
+    return Split(training, held_out, None if held_out is None else whole.with_features(training.X))
 
 
 def start_model(
@@ -205,28 +212,36 @@ def run_training(
         publish(make_model())  # after an error too, model, state and history agree
 
 
-def finish_model(
-    trainer: Trainer, fitted: Fitted, data: Examples, calibration_rows: Examples | None, context: Context
-) -> None:
-    """Calibrate and index the model; Ctrl-C skips what is left."""
+def finish_model(trainer: Trainer, fitted: Fitted, split: Split, context: Context) -> None:
+    """Calibrate and index the model; Ctrl-C skips what is left.
+
+    Held-out rows choose first; then the weights may include them.
+    """
     started = time.perf_counter()
+    held_out = split.held_out
     try:
         if not fitted.interrupted:
-            trainer.finish(fitted.state, data, calibration_rows)
-        weights = trainer.export(fitted.state)
-        if weights is not fitted.model.weights:
-            fitted.model = replace(fitted.model, weights=weights).trained(fitted.state, trainer.config)
-        if calibration_rows is not None:
-            rows = calibration_rows
+            trainer.finish(fitted.state, split)
+        _take_weights(trainer, fitted)
+        if held_out is not None:
+            rows = held_out
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
             fitted.history[-1] |= measure_held_out(fitted.model, rows, context)
         if not fitted.interrupted:
-            fitted.model = index_model(fitted.model, data, calibration_rows, context)
+            trainer.include(fitted.state, split)
+            _take_weights(trainer, fitted)
+            fitted.model = index_model(fitted.model, split.training, held_out, context)
     except KeyboardInterrupt:
         fitted.interrupted = True
     fitted.history[-1]["seconds"] += time.perf_counter() - started
+
+
+def _take_weights(trainer: Trainer, fitted: Fitted) -> None:
+    weights = trainer.export(fitted.state)
+    if weights is not fitted.model.weights:
+        fitted.model = replace(fitted.model, weights=weights).trained(fitted.state, trainer.config)
 
 
 def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model:

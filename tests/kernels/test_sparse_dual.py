@@ -45,7 +45,11 @@ def begin(data, candidates, *, n_threads=1, is_wide=True, n_blocks=None, **numbe
     numbers = {"regularization": 0.5, "regularization_own": 0.5, "min_pairs_wide": 1, **numbers}
     sums = ClassSums.of(data, N_CLASSES, N_FEATURES)
     job = Job(SparseConfig(**numbers), 3, n_threads)
-    found = Correction.begin(csr_rows(data.X), candidates, sums, job, is_wide=is_wide)
+    config = job.config
+    regularization = config.regularization if is_wide else config.regularization_own
+    found = Correction.begin(
+        csr_rows(data.X), candidates, sums, job, regularization=regularization, is_wide=is_wide
+    )
     if n_blocks is not None:
         found.n_blocks = n_blocks
     return found
@@ -256,11 +260,12 @@ def test_pairs_of_each_class():
 # -- SVMs ----------------------------------------------------------------------------------------------------
 
 
-def fit_svms(data, n_classes=N_CLASSES, n_threads=1, **numbers):
+def fit_svms(data, n_classes=N_CLASSES, n_threads=1, whole=None, **numbers):
     numbers = {"svm_passes": 2000, "svm_tolerance": 1e-4, "svm_prune": 0.0, **numbers}
     rows, n_features = csr_rows(data.X), data.X.shape[1]
     training = TrainingRows(data, rows, steps.feature_mean(rows, n_features))
-    return steps.fit_svms(training, (n_classes, n_features), Job(SparseConfig(**numbers), 5, n_threads))
+    job = Job(SparseConfig(**numbers), 5, n_threads)
+    return steps.fit_svms(training, (n_classes, n_features), job, whole)[0 if whole is None else 1]
 
 
 @pytest.mark.reference
@@ -323,3 +328,26 @@ def test_svms_with_few_passes_threads_and_classes_without_rows():
     assert (np.abs(W.toarray()) * mean)[W.toarray() != 0].min() >= 0.05
     full, _ = fit_svms(data, N_CLASSES + 2, svm_passes=6)
     assert 0 < W.nnz < full.nnz
+
+
+@pytest.mark.reference
+def test_svms_that_go_on_with_more_rows_are_those_of_all_rows():
+    data = make_rows()
+    kept = np.flatnonzero(np.arange(N_ROWS) % 4)
+    some = Examples(data.X, data.y[kept], kept)
+    W, biases = fit_svms(some, whole=data, svm_more_passes=2000)
+    V, others = fit_svms(data)
+    np.testing.assert_allclose(W.toarray(), V.toarray(), atol=2e-3)
+    np.testing.assert_allclose(biases, others, atol=2e-3)
+    assert np.abs(fit_svms(some)[0].toarray() - V.toarray()).max() > 0.1
+
+
+@pytest.mark.identity
+@pytest.mark.small
+def test_candidates_that_are_left_out_keep_their_mass():
+    candidates = make_candidates(make_rows(), np.random.default_rng(1))
+    fewer = steps.keep_best(candidates, 2)
+    assert fewer.classes.shape == (len(candidates.rows), 3)
+    total = [np.logaddexp(np.logaddexp.reduce(c.offsets, axis=1), c.log_rest) for c in (candidates, fewer)]
+    np.testing.assert_allclose(*total, rtol=1e-5)
+    assert steps.keep_best(candidates, candidates.classes.shape[1] - 1) is candidates

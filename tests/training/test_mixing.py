@@ -79,17 +79,18 @@ def test_hard_rows_do_not_switch_all_models_off(problem):
 
 
 @pytest.mark.identity
-def test_many_classes_are_mixed_by_likelihood_alone(problem):
-    """A weight on accuracy is for SVMs of few classes, or of several labels."""
+def test_few_and_many_classes_have_their_own_weight_on_accuracy(problem):
     experts, data = problem
     named = {"start": experts["a"], "svm": experts["b"]}
     data = Examples(data.X[:300], data.y[:300])
-    numbers = {"accuracy_weight": 100.0, "accuracy_slope": 30.0, **ALL}
-    plain = fit(named, data, **{**numbers, "accuracy_weight": 0.0})
-    many = fit(named, data, few_classes=N_CLASSES - 1, **numbers)
-    np.testing.assert_array_equal(many, plain)
-    few = fit(named, data, few_classes=N_CLASSES, **numbers)
-    assert np.abs(few - plain).max() > 0.03
+    slope = {"accuracy_slope": 30.0, **ALL}
+    few = {"few_classes": N_CLASSES, "accuracy_weight_many": 7.0, **slope}
+    many = {"few_classes": N_CLASSES - 1, "accuracy_weight": 7.0, **slope}
+    plain = fit(named, data, accuracy_weight=0.0, **few)
+    np.testing.assert_array_equal(fit(named, data, accuracy_weight_many=0.0, **many), plain)
+    found = fit(named, data, accuracy_weight=100.0, **few)
+    np.testing.assert_array_equal(fit(named, data, accuracy_weight_many=100.0, **many), found)
+    assert np.abs(found - plain).max() > 0.03
 
 
 @pytest.mark.planted

@@ -14,10 +14,11 @@ from extremax.config import resolve
 from extremax.defaults import DEFAULTS, ProblemSize, replace_numbers
 from extremax.errors import ModelFileError, TrainingInterruptedWarning
 from extremax.examples import Examples
-from extremax.fit import make_trainer, problem_size
+from extremax.fit import make_trainer, problem_size, split_calibration
 from extremax.runtime.context import Context
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
+from extremax.training.base import Split
 from extremax.training.loop import Watcher
 from extremax.training.sparse_start import ClassSums, make_start
 from planted import word_rows
@@ -164,7 +165,9 @@ def train(data, cls, n_epochs, held_out=None, seed=0):
     for _ in range(n_epochs):
         trainer.epoch(state, prepared, (1.0, 1.0), Progress())
     tables = state.tables
-    trainer.finish(state, examples, None if held_out is None else Examples(*held_out))
+    split = Split(examples, None if held_out is None else Examples(*held_out))
+    trainer.finish(state, split)
+    trainer.include(state, split)
     return tables, state, trainer.export(state)
 
 
@@ -196,6 +199,53 @@ def test_scores_are_the_sum_of_the_parts(data, test_rows, chosen):
     mix = state.chosen["mix"]
     assert list(mix) == ["start", "correction", "svm"]
     assert mix == {name: pytest.approx(tables.mix[name], abs=1e-4) for name in mix}
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("is_included", [True, False])
+def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
+    numbers = replace_numbers(Linear._numbers, sparse={"min_included": 0.01 if is_included else 1.0})
+    whole = Examples(*data)
+    problem = problem_size(whole, N_CLASSES)
+    config = resolve(make(n_epochs=1).get_params(deep=False), problem, numbers=numbers)
+    trainer = make_trainer(config, Context(0))
+    some, held_out = split_calibration(trainer.accept(whole), N_CLASSES, config, 0)
+    split = Split(some, held_out, whole.with_features(some.X))
+    state = trainer.start(some, N_CLASSES)
+    trainer.epoch(state, trainer.prepare(state, some), (1.0, 1.0), Progress())
+    trainer.finish(state, split)
+    tables, mix, before = state.tables, dict(state.chosen["mix"]), trainer.export(state).to_matrix()
+    trainer.include(state, split)
+    found = trainer.export(state)
+    assert state.tables.kind == "finished"
+    assert state.chosen["mix"] == mix
+    if not is_included:
+        np.testing.assert_array_equal(found.to_matrix().toarray(), before.toarray())
+        assert "included_rows" not in state.chosen
+        return
+    assert state.chosen["included_rows"] == held_out.n_rows > 0
+    start = make_start(ClassSums.of(whole, N_CLASSES, N_WORDS, tables.scale).arrays, tables.numbers, 1)
+    W = (
+        tables.mix["start"]
+        * sparse.csc_matrix(
+            (start.postings.values, start.postings.classes, start.postings.offsets), found.to_matrix().shape
+        ).toarray()
+    )
+    for name in ("correction", "svm_whole"):
+        part = getattr(tables, name)
+        W += tables.mix[name.removesuffix("_whole")] * part.matrix.toarray()
+    np.testing.assert_allclose(found.to_matrix().toarray(), tables.scale * W, atol=1e-4)
+    assert np.abs(tables.svm_whole.matrix - tables.svm.matrix).max() > 0.01
+
+
+def test_figures_of_held_out_rows_are_of_a_model_that_has_not_seen_them(data):
+    """Labels at random: a model that has been trained on a row knows its label, another one does not."""
+    X, y = data
+    y = np.random.default_rng(0).permutation(y)
+    clf = make(n_epochs=1).fit(X, y)
+    assert clf.choices_["included_rows"] == clf.history_[-1]["held_out_rows"]
+    assert clf.score(X, y) > 0.7
+    assert clf.history_[-1]["held_out_accuracy"] < 0.3
 
 
 @pytest.mark.parametrize("limit", [20_000, 60_000])

@@ -320,24 +320,26 @@ class SVMData(NamedTuple):
 
 
 @njit
-def fit_svm(data, c, options, w, alpha, active, positive):
-    """Fit one class against all others; `w` (n_features + 1,) float32 is zero on entry, its last is the bias.
+def fit_svm(data, c, options, w, alpha, active, positive, first_pass):
+    """Fit one class against all others; the last of `w` (n_features + 1,) float32 is the bias.
 
-    `alpha` (n_rows,) float32, `active` (n_rows,) int32 and `positive` (n_rows,) uint8 are scratch;
-    `positive` is zero before and after.
+    With a `first_pass` of zero, `w` is zero on entry; else it goes on from `w` and `alpha` (n_rows,) float32,
+    with rows whose `alpha` is zero if they did not count before. `active` (n_rows,) int32 and `positive`
+    (n_rows,) uint8 are scratch; `positive` is zero before and after.
     """
     rows, n, last = data.rows, data.squares.size, w.size - 1
     for a in range(data.starts[c], data.starts[c + 1]):
         positive[data.members[a]] = 1
     n_active = 0
     for i in range(n):
-        alpha[i] = np.float32(0.0)
+        if first_pass == 0:
+            alpha[i] = np.float32(0.0)
         if data.weights[i] > 0.0:
             active[n_active] = i
             n_active += 1
     bias = np.float32(options.bias_feature)
     n_all = n_active
-    for number in range(options.max_passes):
+    for number in range(first_pass, options.max_passes):
         # Two passes over all rows, then three over those near or beyond the margin, in turn.
         is_full = number < 2 or number % 4 == 1
         if is_full:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,24 @@ class TrainState:
         return merge(header, parts, arrays)
 
 
+class Split(NamedTuple):
+    """The rows of a fit.
+
+    Attributes
+    ----------
+    training
+        The pairs to train on.
+    held_out
+        Pairs that choose mixture and calibration, with the features of their rows alone; None without.
+    whole
+        The pairs of both, of the same X as `training`; None where none are held out.
+    """
+
+    training: Examples
+    held_out: Examples | None = None
+    whole: Examples | None = None
+
+
 class Progress(Protocol):
     """What a trainer tells while an epoch runs."""
 
@@ -147,8 +165,12 @@ class Trainer(Protocol):
         consistent state: that after the last minibatch."""
         ...
 
-    def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
+    def finish(self, state: TrainState, split: Split) -> None:
         """Do what follows the last epoch of a whole fit: parts without epochs, choices by held-out rows."""
+        ...
+
+    def include(self, state: TrainState, split: Split) -> None:
+        """Take the held-out rows into the weights, once all choices by them are made."""
         ...
 
     def export(self, state: TrainState) -> Weights:
@@ -264,8 +286,11 @@ class TrainerBase:
             self.accepted["limited_rows"] = n_limited
         return data if X is data.X else data.with_features(X)
 
-    def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
+    def finish(self, state: TrainState, split: Split) -> None:
         """Do nothing after the last epoch."""
+
+    def include(self, state: TrainState, split: Split) -> None:
+        """Leave the held-out rows out."""
 
 
 def chosen_header(chosen: Mapping[str, Any]) -> dict[str, Any]:

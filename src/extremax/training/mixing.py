@@ -41,8 +41,9 @@ def fit_mixture(
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
         by_rank = next(iter(experts.values())).n_classes <= config.few_classes or data.label_edges is not None
-        if "svm" in experts and by_rank and config.accuracy_weight > 0.0:
-            accuracy = config.accuracy_weight, config.accuracy_slope
+        factor = config.accuracy_weight if by_rank else config.accuracy_weight_many
+        if "svm" in experts and factor > 0.0:
+            accuracy = factor, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
             ranking = _rescaled(_maximise(objective, found, bounds), found, objective)
             # Weights of zero make every row a tie, half right to the smoothed accuracy: count the rows.

@@ -158,6 +158,20 @@ def _frequent(
     return no_frequent(len(postings.offsets) - 1, n_classes), 0
 
 
+def keep_best(candidates: Candidates, n_candidates: int) -> Candidates:
+    """Return the first candidates of each pair, its own class beside them; the others join the rest."""
+    n_slots = n_candidates + 1
+    if candidates.classes.shape[1] <= n_slots:
+        return candidates
+    with np.errstate(divide="ignore"):  # no candidate, no mass
+        left_out = np.logaddexp.reduce(candidates.offsets[:, n_slots:], axis=1)
+    return candidates._replace(
+        classes=np.ascontiguousarray(candidates.classes[:, :n_slots]),
+        offsets=np.ascontiguousarray(candidates.offsets[:, :n_slots]),
+        log_rest=np.logaddexp(candidates.log_rest, left_out).astype(np.float32),
+    )
+
+
 def propose_by_weights(
     training: TrainingRows, weights: SparseWeights, n_candidates: int, job: Job
 ) -> Candidates:
@@ -218,9 +232,10 @@ class Correction:
         sums: ClassSums,
         job: Job,
         *,
-        is_wide: bool,
+        regularization: float,
+        is_wide: bool = False,
     ) -> Correction:
-        """Prepare a correction of zero."""
+        """Prepare a correction of zero; a wide support has the features of the rows it competes for, too."""
         config = job.config
         n_classes, n_features = sums.matrix.shape
         starts = np.zeros(n_classes + 1, np.int64)
@@ -235,7 +250,6 @@ class Correction:
         support = Support(
             ends, features, np.zeros(len(features), np.float32), np.zeros(n_classes, np.float32)
         )
-        regularization = config.regularization if is_wide else config.regularization_own
         options = DualOptions(regularization, config.bias_feature, 1, config.max_negatives, job.seed % 2**31)
         shape = candidates.offsets.shape
         state = DualState(
@@ -331,10 +345,63 @@ def _wide_support(
     return counts, features
 
 
-def fit_svms(training: TrainingRows, shape: tuple[int, int], job: Job) -> tuple[Any, Float32]:
-    """Fit one SVM per class against all other rows; return CSR weights (n_classes, n_features) and biases.
+class ClassWeights(NamedTuple):
+    """Weights by class: CSR (n_classes, n_features) and biases."""
+
+    matrix: Any
+    biases: Float32
+
+
+class _SVMTable:
+    """SVMs as they are fitted, class by class; features are numbered by frequency."""
+
+    def __init__(self, mean: Float32, by_frequency: Any, n_classes: int, config: SparseConfig) -> None:
+        self.mean, self.by_frequency, self.config = mean, by_frequency, config
+        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+        self.parts: list[tuple[Any, Float32]] = [nothing] * n_classes
+        self.biases = np.zeros(n_classes, np.float32)
+
+    def keep(self, c: int, w: Float32) -> None:
+        """Take the weights of a class, without small ones; the last is the bias."""
+        kept = np.flatnonzero(np.abs(w[:-1]) * self.mean >= self.config.svm_prune).astype(np.int32)
+        columns = self.by_frequency[kept]
+        rising = np.argsort(columns)
+        self.parts[c] = columns[rising], w[kept][rising]
+        self.biases[c] = w[-1] * np.float32(self.config.svm_bias_feature)
+
+    def take(self, present: Int64) -> ClassWeights:
+        """Return all weights; a class without rows never wins."""
+        matrix = sparse.csr_matrix((len(self.parts), len(self.mean)), dtype=np.float32)
+        matrix.indptr = np.concatenate([[0], np.cumsum([len(f) for f, _ in self.parts])]).astype(np.int64)
+        matrix.indices = np.concatenate([f for f, _ in self.parts]).astype(np.int32, copy=False)
+        matrix.data = np.concatenate([v for _, v in self.parts])
+        absent = np.ones(len(self.parts), bool)
+        absent[present] = False
+        if absent.any():
+            self.biases[absent] = min(-1.0, float(self.biases[present].min(initial=0.0)))
+        return ClassWeights(matrix, self.biases)
+
+
+def _svm_problem(data: Examples, rows: CSRRows, squares: Any, n_classes: int) -> sparse_dual.SVMData:
+    order = np.argsort(data.y, kind="stable")
+    starts = np.searchsorted(data.y[order], np.arange(n_classes + 1)).astype(np.int64)
+    weights = np.zeros(len(squares), np.float32)
+    np.maximum.at(weights, data.rows, data.pair_weight)
+    return sparse_dual.SVMData(rows, squares, starts, data.rows[order].astype(np.int64), weights)
+
+
+def fit_svms(
+    training: TrainingRows, shape: tuple[int, int], job: Job, whole: Examples | None = None
+) -> tuple[ClassWeights, ClassWeights | None]:
+    """Fit one SVM per class against all other rows.
 
     Weights whose mean contribution to a score is below ``config.svm_prune`` are dropped.
+
+    Returns
+    -------
+    tuple
+        Weights, and weights after more passes with the rows of `whole`: the pairs of `training`, and others
+        of the same X.
     """
     (data, rows, mean), config = training, job.config
     n_classes, n_features = shape
@@ -346,18 +413,16 @@ def fit_svms(training: TrainingRows, shape: tuple[int, int], job: Job) -> tuple[
     place = np.empty(n_features, np.int32)
     place[by_frequency] = np.arange(n_features, dtype=np.int32)
     rows, mean = rows._replace(indices=place[rows.indices]), mean[by_frequency]
-    order = np.argsort(data.y, kind="stable")
-    starts = np.searchsorted(data.y[order], np.arange(n_classes + 1)).astype(np.int64)
-    weights = np.zeros(n_rows, np.float32)
-    np.maximum.at(weights, data.rows, data.pair_weight)
     squares = np.zeros(n_rows)
     counted = np.repeat(np.arange(n_rows), np.diff(rows.indptr))
     squares += np.bincount(counted, weights=rows.data.astype(np.float64) ** 2, minlength=n_rows)
     del counted
-    problem = sparse_dual.SVMData(rows, squares, starts, data.rows[order].astype(np.int64), weights)
+    problem = _svm_problem(data, rows, squares, n_classes)
+    more = None if whole is None else _svm_problem(whole, rows, squares, n_classes)
     options = sparse_dual.SVMOptions(
         config.svm_cost, config.svm_bias_feature, config.svm_passes, config.svm_tolerance, job.seed % 2**31
     )
+    more_options = options._replace(max_passes=1 + config.svm_more_passes)
 
     def make_scratch() -> tuple[Any, ...]:
         counts = np.zeros(n_rows, np.uint8)
@@ -369,29 +434,21 @@ def fit_svms(training: TrainingRows, shape: tuple[int, int], job: Job) -> tuple[
         )
 
     scratch = Scratch(make_scratch)
-    parts: list[tuple[Any, Float32]] = [(np.empty(0, np.int32), np.empty(0, np.float32))] * n_classes
-    biases = np.zeros(n_classes, np.float32)
-    present = np.flatnonzero(np.diff(starts))
+    found, found_more = (_SVMTable(mean, by_frequency, n_classes, config) for _ in range(2))
+    present = np.flatnonzero(np.diff(problem.starts))
 
     def work(i: int) -> None:
         c = int(present[i])
         with scratch.use() as (w, alpha, active, positive):
             w[:] = 0.0
-            sparse_dual.fit_svm(problem, c, options, w, alpha, active, positive)
-            kept = np.flatnonzero(np.abs(w[:-1]) * mean >= config.svm_prune).astype(np.int32)
-            columns = by_frequency[kept]
-            rising = np.argsort(columns)
-            parts[c] = columns[rising], w[kept][rising]
-            biases[c] = w[-1] * np.float32(config.svm_bias_feature)
+            sparse_dual.fit_svm(problem, c, options, w, alpha, active, positive, 0)
+            found.keep(c, w)
+            if more is not None:
+                sparse_dual.fit_svm(more, c, more_options, w, alpha, active, positive, 1)
+                found_more.keep(c, w)
 
     run_checked(work, len(present), job)
-    matrix = sparse.csr_matrix(shape, dtype=np.float32)
-    matrix.indptr = np.concatenate([[0], np.cumsum([len(f) for f, _ in parts])]).astype(np.int64)
-    matrix.indices = np.concatenate([f for f, _ in parts]).astype(np.int32, copy=False)
-    matrix.data = np.concatenate([v for _, v in parts])
-    if len(present) < n_classes:  # a class without rows never wins
-        biases[np.diff(starts) == 0] = -1.0 if len(present) == 0 else min(-1.0, float(biases[present].min()))
-    return matrix, biases
+    return found.take(present), None if more is None else found_more.take(present)
 
 
 def mean_entries(rows: CSRRows) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from extremax.config import candidate_count, svms_are_affordable
 from extremax.defaults import ProblemSize, SparseConfig
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
@@ -29,7 +30,7 @@ from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
-from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
+from extremax.training.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
@@ -76,8 +77,8 @@ class SparseTables:
         The fitted numbers of the start.
     scale
         Factor of the features in training; weights for prediction are those of the features as given.
-    correction, svm
-        Weights by class, or None.
+    correction, svm, svm_whole
+        Weights by class, or None; the last are SVMs that have seen the held-out rows, too.
     bilinear, dense
         Dense parts, or None: the similarity that all classes share, and weights on dense columns.
     mix
@@ -93,6 +94,7 @@ class SparseTables:
     scale: float = 1.0
     correction: Linear | None = None
     svm: Linear | None = None
+    svm_whole: Linear | None = None
     bilinear: Bilinear | None = None
     dense: Bilinear | None = None
     mix: dict[str, float] = field(default_factory=lambda: dict(_ALONE))
@@ -110,13 +112,14 @@ class SparseTables:
     def restore(self, other: SparseTables) -> None:
         """Take the weights of a copy; dual variables of others are forgotten."""
         self.correction = None if other.correction is None else other.correction.copy()
-        self.svm, self.mix, self.duals = other.svm, dict(other.mix), None
+        self.svm, self.svm_whole = other.svm, other.svm_whole
+        self.mix, self.duals = dict(other.mix), None
         self.sums, self.numbers, self.weights = other.sums, other.numbers, None
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
-        matrices = [self.sums.matrix, *(part.matrix for part in (self.correction, self.svm) if part)]
-        require_sound(matrices)
+        parts = self.correction, self.svm, self.svm_whole
+        require_sound([self.sums.matrix, *(part.matrix for part in parts if part)])
 
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
@@ -163,7 +166,7 @@ class SparseTables:
     def check_sizes(self, weights: SparseWeights) -> None:
         """Raise ModelFileError for parts that are not those of the weights of a model."""
         n_classes, n_sparse = weights.n_classes, len(weights.postings.offsets) - 1
-        for part in (self.sums, self.correction, self.svm):
+        for part in (self.sums, self.correction, self.svm, self.svm_whole):
             if part is not None and part.matrix.shape != (n_classes, n_sparse):
                 checks.reject(f"the training state has the shape {part.matrix.shape}")
         for dense in (self.bilinear, self.dense):
@@ -176,7 +179,9 @@ class SparseTables:
             checks.reject(f"array 'duals' is {self.duals.dtype} {self.duals.shape}")
 
 
-_SAVED: dict[str, Any] = {"correction": Linear, "svm": Linear, "bilinear": Bilinear, "dense": Bilinear}
+_SAVED: dict[str, Any] = {
+    "correction": Linear, "svm": Linear, "svm_whole": Linear, "bilinear": Bilinear, "dense": Bilinear
+}  # fmt: skip
 
 
 @dataclass
@@ -239,7 +244,7 @@ class SparseTrainer(TrainerBase):
         entries = problem.n_entries or problem.n_rows * problem.n_features
         pair_entries = int(entries * problem.n_pairs / max(problem.n_rows, 1))
         stored = min(pair_entries, problem.n_classes * problem.n_features)
-        slots = self._n_candidates(problem.n_pairs, problem.n_classes) + 1
+        slots = candidate_count(entries, problem.n_pairs, problem.n_classes, self.numbers) + 1
         return {
             "weights": 8 * stored + 8 * problem.n_classes,
             "class sums": 16 * stored,
@@ -259,10 +264,15 @@ class SparseTrainer(TrainerBase):
             X = X.astype(np.float32)
             X.sort_indices()
         X = _without_zeros(X, X.shape[1] - self.config.n_dense)
-        weight = data.weight
-        if weight is not None and not self.config.streaming:  # weights that sum to one are as good as others
-            data = replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
+        data = self._unit_weight(data)
         return self.limit_sparse(data if X is data.X else data.with_features(X))
+
+    def _unit_weight(self, data: Examples) -> Examples:
+        """Return the examples with weights of mean one: weights that sum to one are as good as others."""
+        weight = data.weight
+        if weight is None or self.config.streaming:
+            return data
+        return replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:
         """Return the sparse columns as the kernels take them, times a scale."""
@@ -359,10 +369,12 @@ class SparseTrainer(TrainerBase):
         """Run one round of a correction of finished weights, whose own scores are the offsets."""
         training, job = prepared.training, self._job(check)
         if prepared.correction is None:
-            n_candidates = self._n_candidates(training.data.n_pairs, base.n_classes)
+            n_candidates = self._n_candidates(training, base.n_classes)
             candidates = steps.propose_by_weights(training, base, n_candidates, job)
             sums = ClassSums.of(training.data, base.n_classes, len(training.mean))
-            prepared.correction = Correction.begin(training.rows, candidates, sums, job, is_wide=False)
+            prepared.correction = Correction.begin(
+                training.rows, candidates, sums, job, regularization=self.numbers.regularization_own
+            )
         correction = prepared.correction
         try:
             return correction.run_round(state.n_epochs, check)
@@ -377,8 +389,8 @@ class SparseTrainer(TrainerBase):
 
     def _wants_svm(self, data: Examples, rows: CSRRows, n_classes: int) -> bool:
         several = data.label_edges is not None
-        limit = self.numbers.svm_work_several if several else self.numbers.svm_work
-        return len(rows.data) * n_classes <= limit and not self.config.streaming
+        affordable = svms_are_affordable(len(rows.data), n_classes, self.numbers, several=several)
+        return affordable and not self.config.streaming
 
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
@@ -395,12 +407,18 @@ class SparseTrainer(TrainerBase):
             return None
         tables.candidates = candidates
         entries = candidates.classes.size * steps.mean_entries(rows)
-        is_wide = not several and entries <= config.wide_entries
+        has_many = candidates.classes.shape[1] - 1 > config.max_candidates
+        is_wide = not several and (has_many or entries <= config.wide_entries)
+        regularization = config.regularization if is_wide else config.regularization_own
+        if is_wide and has_many:
+            regularization = config.regularization_small
         unfinished = tables.duals is not None and tables.duals.shape == candidates.offsets.shape
         if tables.correction is not None and not unfinished:
             prepared.before = tables.correction
             candidates = _with_offsets(candidates, tables.correction, rows)
-        correction = Correction.begin(rows, candidates, tables.sums, job, is_wide=is_wide)
+        correction = Correction.begin(
+            rows, candidates, tables.sums, job, regularization=regularization, is_wide=is_wide
+        )
         if unfinished and tables.correction is not None and tables.duals is not None:
             correction.support.values[:] = tables.correction.matrix.data
             correction.support.biases[:] = tables.correction.biases
@@ -411,41 +429,61 @@ class SparseTrainer(TrainerBase):
 
     def _propose(self, training: TrainingRows, source: ProposalSource, job: Job) -> Candidates | None:
         """Find hard negatives by the start; None where there are none to find."""
-        n_candidates = self._n_candidates(training.data.n_pairs, len(source.sums.counts))
+        n_candidates = self._n_candidates(training, len(source.sums.counts))
         pruned = steps.prune_postings(source.start.postings, training.mean, self.numbers.prune)
         pairs = steps.choose_pairs(training, source, pruned, job)
         if len(pairs) == 0 or n_candidates == 0:
             return None
         return steps.propose(training, pairs, source, pruned, n_candidates, job)
 
-    def _n_candidates(self, n_pairs: int, n_classes: int) -> int:
-        config = self.numbers
-        wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
-        return min(wanted, n_classes - 1)
+    def _n_candidates(self, training: TrainingRows, n_classes: int) -> int:
+        return candidate_count(len(training.rows.data), training.data.n_pairs, n_classes, self.numbers)
 
-    def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
+    def finish(self, state: TrainState, split: Split) -> None:
         """Fit the parts that have no epochs, choose the weights of all by held-out rows, and join them."""
         if state.tables.kind == FinishedTables.kind:
             return
-        tables = _tables(state)
+        tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
-        self._fit_parts(tables, TrainingRows(data, rows, mean))
+        self._fit_parts(tables, TrainingRows(data, rows, mean), self._whole(split))
         parts = self._parts(tables)
         tables.mix = self._choose_mix(parts, held_out)
-        state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
         weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
         if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
             tables.mix = self._choose_mix(parts, held_out)
-            state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
             weights = _combine(parts, tables.mix)
-        weights = self._prune(weights, given_mean, held_out, state.chosen)
-        if state.cut_short:  # resumed, training goes on with the parts, as if it had never stopped
-            tables.weights = weights
-            return
+        state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
+        tables.weights = self._prune(weights, given_mean, held_out, state.chosen)
+
+    def include(self, state: TrainState, split: Split) -> None:
+        """Add the held-out rows to the start and to the SVMs, and keep the weights alone.
+
+        The weights of the parts and the calibration stay as they were chosen.
+        """
+        if state.tables.kind == FinishedTables.kind or state.cut_short:
+            return  # resumed, training goes on with the parts, as if it had never stopped
+        tables, whole = _tables(state), self._whole(split)
+        weights: Any = self.export(state)
+        if whole is not None:
+            n_classes, n_features = tables.sums.matrix.shape
+            sums = ClassSums.of(whole, n_classes, n_features, tables.scale, self.context.n_threads)
+            svm = tables.svm if tables.svm_whole is None else tables.svm_whole
+            parts = self._parts(replace(tables, sums=sums, svm=svm))
+            rows = self._rows(whole, tables.scale)
+            mean = steps.feature_mean(rows, n_features, labelled_rows(whole)) / np.float32(tables.scale)
+            weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
+            state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the parts were made of is not needed any more: a finished model costs its weights alone.
         state.tables = FinishedTables(weights, tables.scale)
+
+    def _whole(self, split: Split) -> Examples | None:
+        """Return all pairs, where those of the held-out rows are worth another look; else None."""
+        if split.whole is None or split.held_out is None:
+            return None
+        share = split.held_out.n_rows / max(split.whole.n_rows, 1)
+        return self._unit_weight(split.whole) if share >= self.numbers.min_included else None
 
     def _choose_mix(self, parts: dict[str, SparseWeights], held_out: Examples | None) -> dict[str, float]:
         """Return the weight of each part: by held-out rows, or a default."""
@@ -492,12 +530,14 @@ class SparseTrainer(TrainerBase):
     def _fit_mixture(self, parts: dict[str, SparseWeights], held_out: Examples) -> dict[str, float]:
         return fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
 
-    def _fit_parts(self, tables: SparseTables, training: TrainingRows) -> None:
+    def _fit_parts(self, tables: SparseTables, training: TrainingRows, whole: Examples | None) -> None:
         """Fit the parts that have no epochs, where they are affordable and still to be fitted."""
         shape, config = tables.sums.matrix.shape, self.numbers
         if tables.svm is None and self._wants_svm(training.data, training.rows, shape[0]):
             job = self._job(self._show("one-vs-rest SVMs", shape[0]))
-            tables.svm = Linear(*steps.fit_svms(training, shape, job))
+            svm, with_held_out = steps.fit_svms(training, shape, job, whole)
+            tables.svm = Linear(*svm)
+            tables.svm_whole = None if with_held_out is None else Linear(*with_held_out)
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
         candidates = tables.candidates
         if small and tables.bilinear is None and candidates is None and tables.correction is not None:
@@ -512,7 +552,8 @@ class SparseTrainer(TrainerBase):
             first_word = self.config.column_groups[0] if self.config.column_groups else 0
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
-                tables.bilinear = fit_bilinear(training, candidates, columns, shape[0], job)
+                best = steps.keep_best(candidates, config.max_candidates)
+                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job)
         if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
             tables.dense = fit_dense(
                 training.data, shape[0], self.config, self.context, self.make_dense_trainer
