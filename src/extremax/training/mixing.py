@@ -40,8 +40,7 @@ def fit_mixture(
         weight = data.pair_weight.astype(np.float64)
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
-        by_rank = next(iter(experts.values())).n_classes <= config.few_classes or data.label_edges is not None
-        factor = config.accuracy_weight if by_rank else config.accuracy_weight_many
+        factor = _accuracy_weight(next(iter(experts.values())).n_classes, data, config)
         if "svm" in experts and factor > 0.0:
             accuracy = factor, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
@@ -50,6 +49,13 @@ def fit_mixture(
             if objective.fraction_right(ranking) >= objective.fraction_right(found):
                 found = ranking
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
+
+
+def _accuracy_weight(n_classes: int, data: Examples, config: SparseConfig) -> float:
+    """Return what a smoothed accuracy of one is worth, in nats."""
+    if data.label_edges is not None:
+        return config.accuracy_weight_several
+    return config.accuracy_weight if n_classes <= config.few_classes else config.accuracy_weight_many
 
 
 def _rescaled(theta: Float64, found: Float64, objective: _Objective) -> Float64:
