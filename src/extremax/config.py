@@ -137,10 +137,13 @@ def choose_objective(
 
 
 def is_scored_once(problem: ProblemSize, n_shared: int, numbers: Defaults) -> bool:
-    """Whether classes are more than a minibatch shares, and few enough to score every row against them."""
+    """Whether classes are more than a minibatch shares, and few enough to score every row against them.
+
+    Not for rows with several labels: class by class, those of a row are ordered poorly (docs/lab-notes.md).
+    """
     config = numbers.candidates
     values = problem.n_rows * problem.n_features
-    enough = problem.n_classes > n_shared and problem.n_pairs >= config.min_pairs
+    enough = problem.n_classes > n_shared and config.min_pairs <= problem.n_pairs <= problem.n_rows
     return enough and values <= config.max_values and values * problem.n_classes <= config.max_work
 
 

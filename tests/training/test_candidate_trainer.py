@@ -234,6 +234,7 @@ def test_needs_the_discriminant(planted):
     ("problem", "parameters", "expected"),
     [
         (ProblemSize(50_000, 50_000, 384, 10_000), {}, "candidate_softmax"),
+        (ProblemSize(50_000, 250_000, 384, 10_000), {}, "shared_softmax"),
         (ProblemSize(50_000, 50_000, 384, 1_000), {}, "shared_softmax"),
         (ProblemSize(5_000, 5_000, 384, 2_000), {}, "shared_softmax"),
         (ProblemSize(900_000, 900_000, 256, 124_000), {}, "shared_softmax"),
