@@ -43,6 +43,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "text": ("--methods", "extremax", "naive-bayes", "cosine", "linear-svc", "--limit", "900"),
     "embeddings": ("--methods", "default", "softmax", "class means"),
     "search": ("--data", "eurlex57k", "--trials", "10"),
+    "paper_steps": ("--data", "icd10cm"),
 }
 
 

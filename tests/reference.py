@@ -80,6 +80,15 @@ def negative_sampling_loss(scores, log_base, log_noise, weight, penalty, labels)
     return weight * (terms[:, 0] + terms[:, 1:].mean(axis=1))
 
 
+def raw_negative_sampling_loss(scores, log_base, log_noise, weight, penalty, labels):
+    """Eq. 6 with the penalty on the scores themselves."""
+    terms = penalty * scores**2
+    logits = scores + log_base - log_noise
+    terms[:, 0] += negative_log_sigmoid(logits[:, 0])
+    terms[:, 1:] += negative_log_sigmoid(-logits[:, 1:])
+    return weight * (terms[:, 0] + terms[:, 1:].mean(axis=1))
+
+
 def nce_loss(scores, log_base, log_noise, weight, penalty, labels):
     """Is this pair from the data or one of m draws from the noise?  Posterior odds p / (m p_n)."""
     debiased = scores + log_base
@@ -134,6 +143,7 @@ def augment_reduce_loss(scores, log_base, log_noise, weight, penalty, labels, et
 
 LOSSES = {
     "negative_sampling": negative_sampling_loss,
+    "raw_negative_sampling": raw_negative_sampling_loss,
     "nce": nce_loss,
     "sampled_softmax": sampled_softmax_loss,
     "one_vs_each": one_vs_each_loss,

@@ -21,7 +21,16 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from extremax import ExtremeClassifier, FrequencyNoise, LabelTree, TreeNoise, UniformNoise, load_model
+from extremax import (
+    ExtremeClassifier,
+    FrequencyNoise,
+    LabelTree,
+    MixtureNoise,
+    TreeNoise,
+    UniformNoise,
+    load_model,
+)
+from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
 from extremax.training.objectives import OBJECTIVES
 from extremax.validation import NotEnoughMemoryError
@@ -354,10 +363,31 @@ def test_own_noise_object(data):
     assert clf.score(X_test, y_test) > 0.85
     with pytest.raises(ValueError, match=r"noise is a distribution over 7 classes, but y has 60\."):
         ExtremeClassifier(noise=UniformNoise(7)).fit(X, y)
-    with pytest.raises(
-        ValueError, match=r"noise holds a label tree fitted elsewhere;.*Use noise='adversarial'"
-    ):
-        ExtremeClassifier(noise=TreeNoise(LabelTree.fit(X, y))).fit(X, y)
+
+
+def test_own_tree_as_noise(data, tmp_path):
+    X, y, X_test, y_test = data
+    options = {"n_epochs": 3, "random_state": 0}
+    clf = ExtremeClassifier(noise=TreeNoise(LabelTree.fit(X, y)), **options).fit(X, y)
+    assert clf.choices_["objective"] == "negative_sampling"
+    assert clf.score(X_test, y_test) > 0.5
+    clf.save(tmp_path / "model")
+    np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X_test), clf.predict(X_test))
+    pca = PCA.fit(X, 3)
+    tree = LabelTree.fit(pca.transform(X), y)
+    projected = ExtremeClassifier(noise=TreeNoise(tree, pca), **options).fit(X, y)
+    expected = tree.log_prob_all(pca.transform(X_test))
+    start = ExtremeClassifier(noise=TreeNoise(tree, pca), n_epochs=0, random_state=0).fit(X, y)
+    np.testing.assert_allclose(start.predict_log_proba(X_test), expected, atol=1e-4)  # float32
+    assert projected.log_likelihood(X_test, y_test) > start.log_likelihood(X_test, y_test)
+    mixed = MixtureNoise(TreeNoise(tree, pca), UniformNoise(60), weight=0.5)
+    assert ExtremeClassifier(noise=mixed, **options).fit(X, y).score(X_test, y_test) > 0.3
+    with pytest.raises(ValueError, match=r"a label tree over 3 features, but X has \d+; say how they are"):
+        ExtremeClassifier(noise=TreeNoise(tree)).fit(X, y)
+    with pytest.raises(ValueError, match="projection has 4 components, but the tree 3"):
+        TreeNoise(tree, PCA.fit(X, 4))
+    with pytest.raises(ValueError, match=r"the projection of noise takes \d+ features, but X has"):
+        ExtremeClassifier(noise=TreeNoise(tree, pca)).fit(X[:, 1:], y)
 
 
 def test_validation_fraction_and_patience(data):

@@ -92,11 +92,22 @@ def run_by_rows(data, noise, *, projection=None, scale=0.4, first_bias=None, see
 
 
 def run_by_batches(
-    data, sets, tables, *, batch_size, scale=1.0, cells=None, whitening=None, max_step=np.inf, n_threads=1
+    data,
+    sets,
+    tables,
+    *,
+    batch_size,
+    scale=1.0,
+    cells=None,
+    whitening=None,
+    max_step=np.inf,
+    n_threads=1,
+    score_penalty=None,
 ):
     """A `BatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
     numbers = replace_numbers(DEFAULTS, batch={"warm_up": 0.0})
-    config = make_config(data, tables.n_classes, numbers=numbers, objective="shared_softmax")
+    options = {"objective": "shared_softmax", "score_penalty": score_penalty}
+    config = make_config(data, tables.n_classes, numbers=numbers, **options)
     state = TrainState(tables, scale, whitening=whitening)
     trainer = BatchTrainer(config, Context(7, n_threads))
     return Run(trainer, state, PreparedBatches(data, sets, cells, batch_size, max_step))

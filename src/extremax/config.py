@@ -23,8 +23,9 @@ from extremax.noise import Noise
 from extremax.training.objectives import OBJECTIVES, Objective
 
 CUSTOM_NOISE = "custom"
+BATCH_OBJECTIVES = tuple(name for name, objective in OBJECTIVES.items() if objective.shares_classes)
 # Parameters that may be left open.
-RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
+RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size", "score_penalty")
 # Parameters that the first call fixes: later ones go on with the same tables, tree and noise.
 FIXED = (
     "objective",
@@ -33,6 +34,9 @@ FIXED = (
     "precondition",
     "tree_components",
     "tree_regularization",
+    "tree_fit",
+    "whiten_components",
+    "scale_features",
     "noise_exponent",
     "tree_share",
 )
@@ -57,6 +61,10 @@ class FitConfig:
     tree_regularization: float | str
     noise_exponent: float
     tree_share: float
+    penalized_scores: str = "debiased"
+    tree_fit: str = "default"
+    whiten_components: bool = False
+    scale_features: bool = True
     max_model_bytes: int | None = None
     numbers: Defaults = field(default_factory=Defaults)
     n_dense: int = 0  # last columns of X that every row has, beside sparse ones
@@ -95,6 +103,8 @@ class FitConfig:
         given = {name: value for name, value in content.items() if name in known}
         given["numbers"] = restore_numbers(Defaults, content.get("numbers", {}))
         given["column_groups"] = tuple(content.get("column_groups", ()))
+        if "penalized_scores" not in given and content.get("objective") in BATCH_OBJECTIVES:
+            given["score_penalty"] = 0.0  # it had no effect there in the version that wrote it
         for entry in fields(cls):
             kind = str if entry.name == "noise" else hints[entry.name]
             if entry.name in given and entry.name != "numbers" and not has_type(given[entry.name], kind):
@@ -225,10 +235,10 @@ def resolve(
     defaults: dict[str, Any]
     if objective.trainer == "sparse":
         epochs = sparse_epochs(problem, numbers.sparse)
-        defaults = {"n_epochs": epochs}
+        defaults = {"n_epochs": epochs, "score_penalty": 0.0}
         given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}  # exact steps have none of them
     elif objective.trainer == "candidates":
-        defaults = {"n_epochs": numbers.candidates.n_epochs}
+        defaults = {"n_epochs": numbers.candidates.n_epochs, "score_penalty": 0.0}
         given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}
     elif objective.shares_classes:
         size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
@@ -241,12 +251,14 @@ def resolve(
             many = has_many_classes(problem.n_classes, size, batch)
             rate = batch.learning_rate_many_classes if many else batch.learning_rate
         defaults |= {"n_epochs": epochs, "learning_rate": rate, "optimizer": batch.optimizer}
+        defaults["score_penalty"] = 0.0
     else:
         defaults = {
             "batch_size": row_batch_size(problem, rows),
             "n_epochs": rows.n_epochs,
             "learning_rate": rows.learning_rate,
             "optimizer": rows.optimizer,
+            "score_penalty": rows.score_penalty,
         }
     given |= {name: value for name, value in defaults.items() if given[name] is None}
     return FitConfig(

@@ -44,6 +44,7 @@ class RowConfig:
     n_epochs: int = 20
     learning_rate: float = 0.3  # for rows of mean square length one
     optimizer: str = "adagrad"
+    score_penalty: float = 1e-4  # the paper's lambda
     min_batch: int = 16  # rows
     max_batch: int = 512  # rows; they stay in the cache
     classes_per_row: int = 16  # classes for each row of a minibatch: hardly two rows share a class

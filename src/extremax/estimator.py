@@ -33,6 +33,7 @@ from extremax.fit import (
 from extremax.model import Model
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
+    BATCH_OBJECTIVES,
     RENAMED,
     accept_old_names,
     canonical_noise,
@@ -118,9 +119,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         non-zero entries, else for up to 1,024 features "candidate_softmax" where classes are more than
         `n_shared` and all scores of the training rows are affordable, and "shared_softmax" where not and in
         `partial_fit`; for more, and with an own noise object, it is "negative_sampling".
-    noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree
+    noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise
         Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
-        with the same probability, the class frequencies, or a mixture of tree and frequencies.
+        with the same probability, the class frequencies, a mixture of tree and frequencies, or an object
+        of your own, such as `TreeNoise` with a tree.
     n_negatives : int
         Negatives per row and epoch, of objectives that draw negatives for each row.
     n_shared : int
@@ -137,9 +139,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         zero over the epochs.
     optimizer : {"adagrad", "adagrad_row", "sgd"}, optional
         Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
-    score_penalty : float
-        The paper's lambda: square penalty on debiased scores, of objectives that draw negatives for each
-        row.
+    score_penalty : float, optional
+        The paper's lambda. For objectives that draw negatives for each row, a square penalty on the
+        scores of the label and of the negatives (Eq. 6), 1e-4 unless given; for "shared_softmax" and
+        "softmax" on the score of the label and the mean over all classes, 0 unless given. No effect on
+        other objectives.
+    penalized_scores : {"debiased", "raw"}
+        What `score_penalty` is on under "negative_sampling": scores plus log p_n, as in the text of the
+        paper, or scores alone, as in its authors' code for noise that does not depend on x.
     prior_variance : float, optional
         Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
     class_weight : dict, "balanced" or None
@@ -153,6 +160,16 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     tree_regularization : float or "auto"
         Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); "auto" chooses
         one per level of the tree, on held-out rows.
+    tree_fit : {"default", "paper"}
+        How the label tree is fitted. "paper" is the algorithm of the paper's section 3 to the letter, for
+        comparisons with it: slower.
+    whiten_components : bool
+        Whether the components of the label tree are scaled to unit variance, as in the paper's published
+        code; for objectives that draw negatives for each row.
+    scale_features : bool
+        Whether rows are scaled to a mean square length of one before training, so that one learning rate
+        serves every data set; False trains on features as given, as the paper does. No effect with
+        `precondition`, where it is used.
     noise_exponent : float
         Power of the class frequencies in "frequency" and "mixture" noise.
     tree_share : float
@@ -230,12 +247,16 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         n_epochs: int | None = None,
         learning_rate: float | None = None,
         optimizer: str | None = None,
-        score_penalty: float = 1e-4,
+        score_penalty: float | None = None,
+        penalized_scores: str = "debiased",
         prior_variance: float | None = None,
         class_weight: dict[Any, float] | str | None = None,
         batch_size: int | None = None,
         tree_components: int = 32,
         tree_regularization: float | str = "auto",
+        tree_fit: str = "default",
+        whiten_components: bool = False,
+        scale_features: bool = True,
         noise_exponent: float = 1.0,
         tree_share: float = 0.9,
         validation_fraction: float = 0.0,
@@ -255,11 +276,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.optimizer = optimizer
         self.score_penalty = score_penalty
+        self.penalized_scores = penalized_scores
         self.prior_variance = prior_variance
         self.class_weight = class_weight
         self.batch_size = batch_size
         self.tree_components = tree_components
         self.tree_regularization = tree_regularization
+        self.tree_fit = tree_fit
+        self.whiten_components = whiten_components
+        self.scale_features = scale_features
         self.noise_exponent = noise_exponent
         self.tree_share = tree_share
         self.validation_fraction = validation_fraction
@@ -274,6 +299,24 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Set parameters; old names work with a warning."""
         super().set_params(**rename_parameters(params))
         return self
+
+    @classmethod
+    def paper(cls, **parameters: Any) -> Self:
+        """Return an estimator with the paper's algorithm and parameters, and some of one's own.
+
+        Bamler and Mandt, "Extreme Classification via Adversarial Softmax Approximation": negative sampling
+        with one negative per row, a label tree fitted to the letter on 16 principal components of all rows
+        with lambda_n = 0.1, features as given, and rho and lambda of Table 1 (`extremax.paper.parameters`).
+
+        Examples
+        --------
+        >>> clf = ExtremeClassifier.paper(learning_rate=0.003, random_state=0)
+        >>> clf.n_negatives, clf.tree_components, clf.tree_fit, clf.scale_features
+        (1, 16, 'paper', False)
+        """
+        from extremax.paper.parameters import PAPER_PARAMETERS
+
+        return cls(**{**PAPER_PARAMETERS, **rename_parameters(parameters)})
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -874,6 +917,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
             )
         given = checks.get_mapping(saved.header, "parameters")
+        if "penalized_scores" not in given and saved.model.objective in BATCH_OBJECTIVES:
+            given = {**given, "score_penalty": None}  # it had no effect there in the version that wrote it
         # A noise object is no plain parameter, but the model has it.
         estimator = cls(**{"noise": saved.model.noise, **given})
         check_saved_parameters({**estimator.get_params(deep=False), **given}, saved.model.config, OBJECTIVES)

@@ -24,6 +24,7 @@ from extremax.types import Float32, Float64, Int32
 from extremax.validation import check_random_state
 
 if TYPE_CHECKING:
+    from extremax.features.pca import PCA
     from extremax.tree import LabelTree
 
 _ROWS_PER_TASK = 4096
@@ -295,6 +296,14 @@ class FrequencyNoise(_Unconditional):
 class TreeNoise(NoiseBase):
     """The label tree as noise: p_n(y|x) of the paper's section 3.
 
+    Parameters
+    ----------
+    tree
+        The tree.
+    projection : PCA, optional
+        Projection of the features of `ExtremeClassifier` to those that the tree was fitted on; None for a
+        tree that was fitted on the features themselves. A saved model keeps it.
+
     Examples
     --------
     >>> import numpy as np
@@ -305,8 +314,13 @@ class TreeNoise(NoiseBase):
     np.True_
     """
 
-    def __init__(self, tree: LabelTree) -> None:
-        self._tree = tree
+    def __init__(self, tree: LabelTree, projection: PCA | None = None) -> None:
+        if projection is not None and projection.n_components != tree.n_components:
+            raise ValueError(
+                f"projection has {projection.n_components} components, but the tree {tree.n_components};"
+                " give the projection that the tree was fitted on."
+            )
+        self._tree, self.projection = tree, projection
 
     @property
     def tree(self) -> LabelTree:
@@ -383,6 +397,12 @@ class MixtureNoise(NoiseBase):
     @property
     def tree(self) -> LabelTree | None:
         return self.second.tree if self.first.tree is None else self.first.tree
+
+    @property
+    def projection(self) -> PCA | None:
+        """Projection of the features to those of the tree, if it has one of its own."""
+        first: PCA | None = getattr(self.first, "projection", None)
+        return getattr(self.second, "projection", None) if self.first.tree is None else first
 
     def _mix(self, a: Float32, b: Float32, out: Float32 | None) -> Float32:
         # `a` and `b` may be a component's own arrays: only `out` is written to.

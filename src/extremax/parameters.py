@@ -30,6 +30,9 @@ SPARSE_OBJECTIVES = ("sparse_softmax",)
 ALL_OBJECTIVES = (*ROW_OBJECTIVES, *BATCH_OBJECTIVES, *CANDIDATE_OBJECTIVES, *SPARSE_OBJECTIVES)
 NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
+PENALIZED = ("debiased", "raw")
+TREE_FITS = ("default", "paper")
+_RAW_PENALTY = ("negative_sampling", "nce")  # NCE's penalty is on its scores in either reading
 # Old names of parameters, accepted with a warning for one release.
 RENAMED = {"regularization": "tree_regularization", "n_components": "tree_components"}
 
@@ -97,10 +100,11 @@ PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "noise", "adversarial",
         (Choice(NOISES), Instance("a Noise", methods=("sample", "log_prob", "log_prob_all"))),
-        '{"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise without a tree',
+        '{"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise',
         'Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes'
         ' with the'
-        " same probability, the class frequencies, or a mixture of tree and frequencies.",
+        " same probability, the class frequencies, a mixture of tree and frequencies, or an object of your"
+        " own, such as `TreeNoise` with a tree.",
     ),
     Parameter(
         "n_negatives", 4, (Interval(int, 1),), "int",
@@ -132,9 +136,16 @@ PARAMETERS: dict[str, Parameter] = _table(
         "Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.",
     ),
     Parameter(
-        "score_penalty", 1e-4, (Interval(float, 0.0),), "float",
-        "The paper's lambda: square penalty on debiased scores, of objectives that draw negatives for each"
-        " row.",
+        "score_penalty", None, (Interval(float, 0.0), None), "float, optional",
+        "The paper's lambda. For objectives that draw negatives for each row, a square penalty on the scores"
+        ' of the label and of the negatives (Eq. 6), 1e-4 unless given; for "shared_softmax" and "softmax" on'
+        " the score of the label and the mean over all classes, 0 unless given. No effect on other"
+        " objectives.",
+    ),
+    Parameter(
+        "penalized_scores", "debiased", (Choice(PENALIZED),), '{"debiased", "raw"}',
+        'What `score_penalty` is on under "negative_sampling": scores plus log p_n, as in the text of the'
+        " paper, or scores alone, as in its authors' code for noise that does not depend on x.",
     ),
     Parameter(
         "prior_variance", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
@@ -160,6 +171,22 @@ PARAMETERS: dict[str, Parameter] = _table(
         'float or "auto"',
         "Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); \"auto\" chooses"
         " one per level of the tree, on held-out rows.",
+    ),
+    Parameter(
+        "tree_fit", "default", (Choice(TREE_FITS),), '{"default", "paper"}',
+        "How the label tree is fitted. \"paper\" is the algorithm of the paper's section 3 to the letter, for"
+        " comparisons with it: slower.",
+    ),
+    Parameter(
+        "whiten_components", False, (BOOLEAN,), "bool",
+        "Whether the components of the label tree are scaled to unit variance, as in the paper's published"
+        " code; for objectives that draw negatives for each row.",
+    ),
+    Parameter(
+        "scale_features", True, (BOOLEAN,), "bool",
+        "Whether rows are scaled to a mean square length of one before training, so that one learning rate"
+        " serves every data set; False trains on features as given, as the paper does. No effect with"
+        " `precondition`, where it is used.",
     ),
     Parameter(
         "noise_exponent", 1.0, (Interval(float, 0.0),), "float",
@@ -221,11 +248,15 @@ def check_estimator_parameters(params: Mapping[str, Any], objectives: Collection
             " 'sampled_softmax'."
         )
     check_parameters(ESTIMATOR, params, table)
-    if getattr(params["noise"], "tree", None) is not None:
+    if params["penalized_scores"] == "raw" and params["objective"] not in ("auto", *_RAW_PENALTY):
         raise ValueError(
-            "noise holds a label tree fitted elsewhere; ExtremeClassifier projects the features by itself and"
-            " cannot know those the tree was fitted on. Use noise='adversarial' or 'mixture', which fit their"
-            " own tree."
+            f"penalized_scores is 'raw', but objective={params['objective']!r} has one reading of its penalty"
+            " alone; it is for objective='negative_sampling'."
+        )
+    if params["tree_fit"] == "paper" and params["tree_regularization"] == "auto":
+        raise ValueError(
+            "tree_fit='paper' needs a number as tree_regularization, 0.1 in the paper: levels of their own"
+            " are not part of it."
         )
     if params["prior_variance"] is not None and params["objective"] in BATCH_OBJECTIVES:
         raise ValueError(

@@ -114,9 +114,13 @@ def test_default_space_is_the_grid_of_the_paper() -> None:
     assert set(default_space({"objective": "one_vs_each"})) == {"learning_rate", "prior_variance"}
     # The appendix went up to 10 for softmax; nothing is searched that the objective does not use.
     assert max(default_space({"objective": "softmax"})["learning_rate"]) == 10.0
-    assert [set(default_space({"objective": name})) for name in ("auto", "shared_softmax", "softmax")] == [
+    assert [set(default_space({"objective": name})) for name in ("auto", "shared_softmax")] == [
         {"learning_rate"}
-    ] * 3
+    ] * 2
+    assert default_space({"objective": "softmax"})["score_penalty"] == space["score_penalty"]
+    # Both readings of Eq. 6, where they differ and the noise does not depend on x.
+    assert space["penalized_scores"] == ["debiased", "raw"]
+    assert "penalized_scores" not in default_space({"objective": "negative_sampling", "noise": "adversarial"})
 
 
 def test_long_trials_are_scored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

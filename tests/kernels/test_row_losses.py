@@ -16,6 +16,7 @@ pytestmark = pytest.mark.small
 
 LOSSES = {
     "negative_sampling": (row_losses.NegativeSampling, row_losses.negative_sampling),
+    "raw_negative_sampling": (row_losses.RawNegativeSampling, row_losses.raw_negative_sampling),
     "nce": (row_losses.NoiseContrastive, row_losses.noise_contrastive),
     "sampled_softmax": (row_losses.SampledSoftmax, row_losses.sampled_softmax),
     "one_vs_each": (row_losses.OneVsEach, row_losses.one_vs_each),
@@ -92,6 +93,20 @@ def test_coefficients_gradient(name, penalty, base, n_negatives):
     gradient = reference.central_differences(lambda s: reference_loss(name, data, penalty, s), scores)
     # float32; central differences are good to 1e-9.  One-vs-Each has weights 1 / p_n, large for a rare draw.
     np.testing.assert_allclose(coefficients, gradient, atol=3e-6, rtol=3e-6 if name == "one_vs_each" else 0.0)
+
+
+@pytest.mark.identity
+def test_readings_of_the_penalty_differ_by_log_noise_identity():
+    """Eq. 6 under uniform noise: the text penalises (xi - log C)^2, the other reading xi^2."""
+    data = batch(base="noise")
+    uniform = np.full_like(data.log_noise, -np.log(6.0))
+    data = data._replace(log_base=uniform, log_noise=uniform)
+    text, raw = (evaluate(name, data, 0.05) for name in ("negative_sampling", "raw_negative_sampling"))
+    m = data.scores.shape[1] - 1
+    share = data.weight[:, None] * np.array([1.0] + [1.0 / m] * m)
+    np.testing.assert_allclose(raw[0] - text[0], 2 * 0.05 * np.log(6.0) * share, rtol=1e-5)
+    same = [evaluate(name, data, 0.0) for name in ("negative_sampling", "raw_negative_sampling")]
+    np.testing.assert_allclose(same[0][0], same[1][0], atol=1e-7)  # without a penalty there is one loss
 
 
 @pytest.mark.parametrize("name", NAMES)

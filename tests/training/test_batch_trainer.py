@@ -16,7 +16,7 @@ from extremax.training.batch_trainer import BatchTrainer
 from extremax.training.class_sets import ClassSets, route
 from extremax.training.optimizers import OPTIMIZERS, Tables
 from planted import a_dozen_classes, from_softmax, softmax
-from trainers import Progress, make_config, random_tables, run_by_batches
+from trainers import Progress, assert_same_bits, make_config, random_tables, run_by_batches
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,106 @@ def test_sampled_gradient_is_the_softmax_for_many_classes(data):
     negatives = softmax(X @ W.T.astype(np.float64)).T @ X
     # what is compared is of this size; 300 draws leave some noise
     assert error < 0.1 * np.abs(negatives).max()
+
+
+# -- the penalty on scores
+
+
+def penalized_loss(X, y, W, b, penalty):
+    """Softmax of all classes, and lambda [s_y^2 + mean of s^2 over all classes], summed over the rows."""
+    scores = X @ W.T + b
+    top = scores.max(axis=1)
+    own = scores[np.arange(len(y)), y]
+    softmax_loss = np.log(np.exp(scores - top[:, None]).sum(axis=1)) + top - own
+    return (softmax_loss + penalty * (own**2 + (scores**2).mean(axis=1))).sum()
+
+
+@pytest.mark.small
+@pytest.mark.gradient
+@pytest.mark.parametrize("penalty", [1e-3, 0.3])
+def test_penalty_gradient_matches_finite_difference(data, penalty):
+    X, y = data
+    run = start(Examples(X, y), all_classes(y), batch_size=len(y), score_penalty=penalty)
+    W, b = run.weights.astype(np.float64), run.biases.astype(np.float64)
+    loss = run.epoch(1e-3)
+    assert loss * len(y) == pytest.approx(penalized_loss(X, y, W, b, penalty), rel=1e-5)
+    for c, k in [(0, 0), (5, 3), (11, 4)]:
+        step = np.zeros_like(W)
+        step[c, k] = 1e-5
+        slope = penalized_loss(X, y, W + step, b, penalty) - penalized_loss(X, y, W - step, b, penalty)
+        # float32 weights, step 1e-3
+        assert (W[c, k] - run.weights[c, k]) / 1e-3 == pytest.approx(slope / 2e-5, rel=1e-3, abs=0.02)
+        step = np.zeros_like(b)
+        step[c] = 1e-5
+        slope = penalized_loss(X, y, W, b + step, penalty) - penalized_loss(X, y, W, b - step, penalty)
+        assert (b[c] - run.biases[c]) / 1e-3 == pytest.approx(slope / 2e-5, rel=1e-3, abs=0.02)
+
+
+def test_sampled_penalty_is_unbiased(data):
+    """With and without a penalty the same classes are drawn: the difference is the penalty's gradient."""
+    X, y = data[0][:64], data[1][:64]
+    sets = ClassSets.build(np.bincount(y, minlength=12).astype(float) + 1.0, 5, exponent=1.0)
+    runs = [start(Examples(X, y), sets, batch_size=64, score_penalty=p) for p in (0.0, 0.2)]
+    W, b = runs[0].weights.copy(), runs[0].biases.copy()
+    n_draws, found = 400, []
+    for seed in range(n_draws):
+        for run in runs:
+            run.weights[...], run.biases[...], run.state.n_epochs = W, b, seed
+            run.epoch(1.0)
+        found.append(
+            np.column_stack([a - c for a, c in zip(runs[0].arrays[:2], runs[1].arrays[:2], strict=True)])
+        )
+    scores = X @ W.T.astype(np.float64) + b
+    residual = 2 * 0.2 * scores / 12
+    residual[np.arange(64), y] += 2 * 0.2 * scores[np.arange(64), y]
+    exact = residual.T @ np.column_stack([X, np.ones(64)])
+    mean, error = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(n_draws)
+    assert np.abs(mean - exact).max() > 0.0  # it is an estimate
+    assert (np.abs(mean - exact) < 5 * error + 1e-3).all()  # float32
+    assert np.median(error) < 0.1 * np.abs(exact).max()  # ... precise enough for the test to mean something
+
+
+@pytest.mark.small
+@pytest.mark.reference
+def test_penalty_leaves_out_other_labels_of_the_row_matches_reference(data):
+    X, y = data
+    lists = [sorted({int(a), (int(a) + 1) % 12}) for a in y]
+    labels = np.array([label for row in lists for label in row], np.int32)
+    rows = np.repeat(np.arange(len(lists)), 2)
+    sets = ClassSets.build(np.bincount(labels).astype(float), 12, exponent=0.0)
+    losses = []
+    for penalty in (0.0, 0.1):
+        run = start(Examples(X, labels, rows), sets, batch_size=len(rows), score_penalty=penalty)
+        W, b = run.weights.astype(np.float64), run.biases.astype(np.float64)
+        losses.append(run.epoch(1e-6) * len(rows))
+    squares = (X @ W.T + b) ** 2
+    expected = 0.0
+    for row, label in zip(rows, labels, strict=True):
+        others = [c for c in range(12) if c not in lists[row]]
+        expected += 0.1 * (squares[row, label] * (1 + 1 / 12) + squares[row, others].sum() / 12)
+    assert losses[1] - losses[0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.invariance
+def test_penalty_thread_count_invariant(data):
+    X, y = data
+    sets = ClassSets.build(np.bincount(y, minlength=12).astype(float), 7, exponent=0.5)
+    runs = [
+        start(Examples(X, y), sets, "adagrad", batch_size=50, score_penalty=0.01, n_threads=n).epochs(2)
+        for n in (1, 3)
+    ]
+    assert_same_bits(*runs)
+
+
+def test_penalty_shrinks_scores(data):
+    X, y = data
+    lengths = []
+    for penalty in (None, 0.0, 0.1):
+        options = {"objective": "softmax", "precondition": False, "n_epochs": 20, "random_state": 0}
+        clf = ExtremeClassifier(**options, score_penalty=penalty).fit(X, y)
+        lengths.append(float(np.square(clf.decision_function(X)).mean()))
+    assert lengths[0] == lengths[1]  # none is the default
+    assert lengths[2] < 0.5 * lengths[1]
 
 
 # -- several labels

@@ -167,8 +167,9 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
 
     Trains six methods and softmax; writes a figure, a table, and which of the paper's claims hold.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
-    folder that the environment variable EXTREMAX_DATA names. The same command resumes a comparison that was
-    interrupted.
+    folder that the environment variable EXTREMAX_DATA names. For the last two it says first what it needs,
+    how much memory and how long it will take. eurlex57k-smallest with --method softmax and --method uniform
+    is the experiment of the paper's appendix A.2. The same command resumes a comparison that was interrupted.
     """
     import sys
 

@@ -1,15 +1,16 @@
 """Known data sets by name, each with its training, validation and test rows.
 
-===============  =============================================  ============================================
-name             rows                                           source
-===============  =============================================  ============================================
-icd10cm          short texts -> parent code                     the package simple-icd-10-cm
-eurlex57k        word counts -> rarest of the row's concepts    ``eurlex57k/{train,dev,test}.txt.xz``
-npm-owner-124k   package names -> owner                         ``npm-owner/npm-owner-124k.tsv.xz``
-npm-owner-282k   the same, larger                               ``npm-owner/npm-owner-282k.tsv.xz``
-amazon-670k      XML-CNN features -> smallest label             ``Amazon-670K/`` (see `xml_cnn`)
-wikipedia-500k   XML-CNN features -> smallest label             ``Wikipedia-500K/``
-===============  =============================================  ============================================
+==================  =============================================  =========================================
+name                rows                                           source
+==================  =============================================  =========================================
+icd10cm             short texts -> parent code                     the package simple-icd-10-cm
+eurlex57k           word counts -> rarest of the row's concepts    ``eurlex57k/{train,dev,test}.txt.xz``
+eurlex57k-smallest  the same -> smallest label (appendix A.2)      the same
+npm-owner-124k      package names -> owner                         ``npm-owner/npm-owner-124k.tsv.xz``
+npm-owner-282k      the same, larger                               ``npm-owner/npm-owner-282k.tsv.xz``
+amazon-670k         XML-CNN features -> smallest label             ``Amazon-670K/`` (see `xml_cnn`)
+wikipedia-500k      XML-CNN features -> smallest label             ``Wikipedia-500K/``
+==================  =============================================  =========================================
 
 Files are in the folder that the environment variable ``EXTREMAX_DATA`` names.
 """
@@ -73,11 +74,16 @@ def names() -> list[str]:
     return list(_LOADERS)
 
 
+def xml_cnn_folder(name: str) -> str | None:
+    """Return the folder of a data set of XML-CNN features below that of all data; None for others."""
+    return _XML_CNN.get(name)
+
+
 def source_files(name: str) -> list[Path]:
     """Return the files of a data set; none for one that comes with a package."""
     if name == "icd10cm":
         return []
-    if name == "eurlex57k":
+    if name in _EURLEX:
         return [_file("eurlex57k", f"{part}.txt.xz") for part in ("train", "dev", "test")]
     if name in _XML_CNN:
         return list(xml_cnn.find_files(_file(_XML_CNN[name])).values())
@@ -107,7 +113,7 @@ def _icd10cm(name: str, reduce: Reduction | None) -> SplitData:
 
 def _xmc_text(name: str, reduce: Reduction | None) -> SplitData:
     parts = [load_dataset(path) for path in source_files(name)]
-    return SplitData(name, *reduce_labels(parts, reduce or "rarest"))
+    return SplitData(name, *reduce_labels(parts, reduce or _EURLEX[name]))
 
 
 def reduce_labels(parts: list[Dataset], reduce: Reduction) -> list[Dataset]:
@@ -167,10 +173,12 @@ def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
     )
 
 
+_EURLEX: dict[str, Reduction] = {"eurlex57k": "rarest", "eurlex57k-smallest": "smallest"}
 _XML_CNN = {"amazon-670k": "Amazon-670K", "wikipedia-500k": "Wikipedia-500K"}
 _LOADERS: dict[str, Callable[[str, Reduction | None], SplitData]] = {
     "icd10cm": _icd10cm,
     "eurlex57k": _xmc_text,
+    "eurlex57k-smallest": _xmc_text,
     "npm-owner-124k": _npm_owner,
     "npm-owner-282k": _npm_owner,
     "amazon-670k": _xml_cnn_features,

@@ -100,6 +100,14 @@ def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None =
     return indicator(np.asarray(flat, dtype=np.int64), np.asarray(ends, dtype=np.int64), shape[1])
 
 
+def read_header(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return the two numbers of the first line of a file, without reading the rest."""
+    with ByteStream(path) as stream:
+        for chunk in stream.chunks():
+            return _header(stream.name, bytes(chunk).splitlines()[0], "rows and columns")
+    raise DataFileError(os.fspath(path), "is empty; expected a first line of two numbers.", line=1)
+
+
 def find_files(folder: Path) -> dict[str, Path]:
     """Return the four files of a data set, compressed or not."""
     found = {}

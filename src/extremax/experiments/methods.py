@@ -39,6 +39,8 @@ class Method:
 
 # One negative per row, sixteen components and lambda_n = 0.1 are the paper's values.
 _TREE = {"tree_components": 16, "tree_regularization": 0.1}
+# Eq. 6 has two readings under noise that does not depend on x: a search takes the better one.
+_READINGS = ("score_penalty", "penalized_scores")
 METHODS: dict[str, Method] = {
     "adversarial": Method(
         "adversarial neg. sampling (proposed)",
@@ -51,12 +53,14 @@ METHODS: dict[str, Method] = {
         "#0072B2",
         "s",
         {"objective": "negative_sampling", "noise": "uniform", "n_negatives": 1},
+        _READINGS,
     ),
     "frequency": Method(
         "frequency neg. sampling",
         "#56B4E9",
         "^",
         {"objective": "negative_sampling", "noise": "frequency", "n_negatives": 1},
+        _READINGS,
     ),
     "nce": Method(
         "NCE", "#E69F00", "D", {"objective": "nce", "noise": "adversarial", "n_negatives": 1, **_TREE}
@@ -87,7 +91,6 @@ METHODS: dict[str, Method] = {
             "optimizer": "adagrad",
             "learning_rate": 1.0,
         },
-        (),
     ),
     "sampled_softmax": Method(
         "sampled softmax",

@@ -75,9 +75,10 @@ class FeaturesConfig:
     ----------
     kind
         "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weights sparse
-        counts and reduces them by a truncated SVD; "auto" is "text" for texts and else "given".
+        counts and reduces them by a truncated SVD, "tfidf_pca" by principal components; "auto" is "text" for
+        texts and else "given".
     n_components
-        Number of "text" and "tfidf" features.
+        Number of "text", "tfidf" and "tfidf_pca" features.
     options
         Further options of `TextFeatures`.
     """
@@ -163,7 +164,7 @@ class Recipe:
 
 _CHOICES = {
     "data.reduce": ("first", "smallest", "rarest", "all"),
-    "features.kind": ("auto", "given", "text", "tfidf"),
+    "features.kind": ("auto", "given", "text", "tfidf", "tfidf_pca"),
     "search.score": ("log_likelihood", "accuracy"),
     "search.pruner": ("median", "hyperband", "none"),
 }

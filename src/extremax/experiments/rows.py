@@ -25,6 +25,7 @@ from extremax.data.readers import load_dataset
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
+from extremax.features.pca import PCA
 from extremax.features.svd import truncated_svd
 from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
 from extremax.features.text import TextFeatures, TextOptions
@@ -201,13 +202,17 @@ def _features(
     if kind == "given":
         return X, None
     if not sp.issparse(X["train"]):
-        raise ValueError("features.kind is 'tfidf', but the rows are dense; it is for sparse counts.")
+        raise ValueError(f"features.kind is {kind!r}, but the rows are dense; it is for sparse counts.")
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    log(f"TF-IDF and SVD of {X['train'].shape[0]:,} rows to {features.n_components} columns")
+    reduction = "PCA" if kind == "tfidf_pca" else "SVD"
+    log(f"TF-IDF and {reduction} of {X['train'].shape[0]:,} rows to {features.n_components} columns")
     tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
     weighted = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
     n_threads = resolve_threads(n_jobs)
+    if kind == "tfidf_pca":
+        pca = PCA.fit(weighted["train"], features.n_components, max_rows=None, n_jobs=n_jobs)
+        return {name: pca.transform(part, n_jobs=n_jobs) for name, part in weighted.items()}, None
     basis, _ = truncated_svd(weighted["train"], features.n_components, n_iter=5, n_threads=n_threads)
     dense = {name: sparse_times_dense(part, basis, n_threads=n_threads) for name, part in weighted.items()}
     return dense, None

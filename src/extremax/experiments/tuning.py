@@ -27,7 +27,7 @@ from extremax.experiments.methods import METHODS, method_of
 from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, comparable, resolve, to_toml
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import complete, warm_up
-from extremax.parameters import BATCH_OBJECTIVES
+from extremax.parameters import BATCH_OBJECTIVES, PENALIZED
 from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json, write_text
 from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.training.loop import Record
@@ -88,18 +88,22 @@ def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
     Examples
     --------
     >>> sorted(default_space({"objective": "negative_sampling", "noise": "uniform"}))
-    ['learning_rate', 'score_penalty']
+    ['learning_rate', 'penalized_scores', 'score_penalty']
     >>> default_space({"objective": "softmax"})["learning_rate"][-1]
     10.0
     """
     parameters = {**MODEL_DEFAULTS, **model}
-    if parameters["objective"] in ("auto", *BATCH_OBJECTIVES):
-        rates = SOFTMAX_RATES if parameters["objective"] == "softmax" else LEARNING_RATES
+    rates = SOFTMAX_RATES if parameters["objective"] == "softmax" else LEARNING_RATES
+    if parameters["objective"] in ("auto", *BATCH_OBJECTIVES) and parameters["objective"] != "softmax":
         return {"learning_rate": list(rates)}
     method = METHODS.get(method_of(parameters))
-    values = {"score_penalty": list(SCORE_PENALTIES), "prior_variance": list(PRIOR_VARIANCES)}
+    values: dict[str, Any] = {
+        "score_penalty": list(SCORE_PENALTIES),
+        "penalized_scores": list(PENALIZED),
+        "prior_variance": list(PRIOR_VARIANCES),
+    }
     searched = ("score_penalty",) if method is None else method.searched
-    return {"learning_rate": list(LEARNING_RATES), **{name: values[name] for name in searched}}
+    return {"learning_rate": list(rates), **{name: values[name] for name in searched}}
 
 
 def tune(

@@ -142,6 +142,28 @@ class PCA:
             components.astype(np.float32), mean.astype(np.float32), np.asarray(values, dtype=np.float64)
         )
 
+    def whitened(self) -> PCA:
+        """Return the projection to coordinates of unit variance; directions without variance stay zero.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(500, 3)) * [1.0, 5.0, 0.2]
+        >>> np.std(PCA.fit(X, 2).whitened().transform(X.astype(np.float32)), axis=0).round(3).tolist()
+        [1.0, 1.0]
+        """
+        varies = self.explained_variance > 0.0
+        factor = np.where(varies, 1.0 / np.sqrt(np.where(varies, self.explained_variance, 1.0)), 0.0)
+        components = (self.components * factor[:, None]).astype(np.float32)
+        return PCA(components, self.mean, varies.astype(np.float64))
+
+    @classmethod
+    def identity(cls, n_features: int) -> PCA:
+        """Return the projection that leaves features as they are."""
+        return cls(
+            np.eye(n_features, dtype=np.float32), np.zeros(n_features, np.float32), np.ones(n_features)
+        )
+
     def state(self) -> State:
         """Return what a model folder stores."""
         arrays = {"components": self.components, "mean": self.mean}

@@ -9,6 +9,13 @@ classes of the set, each divided by its pi:
 whose expectation is the sum of the full softmax.  Where rows have several labels, the sum leaves out all
 labels of the row: each is compared with the classes that do not apply.
 
+A quadratic regularizer of the scores (the paper's appendix A.2) adds, for a row with the label y,
+
+    lambda [s_y^2 + (1/C) sum over all classes j of s_j^2],
+
+what negative sampling with one uniform negative has on average.  The sum is estimated with the same pi:
+s_y^2 + sum over j in the set, j != y, of s_j^2 / pi_j has it as its expectation.
+
 BLAS computes the products around these kernels (scores, summed gradients).
 """
 
@@ -20,6 +27,7 @@ from extremax.kernels.compile import njit
 from extremax.kernels.math import exp32, rsqrt32
 
 _LEAST = np.float32(-1e30)
+_LEFT_OUT = np.float32(-1e29)  # scores below are those of labels that were left out
 
 
 @njit
@@ -203,6 +211,50 @@ def shared_softmax(
             row[j] *= factor
         positive[i] = e * factor - row_weight[i]
         losses[i] = row_weight[i] * (np.log(np.float64(norm)) + top - own)
+
+
+@njit
+def penalized_softmax(
+    scores, shift, minus_log_pi, x, labels, slots, weights, biases, row_weight, penalty, positive, losses,
+    start, stop,
+):  # fmt: skip
+    """Do the same as `shared_softmax` with a penalty on scores; labels that were left out have none.
+
+    Parameters
+    ----------
+    minus_log_pi : (S,)
+        -log pi_j.
+    penalty
+        lambda; the number of classes is that of ``weights``.
+    """
+    width = scores.shape[1]
+    share = np.float32(1.0 / weights.shape[0])
+    slopes = np.empty(width, np.float32)
+    inverse_pi = np.empty(width, np.float32)
+    for j in range(width):
+        inverse_pi[j] = exp32(minus_log_pi[j])
+    for i in range(start, stop):
+        squares = np.float64(0.0)
+        for j in range(width):
+            s = scores[i, j] + shift[j] - minus_log_pi[j]
+            slopes[j] = np.float32(0.0)
+            if j != slots[i] and scores[i, j] > _LEFT_OUT:
+                slopes[j] = s * inverse_pi[j]
+                squares += np.float64(slopes[j]) * s
+        shared_softmax(
+            scores, shift, x, labels, slots, weights, biases, row_weight, positive, losses, i, i + 1
+        )
+        w = weights[labels[i]]
+        own = np.float32(0.0)
+        for k in range(x.shape[1]):
+            own += x[i, k] * w[k]
+        own += biases[labels[i]]
+        strength = np.float32(2.0) * penalty * row_weight[i]
+        for j in range(width):
+            scores[i, j] += strength * share * slopes[j]
+        positive[i] += strength * own * (np.float32(1.0) + share)
+        square = np.float64(own) * own
+        losses[i] += penalty * row_weight[i] * (square + (square + squares) * share)
 
 
 @njit

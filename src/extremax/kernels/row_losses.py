@@ -13,6 +13,7 @@ Per column,
 negative sampling   a = s - log_noise (= xi where base and noise agree, as in the paper)
                     loss = softplus(-a_0) + lambda s_0^2 + (1/m) sum_j [softplus(a_j) + lambda s_j^2]
                     c_0 = -sigma(-a_0) + 2 lambda s_0,   c_j = [sigma(a_j) + 2 lambda s_j] / m
+                    with the penalty on raw scores, lambda s^2 is lambda xi^2 in both places
 NCE                 the same logistic loss with log_base = 0 and a_j = xi_j - log(m p_n)
 sampled softmax     cross-entropy of column 0 over a_j = s_j - log p_n.  A negative that equals the positive
                     stays: with independent draws the columns are exchangeable, and p(column 0 is the data |
@@ -48,6 +49,12 @@ from extremax.kernels.math import exp32, log1p32, sigmoid32
 
 class NegativeSampling(NamedTuple):
     """Settings of `negative_sampling`; the class of the settings selects the kernel."""
+
+    penalty: np.float32
+
+
+class RawNegativeSampling(NamedTuple):
+    """Settings of `raw_negative_sampling`."""
 
     penalty: np.float32
 
@@ -103,6 +110,26 @@ def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
             a = s - log_noise[i, j]
             coefficients[i, j] = row_weight[i] * inverse_m * (np.float32(2.0) * penalty * s + sigmoid32(a))
             total += inverse_m * (_softplus(a) + penalty * s * s)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@njit
+def raw_negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """Compute Eq. 6 with the penalty on xi alone, as the authors' code has it for noise without x."""
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    penalty, coefficients = settings.penalty, pairs.coefficients
+    width = scores.shape[1]
+    inverse_m = np.float32(1.0) / np.float32(max(width - 1, 1))
+    for i in range(start, stop):
+        xi = scores[i, 0]
+        a = xi + log_base[i, 0] - log_noise[i, 0]
+        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * xi - sigmoid32(-a))
+        total = np.float64(_softplus(-a) + penalty * xi * xi)
+        for j in range(1, width):
+            xi = scores[i, j]
+            a = xi + log_base[i, j] - log_noise[i, j]
+            coefficients[i, j] = row_weight[i] * inverse_m * (np.float32(2.0) * penalty * xi + sigmoid32(a))
+            total += inverse_m * (_softplus(a) + penalty * xi * xi)
         pairs.losses[i] = row_weight[i] * total
 
 
@@ -238,6 +265,7 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 _LOSSES: dict[type, Callable[..., Any]] = {
     NegativeSampling: negative_sampling,
+    RawNegativeSampling: raw_negative_sampling,
     NoiseContrastive: noise_contrastive,
     SampledSoftmax: sampled_softmax,
     OneVsEach: one_vs_each,

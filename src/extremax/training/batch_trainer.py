@@ -26,6 +26,7 @@ from extremax.kernels.batch_softmax import (
     draw_shared,
     find_slots,
     leave_out_labels,
+    penalized_softmax,
     shared_softmax,
 )
 from extremax.kernels.compile import JIT_DISABLED
@@ -132,7 +133,8 @@ class BatchTrainer(WhitenedTrainer):
                 state.projection = self._tree_projection(state, start, data, kept)
             start.whitening.to_features(tables.weights, tables.biases, context.n_threads)
         else:
-            state.feature_scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
+            if config.scale_features:
+                state.feature_scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
             if needs_tree:
                 state.projection = self._principal_components(state.feature_scale, data, kept)
         if needs_tree:
@@ -217,7 +219,7 @@ class BatchTrainer(WhitenedTrainer):
                     rate = rates[0] + (rates[1] - rates[0]) * done / data.n_pairs
                     rate *= self._warm_up(state.n_epochs + done / data.n_pairs)
                     batch = _Batch(prepared, buffers, window, part, cell)
-                    total += batch.step(state, draws[turn], rate, threads)
+                    total += batch.step(state, draws[turn], rate, self.config.score_penalty, threads)
                     weight_done += float(batch.weight.sum())
                     done += len(part)
                     progress.check()
@@ -273,8 +275,11 @@ class _Batch:
         )
         return width
 
-    def step(self, state: TrainState, draws: Float64, rate: float, threads: int) -> float:
+    def step(
+        self, state: TrainState, draws: Float64, rate: float, score_penalty: float, threads: int
+    ) -> float:
         """Train on the minibatch; return the sum of its losses."""
+        penalty = np.float32(score_penalty)
         model, buffers, n = state.tables.arrays, self.buffers, len(self.pairs)
         width = self._draw(len(model.weights), draws)
         n_extra = find_slots(
@@ -301,20 +306,13 @@ class _Batch:
             np.matmul(x[a:b], table.T, out=scores[a:b])
             if edges is not None:
                 leave_out_labels(scores, buffers.classes, owners, edges, self.data.y, a, b)
-            shared_softmax(
-                scores,
-                shift,
-                x,
-                self.labels,
-                buffers.slots,
-                model.weights,
-                model.biases,
-                self.weight,
-                buffers.positive,
-                buffers.losses,
-                a,
-                b,
-            )
+            rows = x, self.labels, buffers.slots, model.weights, model.biases, self.weight
+            filled = buffers.positive, buffers.losses
+            if penalty == 0.0:
+                shared_softmax(scores, shift, *rows, *filled, a, b)
+            else:
+                minus_log_pi = buffers.minus_log_pi[:width]
+                penalized_softmax(scores, shift, minus_log_pi, *rows, penalty, *filled, a, b)
 
         def update(i: int) -> None:
             a, b = (class_blocks + extra_blocks)[i]

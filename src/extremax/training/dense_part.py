@@ -16,7 +16,7 @@ from extremax.training.bilinear import Bilinear
 from extremax.training.loop import Schedule
 
 MakeTrainer: TypeAlias = Callable[[FitConfig, Context], Trainer]
-_CHOSEN_ANEW = ("optimizer", "n_epochs", "learning_rate", "batch_size")
+_CHOSEN_ANEW = ("optimizer", "n_epochs", "learning_rate", "batch_size", "score_penalty")
 
 
 class _Silent:

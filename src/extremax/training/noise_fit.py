@@ -6,7 +6,9 @@ from typing import Any
 
 from extremax.config import FitConfig
 from extremax.examples import Examples
+from extremax.features.pca import PCA
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.paper.tree import fit_literal
 from extremax.runtime.context import Context
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
@@ -52,6 +54,16 @@ def fit_tree(
     log = context.progress.log
     log(f"fitting the label tree over {n_classes:,} classes")
     Z = data.expand(Z)
+    if config.tree_fit == "paper":
+        literal = fit_literal(
+            Z,
+            data.y,
+            n_classes=n_classes,
+            regularization=float(config.tree_regularization),
+            sample_weight=data.weight,
+            n_jobs=context.n_threads,
+        )
+        return literal.tree, {}
     if config.tree_regularization != "auto":
         tree = LabelTree.fit_with_config(
             Z,
@@ -83,3 +95,22 @@ def fit_tree(
         "tree_regularization": tuned.strengths.tolist(),
         "tree_held_out_log_likelihood": held_out,
     }
+
+
+def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
+    """Return the projection to the features of a tree that the user gave; None where there is no tree."""
+    if isinstance(noise, str) or noise.tree is None:
+        return None
+    projection: PCA | None = getattr(noise, "projection", None)
+    if projection is None:
+        if noise.tree.n_components != n_features:
+            raise ValueError(
+                f"noise holds a label tree over {noise.tree.n_components} features, but X has {n_features};"
+                " say how they are projected: TreeNoise(tree, projection=PCA.fit(X, ...))."
+            )
+        return PCA.identity(n_features)
+    if projection.n_features != n_features:
+        raise ValueError(
+            f"the projection of noise takes {projection.n_features} features, but X has {n_features}."
+        )
+    return projection

@@ -17,6 +17,7 @@ from extremax.kernels.row_losses import (
     NegativeSampling,
     NoiseContrastive,
     OneVsEach,
+    RawNegativeSampling,
     SampledSoftmax,
 )
 
@@ -35,6 +36,8 @@ class Objective:
     loss
         For "rows": makes the parameters of the kernel from the score penalty, the epoch (from 0) and the
         decay of Augment and Reduce. Their class selects the kernel when the training loop is compiled.
+    raw_loss
+        The same with the penalty on scores without log p_n, where that is another loss.
     starts_at_noise
         Whether biases start at the mean of log p_n: scores that are log-probabilities stall far from them.
     pair_state
@@ -46,6 +49,7 @@ class Objective:
     trainer: str
     adds_log_noise: bool = False
     loss: Callable[[float, int, float], Any] | None = None
+    raw_loss: Callable[[float, int, float], Any] | None = None
     starts_at_noise: bool = False
     pair_state: bool = False
     all_classes: bool = False
@@ -64,7 +68,12 @@ def _augment_reduce(penalty: float, epoch: int, decay: float) -> Any:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "negative_sampling": Objective("rows", adds_log_noise=True, loss=_with_penalty(NegativeSampling)),
+    "negative_sampling": Objective(
+        "rows",
+        adds_log_noise=True,
+        loss=_with_penalty(NegativeSampling),
+        raw_loss=_with_penalty(RawNegativeSampling),
+    ),
     "nce": Objective("rows", loss=_with_penalty(NoiseContrastive), starts_at_noise=True),
     "sampled_softmax": Objective("rows", adds_log_noise=True, loss=_with_penalty(SampledSoftmax)),
     "one_vs_each": Objective("rows", adds_log_noise=True, loss=_with_penalty(OneVsEach)),

@@ -33,7 +33,7 @@ from extremax.training.base import (
     row_weight,
     tree_memory,
 )
-from extremax.training.noise_fit import fit_noise
+from extremax.training.noise_fit import fit_noise, own_projection
 from extremax.training.optimizers import Tables, shrink
 from extremax.training.order import RowSource, Window, epoch_seed, epoch_windows, row_source
 from extremax.types import Float32, Int64
@@ -72,21 +72,17 @@ class RowTrainer(TrainerBase):
         return need | (tree_memory(problem, config.tree_components) if config.uses_tree else {})
 
     def accept(self, data: Examples) -> Examples:
-        return self.limit_sparse(data) if sparse.issparse(data.X) else data
+        scales = self.config.scale_features and sparse.issparse(data.X)
+        return self.limit_sparse(data) if scales else data
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         config, context, numbers = self.config, self.context, self.config.numbers
         X = data.X
         n_features = int(X.shape[1])
-        scale = find_feature_scale(X, labelled_rows(data), numbers.scale)
-        projection = None
-        if config.uses_tree:
-            context.progress.log("projecting the features")
-            kept = min(config.tree_components, n_features)
-            found = PCA.fit(X, kept, sample_weight=row_weight(data), n_jobs=context.n_threads)
-            # Scaled features: the tree's regularization then means the same for features of any magnitude.
-            components = found.components[:kept] * np.float32(scale)
-            projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        scale = find_feature_scale(X, labelled_rows(data), numbers.scale) if config.scale_features else 1.0
+        projection = (
+            self._project(data, scale) if config.uses_tree else own_projection(config.noise, n_features)
+        )
         square = numbers.rows.initial_square
         tables = Tables.zeros(n_classes, n_features, config.optimizer, initial_square=square)
         Z = self.projected.get(projection, X)
@@ -101,6 +97,21 @@ class RowTrainer(TrainerBase):
                 Z_some = projection.transform(X[some], n_jobs=context.n_threads)
             tables.biases[:] = mean_log_prob(noise, Z_some, n_jobs=context.n_threads)
         return state
+
+    def _project(self, data: Examples, scale: float) -> PCA:
+        """Return the principal components that the tree is fitted on, of scaled features.
+
+        The tree's regularization then means the same for features of any magnitude.
+        """
+        self.context.progress.log("projecting the features")
+        config = self.config
+        kept = min(config.tree_components, int(data.X.shape[1]))
+        options = {"max_rows": None} if config.tree_fit == "paper" else {}
+        weight = row_weight(data)
+        found = PCA.fit(data.X, kept, sample_weight=weight, n_jobs=self.context.n_threads, **options)
+        components = found.components[:kept] * np.float32(scale)
+        projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        return projection.whitened() if config.whiten_components else projection
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedRows:
         noise = _noise_of(state)
@@ -149,6 +160,8 @@ class RowTrainer(TrainerBase):
     def _step(self, state: TrainState, rate: float) -> Step:
         config = self.config
         loss = config.definition.loss
+        if config.penalized_scores == "raw" and config.definition.raw_loss is not None:
+            loss = config.definition.raw_loss
         if loss is None:
             raise ValueError(
                 f"objective {config.objective!r} has no loss; an objective that trains by rows needs one."
