@@ -213,7 +213,7 @@ def test_penalty_thread_count_invariant(data):
 def test_penalty_shrinks_scores(data):
     X, y = data
     lengths = []
-    for penalty in (None, 0.0, 0.1):
+    for penalty in (None, 0.0, 1.0):
         options = {"objective": "softmax", "precondition": False, "n_epochs": 20, "random_state": 0}
         clf = ExtremeClassifier(**options, score_penalty=penalty).fit(X, y)
         lengths.append(float(np.square(clf.decision_function(X)).mean()))

@@ -93,7 +93,8 @@ def make_plan(data: str, recipes: Mapping[str, Recipe], *, n_jobs: int | None = 
     speed = measure_speed(size.n_features, n_jobs)
     memory = {"rows of the files": 4 * (size.n_train + size.n_test) * size.n_features}
     needs = [_training_memory(recipe, size) for recipe in recipes.values()]
-    memory |= max(needs, key=lambda need: sum(need.values()), default={})
+    if needs:
+        memory |= max(needs, key=_total)
     seconds = {"reading": sum(path.stat().st_size for path in size.files) / _READ_BYTES}
     seconds["training"] = sum(_training_seconds(recipe, size, speed) for recipe in recipes.values())
     seconds["trees"] = sum(_tree_seconds(recipe, size, n_jobs) for recipe in recipes.values())
@@ -130,6 +131,10 @@ def measure_speed(n_features: int, n_jobs: int | None = None) -> Speed:
     clf.model_.evaluate(some, n_threads=resolve_threads(n_jobs))
     evaluated = min(middle - started, time.perf_counter() - middle)
     return Speed(seconds / (2 * _PROBE_ROWS), evaluated / (256 * _PROBE_CLASSES))
+
+
+def _total(need: Mapping[str, int]) -> int:
+    return sum(need.values())
 
 
 def _training_memory(recipe: Recipe, size: DataSize) -> dict[str, int]:

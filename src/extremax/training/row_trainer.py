@@ -106,7 +106,7 @@ class RowTrainer(TrainerBase):
         self.context.progress.log("projecting the features")
         config = self.config
         kept = min(config.tree_components, int(data.X.shape[1]))
-        options = {"max_rows": None} if config.tree_fit == "paper" else {}
+        options: dict[str, Any] = {"max_rows": None} if config.tree_fit == "paper" else {}
         weight = row_weight(data)
         found = PCA.fit(data.X, kept, sample_weight=weight, n_jobs=self.context.n_threads, **options)
         components = found.components[:kept] * np.float32(scale)
