@@ -2,14 +2,14 @@
 
     p(y|x) = (1 - uniform_mix) softmax(s(x) / temperature)_y + uniform_mix / C
 
-with the debiased scores s of the C classes.  The temperature is chosen for the confidence of the top-1 alone:
-it maximises the likelihood of which top-1 predictions are right.  Uniform mixing is for labels that the model
-gives next to no probability.  Without it, the few rows with such a label would ask for a high temperature at
-the expense of all others.  Neither changes the order of the classes (float32 logarithms of classes far below
-``uniform_mix / C`` may be equal).
+with the debiased scores s of the C classes.  Where scores have a noise term, the temperature is chosen for
+the confidence of the top-1 alone: it maximises the likelihood of which top-1 predictions are right.  Uniform
+mixing is for labels that the model gives next to no probability.  Without it, the few rows with such a label
+would ask for a high temperature at the expense of all others.  Neither changes the order of the classes
+(float32 logarithms of classes far below ``uniform_mix / C`` may be equal).
 
-Sparse weights are overconfident in rows that they find easy, and underconfident in the others.  Their
-temperature depends on the row,
+Models are overconfident in rows that they find easy, and underconfident in the others.  Without a noise term
+the temperature depends on the row,
 
     temperature (p_1(x) + 0.1)^temperature_slope,    p_1(x) = max_y softmax(s(x) / temperature)_y,
 
