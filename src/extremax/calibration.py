@@ -360,6 +360,8 @@ def _row_loss(
     """Return the loss of a log temperature and a slope; nats of all pairs."""
     base, slope = float(theta[0]), float(theta[1])
     log_temperature = base + slope * _confidence(-statistics.log_sums(base))
+    knots = statistics.log_sums.x
+    outside = np.abs(log_temperature - np.clip(log_temperature, knots[0], knots[-1])).sum()  # sums unknown
     log_sum, rows = statistics.log_sums_by_row(log_temperature), statistics.rows
     least = uniform_mix / statistics.n_classes
     top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, config.max_probability)[rows]
@@ -368,7 +370,8 @@ def _row_loss(
         log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
     top1_likelihood = np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum()
     prior = 0.5 * ((base / config.prior_spread) ** 2 + (slope / config.slope_spread) ** 2)
-    return prior - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
+    unknown = config.outside_penalty * float(outside)
+    return prior + unknown - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
 
 
 def _collect(

@@ -401,6 +401,7 @@ class CalibrationConfig:
     max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
     slope_spread: float = 0.25  # of the prior of the slope
     slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
+    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
     slope_evaluations: int = 80  # of the loss, for each uniform mixing
     block_scores: int = 1 << 22  # scores per task
     tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures

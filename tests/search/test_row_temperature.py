@@ -23,6 +23,7 @@ from extremax.search import (
     log_prob_all,
     rank_pairs,
 )
+from extremax.search.pq import _interpolate, _tail_temperatures
 from extremax.weights import DenseWeights
 from scorers import assert_same_ranking, make_problem, random_linear
 
@@ -103,8 +104,26 @@ def test_index_counts_classes_that_were_not_scored(slope):
     error = (log_prob - expected)[labels == best]
     assert abs(error.mean()) < 0.05
     assert error.std() < 0.2
+    tiny = replace(scorer, calibration=Calibration(0.9, 0.0, 1e-8))
+    flat = replace(scorer, calibration=Calibration(0.9))
+    np.testing.assert_allclose(search.topk(tiny, X[600:], 1)[1], search.topk(flat, X[600:], 1)[1], atol=1e-3)
     all_classes = search.topk(scorer, X[600:], 1, width=len(weights.biases))
     np.testing.assert_array_equal(all_classes[1], expected)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("slope", "atol"), [(-0.5, 0.01), (0.02, 0.001), (0.3, 0.01), (0.5, 0.1)])
+def test_tails_between_temperatures_follow_the_sums(slope, atol):
+    weights, _, _ = make(5)
+    scorer = Scorer(weights, calibration=Calibration(1.1, 0.0, slope))
+    scores = np.random.default_rng(3).normal(-12.0, 2.0, (50, 800))
+    inverse = scorer.temper(np.log(np.linspace(0.001, 1.0, 50)))
+    knots = _tail_temperatures(scorer)
+    tails = np.logaddexp.reduce(knots[:, None, None] * scores, axis=2).astype(np.float32)
+    found = _interpolate(knots, tails, inverse)
+    np.testing.assert_allclose(found, np.logaddexp.reduce(inverse[:, None] * scores, axis=1), atol=atol)
+    tails[2, 7] = -np.inf  # no class below the threshold
+    assert _interpolate(knots, tails, inverse)[7] == -np.inf
 
 
 @pytest.mark.reference

@@ -59,6 +59,8 @@ _MAX_SUBVECTORS = 256  # sums of as many table entries, a byte each, fit into 16
 _COMMON_ROWS = 4  # rows of `rotation` behind the coordinates: the shared term of the scores, and padding
 
 _ARRAYS = ("order", "codes", "factors", "bases", "rotation", "shift", "centroids")
+_SPREAD = np.float32(1.05)  # around the temperatures of rows, where tails are summed ...
+_KNOTS = 4  # ... at so many of them
 _NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "n_epochs")
 
 
@@ -358,7 +360,7 @@ class PQSearch:
             kernels.choose_classes(*given, inverse, tails[0], labels[rows], log_prob[rows])
             if len(inverses) > 1:
                 inverse = scorer.temper(log_prob[rows, 0])
-                tail = _interpolate(np.log(inverses), tails, np.log(inverse))
+                tail = _interpolate(inverses, tails, inverse)
                 kernels.choose_classes(*given, inverse, tail, labels[rows], log_prob[rows])
 
         run(work, len(tasks), n_threads)
@@ -646,21 +648,21 @@ def _tail_temperatures(scorer: Scorer) -> Float32:
     if scorer.calibration.temperature_slope == 0.0:
         return np.array([base], np.float32)
     low, high = np.sort(scorer.temper(np.log(np.array([1e-9, 1.0], np.float32))))
-    return np.array([base, low, np.sqrt(low * high), high], np.float32)
+    low, high = low / _SPREAD, high * _SPREAD  # apart, however small the slope
+    return np.append(base, np.linspace(low, high, _KNOTS)).astype(np.float32)
 
 
 def _interpolate(knots: Float32, values: Float32, at: Float32) -> Float32:
-    """Return the parabola through the last three of the values (4, n), at a place of each row.
+    """Return the polynomial through all values (m, n) but the first, at a place of each row.
 
-    ``knots`` (4,) are the places of the values; the log of a tail mass is smooth in the log temperature.
+    ``knots`` (m,) are the places of the values.  The log of a mass, as a function of the inverse temperature,
+    is convex and nearly straight: its slope is a mean score, its curvature their variance.
     """
-    a, b, c = knots[1:]
-    parts = (
-        values[1] * ((at - b) * (at - c) / ((a - b) * (a - c))),
-        values[2] * ((at - a) * (at - c) / ((b - a) * (b - c))),
-        values[3] * ((at - a) * (at - b) / ((c - a) * (c - b))),
-    )
+    places, x = knots[1:].astype(np.float64), at.astype(np.float64)
+    total = np.zeros(len(x))
     with np.errstate(invalid="ignore"):
-        total: Float32 = parts[0] + parts[1] + parts[2]
+        for number, place in enumerate(places):
+            others = np.delete(places, number)
+            total += values[number + 1] * np.prod((x[:, None] - others) / (place - others), axis=1)
     total[~np.isfinite(values[1:]).all(axis=0)] = -np.inf
-    return total
+    return total.astype(np.float32)
