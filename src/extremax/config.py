@@ -93,7 +93,7 @@ class FitConfig:
         """Restore a config; numbers that an earlier version did not have get today's values."""
         known, hints = {entry.name for entry in fields(cls)}, get_type_hints(cls)
         given = {name: value for name, value in content.items() if name in known}
-        given["numbers"] = restore_numbers(Defaults, content.get("numbers", {}))
+        given["numbers"] = restore_numbers(Defaults, _earlier_numbers(content.get("numbers", {})))
         given["column_groups"] = tuple(content.get("column_groups", ()))
         for entry in fields(cls):
             kind = str if entry.name == "noise" else hints[entry.name]
@@ -102,6 +102,14 @@ class FitConfig:
         if given["noise"] == CUSTOM_NOISE and noise is not None:
             given["noise"] = noise
         return cls(**given)
+
+
+def _earlier_numbers(content: Any) -> Any:
+    """Return stored numbers; where they do not say so, rows of dense weights all had one temperature."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("calibration", {}), Mapping):
+        return content  # refused by whoever reads it
+    calibration = {"max_tempered_classes": 0, **content.get("calibration", {})}
+    return {**content, "calibration": calibration}
 
 
 def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:

@@ -100,7 +100,10 @@ class CandidateConfig:
 
     n_candidates: int = 32  # classes that each row is compared with, beside its own
     n_epochs: int = 2  # the second compares with the classes that the first made likely
-    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one
+    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one; at least ...
+    # ... this over the root of the number of features: with few of them, a change of a class is felt by all
+    # rows, also by those that do not list the class
+    regularization_root: float = 4.0
     bias_feature: float = 0.3
     passes: int = 4  # over the pairs of a class, in an epoch
     small_dual: float = 1e-3  # negatives of less probability are left out of the later passes
@@ -401,10 +404,12 @@ class CalibrationConfig:
     top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
     max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
     max_probability: float = 1.0 - 1e-9  # the largest probability that counts
-    # Sparse weights, whose temperature depends on the row:
+    # The temperature depends on the row, but for scores with a noise term:
+    max_tempered_classes: int = 1 << 20  # of dense weights: scores of all classes are kept and summed twice
     max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
     slope_spread: float = 0.25  # of the prior of the slope
     slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
+    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
     slope_evaluations: int = 80  # of the loss, for each uniform mixing
     block_scores: int = 1 << 22  # scores per task
     tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures

@@ -33,11 +33,19 @@ from extremax.training.row_trainer import RowTrainer
 from extremax.training.sparse_trainer import SparseTrainer
 from extremax.types import Features, Float32, Int64
 
+_MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for
+
+
+def make_trainer(config: FitConfig, context: Context) -> Trainer:
+    """Return the trainer of the config's objective."""
+    return TRAINERS[config.definition.trainer](config, context)
+
+
 TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
     "rows": RowTrainer,
     "batch": BatchTrainer,
     "candidates": CandidateTrainer,
-    "sparse": partial(SparseTrainer, make_dense_trainer=BatchTrainer),
+    "sparse": partial(SparseTrainer, make_dense_trainer=make_trainer),
 }
 
 
@@ -71,11 +79,6 @@ class Request:
     callbacks: Sequence[Callback] = ()
     publish: Callable[[Fitted], None] = lambda fitted: None
     patience: int | None = None
-
-
-def make_trainer(config: FitConfig, context: Context) -> Trainer:
-    """Return the trainer of the config's objective."""
-    return TRAINERS[config.definition.trainer](config, context)
 
 
 def fit_model(
@@ -350,7 +353,7 @@ def fit_index(
         model.weights,
         held_out=unseen,
         offsets=model.scorer.offsets,
-        temperature=model.calibration.temperature,
+        temperature=float(model.calibration.row_temperature(np.log([_MIDDLING]))[0]),
         n_epochs=model.n_epochs,
         n_threads=n_threads,
         config=numbers,

@@ -112,8 +112,9 @@ class CandidateTrainer(WhitenedTrainer):
         threads = 1 if JIT_DISABLED else self.context.n_threads
         config, n_pairs = self.config.numbers.candidates, prepared.data.n_pairs
         share = max(sum(rates), 1e-6) / max(self.config.n_epochs, 1)  # of the regularization of a fit
+        regularization = max(config.regularization, config.regularization_root / prepared.X.shape[1] ** 0.5)
         options = DenseOptions(
-            config.regularization / share,
+            regularization / share,
             config.bias_feature,
             config.passes,
             config.small_dual,
