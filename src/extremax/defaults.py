@@ -82,6 +82,7 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
+    min_cell_gain: float = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,14 @@ from extremax.training.base import (
     row_weight,
     tree_memory,
 )
-from extremax.training.class_sets import ClassSets, count_cells, route
+from extremax.training.class_sets import ClassSets, cell_gain, count_cells, route
 from extremax.training.noise_fit import fit_noise
 from extremax.training.optimizers import Tables
 from extremax.training.order import DenseRows, Window, epoch_seed, epoch_windows
 from extremax.training.warm_start import WarmStart, discriminant_projection, start_discriminant
 from extremax.training.whitened import WhitenedTrainer
 from extremax.tree.layout import depth_of
+from extremax.tree.tuning import TunedTree
 from extremax.types import Float32, Float64, Int32, Int64
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; independent of the threads, so that they change no result
@@ -137,7 +139,9 @@ class BatchTrainer(WhitenedTrainer):
                 state.projection = self._principal_components(state.feature_scale, data, kept)
         if needs_tree:
             Z = self.projected.get(state.projection, X, state.whitening)
-            state.noise, chosen = fit_noise(data, Z, n_classes, config, context, rough=True)
+            state.noise, chosen = fit_noise(
+                data, Z, n_classes, config, context, rough=True, inspect=partial(self._judge_cells, data, Z)
+            )
             state.chosen |= chosen
         return state
 
@@ -171,6 +175,27 @@ class BatchTrainer(WhitenedTrainer):
             state.tables, state.feature_scale, start, counts, kept, config, self.context.n_threads
         )
 
+    def _judge_cells(self, data: Examples, Z: Float32, tuned: TunedTree) -> dict[str, Any]:
+        """Say whether minibatches come from cells of the tree: where held-out labels are found in them."""
+        config, n_classes = self.config, tuned.tree.n_classes
+        n_cells = self._n_cells(ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes))
+        routed = route(tuned.structure, Z, n_cells, self.context.n_threads)
+        cells = routed if data.row_index is None else routed[data.row_index]
+        gain = cell_gain(
+            cells, data.y, tuned.held_out, n_classes, config.set_size(n_classes), self._class_exponent
+        )
+        pays = gain > config.numbers.batch.min_cell_gain
+        self.context.progress.log(
+            f"classes from cells of the tree: {'yes' if pays else 'no'}, gain {gain:.3g} on held-out rows"
+        )
+        return {"n_cells": n_cells if pays else 0, "cell_gain": gain}
+
+    @property
+    def _class_exponent(self) -> float:
+        """Power of the class frequencies by which classes are drawn."""
+        exponents = {"uniform": 0.0, "frequency": self.config.noise_exponent}
+        return exponents.get(str(self.config.noise), self.config.numbers.batch.class_exponent)
+
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
         config, n_classes = self.config, state.tables.n_classes
         size = config.set_size(n_classes)
@@ -182,13 +207,11 @@ class BatchTrainer(WhitenedTrainer):
                 state.class_means = class_means(Z, data, n_classes)
             problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
             n_cells = self._n_cells(problem)
-            if n_cells > 1:
+            if n_cells > 1 and state.chosen.get("n_cells", n_cells) > 0:
                 routed = route(tree, Z, n_cells, self.context.n_threads)
                 cells = routed if data.row_index is None else routed[data.row_index]
-        exponents = {"uniform": 0.0, "frequency": config.noise_exponent}
-        exponent = exponents.get(str(config.noise), config.numbers.batch.class_exponent)
         counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
-        sets = ClassSets.build(counts, size, exponent=exponent, cells=cells, y=data.y)
+        sets = ClassSets.build(counts, size, exponent=self._class_exponent, cells=cells, y=data.y)
         max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
         return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)
 
