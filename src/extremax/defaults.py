@@ -117,7 +117,10 @@ class CandidateConfig:
 class WarmStartConfig:
     """Whitening of the features, and the linear discriminant that training starts from."""
 
-    ridge: float = 0.1  # of the mean variance, added to every direction
+    ridge: float = 0.1  # of the mean variance, added to every direction; changed ...
+    ridge_step: float = 3.0  # ... by this factor while left-out rows become more probable, 0 for never ...
+    max_ridge_steps: int = 2  # ... at most so often ...
+    min_ridge_gain: float = 0.005  # ... and by so many nats at each step
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
@@ -245,6 +248,10 @@ class ScaleConfig:
     margin: float = 3.0  # times that quantile, up to which deviations and lengths count
     min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
     min_limit: float = 2.0  # root mean square lengths that a row may have in any case
+    max_column: float = (
+        100.0  # size of a sparse column, over the median of all, up to which it stays as it is
+    )
+    sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
     rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # below which rows count as zero

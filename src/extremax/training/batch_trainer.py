@@ -159,7 +159,7 @@ class BatchTrainer(WhitenedTrainer):
         tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
         start = start_discriminant(tables, moments, data, numbers.warm_start, self.context)
         state.feature_scale, state.whitening = moments.feature_scale, start.whitening
-        state.chosen |= {**chosen, "init_scale": start.scale}
+        state.chosen |= chosen | start.chosen
         return start
 
     def _principal_components(self, scale: float, data: Examples, kept: int) -> PCA:
