@@ -93,6 +93,10 @@ class BatchConfig:
     # The first part of a stream gives whitening and start where it has so many rows per feature ...
     stream_rows: float = 1.0
     stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
+    # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
+    stream_refresh_rows: int = 32
+    stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
+    stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
 
 
 @dataclass(frozen=True)

@@ -532,7 +532,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "this model has no record of how it was trained, so training cannot go on; fit it again."
             )
-        return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
+        return resume_config(
+            model.config,
+            self._parameters(),
+            self._problem(data),
+            model.noise,
+            is_whitened=self._fitted.state.whitening is not None,
+        )
 
     # -- input ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from extremax.noise import Noise
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
 from extremax.storage.state import State, merge
+from extremax.training.stream import StreamMoments
 from extremax.types import Bool, Features, Float32
 from extremax.weights import DenseWeights, Weights
 
@@ -70,6 +71,8 @@ class TrainState:
     pair_values, pair_key
         The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it
         belongs to.
+    stream
+        Sums over the parts of a stream, while its whitening is made anew from them.
     class_means
         Mean of the projected rows of each class, where there is a tree: a typical row as the tree sees it.
     chosen
@@ -89,6 +92,7 @@ class TrainState:
     n_epochs: int = 0
     pair_values: Float32 | None = None
     pair_key: int = 0
+    stream: StreamMoments | None = None
     class_means: NDArray[np.float16] | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     in_training_coordinates: bool = False
@@ -111,6 +115,8 @@ class TrainState:
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
         if self.scaling is not None:
             parts["scaling"] = self.scaling.state()
+        if self.stream is not None:
+            parts["stream"] = self.stream.state()
         return merge(header, parts, arrays)
 
 

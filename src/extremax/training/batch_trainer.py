@@ -45,6 +45,7 @@ from extremax.training.class_sets import ClassSets, cell_gain, count_cells, rout
 from extremax.training.noise_fit import fit_noise
 from extremax.training.optimizers import Tables
 from extremax.training.order import DenseRows, Window, epoch_seed, epoch_windows
+from extremax.training.stream import StreamMoments, log_likelihood
 from extremax.training.warm_start import WarmStart, discriminant_projection, start_discriminant
 from extremax.training.whitened import WhitenedTrainer
 from extremax.tree.layout import depth_of
@@ -143,7 +144,62 @@ class BatchTrainer(WhitenedTrainer):
                 data, Z, n_classes, config, context, rough=True, inspect=partial(self._judge_cells, data, Z)
             )
             state.chosen |= chosen
+        if self._keeps_moments(problem) and (state.whitening is None or state.whitening.scaling is None):
+            # a first part that gave a whitening has twice as many rows before the next one
+            first = self._enough_rows(problem) if state.whitening is None else 2 * data.n_pairs
+            state.stream = StreamMoments.begin(data, n_classes, state.feature_scale, first)
         return state
+
+    def _keeps_moments(self, problem: ProblemSize) -> bool:
+        """Whether the whitening of a stream is made anew from the sums of its parts."""
+        numbers = (problem.n_classes + problem.n_features) * problem.n_features
+        return self.config.renews_whitening and numbers <= self.config.numbers.batch.stream_values
+
+    def _enough_rows(self, problem: ProblemSize) -> int:
+        return int(np.ceil(self.config.numbers.batch.stream_rows * problem.n_features))
+
+    def _add_part(self, state: TrainState, data: Examples) -> None:
+        """Make the whitening anew where that is due, then take a part of the stream into the sums."""
+        stream, batch = state.stream, self.config.numbers.batch
+        if stream is None:
+            return
+        n_classes, n_features = stream.class_sums.shape
+        wanted = max(2.0, batch.stream_classes * min(n_classes, stream.n_rows))
+        if stream.n_rows >= stream.next_refresh and stream.n_seen >= wanted:
+            self._renew_whitening(state, stream, data)
+            stream = replace(stream, next_refresh=2 * stream.n_rows)
+        stream = stream.plus(data, state.feature_scale)
+        done = stream.next_refresh > batch.stream_refresh_rows * max(n_classes, n_features)
+        state.stream = None if done else stream
+
+    def _renew_whitening(self, state: TrainState, stream: StreamMoments, data: Examples) -> None:
+        """Whiten by all parts so far; start anew from their class means where the next part prefers that."""
+        numbers, tables, threads = self.config.numbers, state.tables, self.context.n_threads
+        white, means, prior = stream.discriminant(numbers)
+        X: Any = data.X
+        pairs = np.arange(min(data.n_pairs, numbers.batch.stream_test_rows))
+        rows = np.ascontiguousarray(X[data.rows_of(pairs)], dtype=np.float32)
+        y, weight = data.y[pairs], data.pair_weight[pairs]
+        half = 0.5 * np.einsum("ck,ck->c", means, means)
+        with one_blas_thread():
+            products = white.rows(rows, state.feature_scale) @ means.T - half
+            now = (rows * np.float32(state.feature_scale)) @ tables.weights.T + tables.biases
+        figures = [log_likelihood(scale * products + prior, y, weight) for scale in numbers.warm_start.scales]
+        state.whitening = white
+        if max(figures) <= log_likelihood(now.astype(np.float64), y, weight):
+            return
+        best = numbers.warm_start.scales[int(np.argmax(figures))] * numbers.warm_start.init_scale_factor
+        tables.weights[...] = best * means
+        tables.biases[...] = prior - best * half
+        white.to_features(tables.weights, tables.biases, threads)
+        self._begin_squares(tables, 1.0)
+
+    def _begin_squares(self, tables: Tables, unit: float) -> None:
+        """Start Adagrad's sums, for whitened rows of a mean weight."""
+        batch = self.config.numbers.batch
+        first = max(batch.initial_gradients / tables.weights.shape[1], batch.min_initial_square)
+        tables.squares[...] = first * unit**2
+        tables.bias_squares[...] = batch.initial_bias_square * unit**2
 
     def _warm_start(self, state: TrainState, data: Examples) -> WarmStart:
         """Set the tables to the linear discriminant, for whitened rows."""
@@ -152,11 +208,7 @@ class BatchTrainer(WhitenedTrainer):
         # weights that sum to one train like weights of one
         unit = float(data.pair_weight.mean(dtype=np.float64))
         data = replace(data, weight=data.pair_weight / np.float32(unit))
-        first = max(
-            numbers.batch.initial_gradients / tables.weights.shape[1], numbers.batch.min_initial_square
-        )
-        tables.squares[...] = first * unit**2
-        tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
+        self._begin_squares(tables, unit)
         start = start_discriminant(tables, moments, data, numbers.warm_start, self.context)
         state.feature_scale, state.whitening = moments.feature_scale, start.whitening
         state.chosen |= chosen | start.chosen
@@ -198,6 +250,7 @@ class BatchTrainer(WhitenedTrainer):
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
         config, n_classes = self.config, state.tables.n_classes
+        self._add_part(state, data)
         size = config.set_size(n_classes)
         cells = None
         tree = None if state.noise is None else state.noise.tree

@@ -344,21 +344,25 @@ def _choose_whitening(
             known[ridge] = _choose_scale(x, own, others, half, sample, config)[1]
         return known[ridge]
 
-    best = Ridge(config.ridge)
-    if not config.ridge_step or float(np.trace(within)) <= config.no_variance:
-        return fit(best), best
-    own = Ridge(config.ridge, own_variance=True)
-    if moments.scaling is None and figure(own) > figure(best) + config.tolerance:
-        best = own
-    for step in (config.ridge_step, 1.0 / config.ridge_step):
+    def climb(best: Ridge) -> Ridge:
         start = best
-        for _ in range(config.max_ridge_steps):
-            following = best._replace(strength=best.strength * step)
-            if figure(following) <= figure(best) + config.min_ridge_gain:
+        for step in (config.ridge_step, 1.0 / config.ridge_step):
+            for _ in range(config.max_ridge_steps):
+                following = best._replace(strength=best.strength * step)
+                if figure(following) <= figure(best) + config.min_ridge_gain:
+                    break
+                best = following
+            if best != start:
                 break
-            best = following
-        if best != start:
-            break
+        return best
+
+    given, own = Ridge(config.ridge), Ridge(config.ridge, own_variance=True)
+    if not config.ridge_step or float(np.trace(within)) <= config.no_variance:
+        return fit(given), given
+    best = climb(given)
+    if moments.scaling is None:
+        other = climb(own)
+        best = other if figure(other) > figure(best) + config.tolerance else best
     return fit(best), best
 
 
