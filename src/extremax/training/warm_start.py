@@ -315,8 +315,9 @@ def _choose_whitening(
 ) -> tuple[Whitening, Ridge]:
     """Return the whitening under which rows left out of their class's mean are most probable, and its ridge.
 
-    The ridge is relative to the mean variance or, where that is better, to each column's own, and grows or
-    falls by steps while the likelihood rises. Standardised columns have one variance anyway.
+    The ridge grows or falls by steps while the likelihood rises. It is relative to the mean variance or,
+    where columns are uneven and that is better, to each column's own. Standardised columns have one variance
+    anyway.
 
     Parameters
     ----------
@@ -360,7 +361,8 @@ def _choose_whitening(
     if not config.ridge_step or float(np.trace(within)) <= config.no_variance:
         return fit(given), given
     best = climb(given)
-    if moments.scaling is None:
+    variance = np.diag(moments.covariance)
+    if moments.scaling is None and variance.mean() > config.own_unevenness * np.median(variance):
         other = climb(own)
         best = other if figure(other) > figure(best) + config.tolerance else best
     return fit(best), best
