@@ -186,7 +186,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``.
+        ``beam_width`` and ``beam_recall``; ``limited_rows`` and ``scaled_columns``, where rows were outlying
+        or sparse columns far larger than others.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
@@ -346,7 +347,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`."""
+        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed from
+        all rows so far, at doubling numbers of them."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         if self.class_weight == "balanced":
             raise ValueError(

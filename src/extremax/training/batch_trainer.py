@@ -108,6 +108,8 @@ class BatchTrainer(WhitenedTrainer):
             "rows": 4 * problem.n_pairs * 10,  # order, cells, and both once more while they are sorted
             "minibatch": tables + 24 * problem.n_classes + 64 * problem.n_features**2,
         }
+        if self._keeps_moments(problem):
+            need["moments"] = 8 * (problem.n_classes + 4 * problem.n_features) * problem.n_features
         return need | (tree_memory(problem, config.tree_components) if self._n_cells(problem) > 1 else {})
 
     def _n_cells(self, problem: ProblemSize) -> int:
