@@ -96,6 +96,7 @@ class BatchConfig:
     # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
     stream_refresh_rows: int = 32
     stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
+    stream_slack: float = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
     stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
 
 

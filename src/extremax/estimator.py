@@ -347,8 +347,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed from
-        all rows so far, at doubling numbers of them."""
+        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
+        from all rows so far, at doubling numbers of them."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         if self.class_weight == "balanced":
             raise ValueError(

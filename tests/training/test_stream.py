@@ -132,3 +132,23 @@ def test_a_state_that_does_not_fit_is_refused(name: str) -> None:
         damaged.arrays[name] = damaged.arrays[name][:2]
     with pytest.raises(ModelFileError, match="does not fit together"):
         StreamMoments.from_state(damaged, N_CLASSES, 4)
+
+
+def test_labels_of_a_sorted_stream_are_not_expected() -> None:
+    X, y = rows(1000)
+    order = np.argsort(y, kind="stable")
+    first = int(np.sum(y < 2)) + 20  # two classes, and the beginning of a third
+    mixed, ordered = (moments_of(X[some], y[some], 100) for some in (np.arange(500), order[:first]))
+    assert mixed.expects(Examples(X[500:520], y[500:520]), 0.5)
+    assert not ordered.expects(Examples(X[order[first:]], y[order[first:]]), 0.5)
+    third = order[first : first + 20]
+    assert not ordered.expects(Examples(X[third], y[third]), 0.5)
+    assert ordered.expects(Examples(X[order[:first]], y[order[:first]]), 0.5)
+
+
+def test_most_labels_of_many_classes_are_new_and_expected() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(2000, size=400).astype(np.int32)
+    X = rng.normal(size=(400, 3)).astype(np.float32)
+    stream = StreamMoments.begin(Examples(X, y), 2000, 1.0, 0).plus(Examples(X[:300], y[:300]), 1.0)
+    assert stream.expects(Examples(X[300:], y[300:]), 0.5)

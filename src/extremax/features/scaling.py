@@ -294,9 +294,9 @@ class LargeColumns:
     @classmethod
     def from_header(cls, header: Any, n_features: int) -> LargeColumns:
         """Restore what `header` returned; raises ModelFileError for anything else."""
-        columns, factors = (checks.get_list(header, name) for name in ("columns", "factors"))
-        sound = all(type(c) is int and 0 <= c < n_features for c in columns)
-        sound = sound and all(type(f) in (int, float) and 0.0 < f < 1.0 for f in factors)
+        columns = checks.get_list(header, "columns", (int,))
+        factors = checks.get_list(header, "factors", (float,))
+        sound = all(0 <= c < n_features for c in columns) and all(0.0 < f < 1.0 for f in factors)
         if not sound or len(columns) != len(factors) or len(set(columns)) != len(columns):
             checks.reject("its factors of large columns do not fit")
         return cls(np.array(columns, np.int64), np.array(factors, np.float32))

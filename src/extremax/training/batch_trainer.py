@@ -166,8 +166,7 @@ class BatchTrainer(WhitenedTrainer):
         if stream is None:
             return
         n_classes, n_features = stream.class_sums.shape
-        wanted = max(2.0, batch.stream_classes * min(n_classes, stream.n_rows))
-        if stream.n_rows >= stream.next_refresh and stream.n_seen >= wanted:
+        if stream.n_rows >= stream.next_refresh and stream.expects(data, batch.stream_slack):
             self._renew_whitening(state, stream, data)
             stream = replace(stream, next_refresh=2 * stream.n_rows)
         stream = stream.plus(data, state.feature_scale)

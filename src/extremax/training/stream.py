@@ -76,10 +76,23 @@ class StreamMoments:
         self.class_weights[...] += np.bincount(data.y, weights=weight, minlength=len(self.class_weights))
         return replace(self, n_rows=self.n_rows + data.n_pairs)
 
-    @property
-    def n_seen(self) -> int:
-        """Number of classes with a row."""
-        return int(np.count_nonzero(self.class_weights))
+    def expects(self, data: Examples, slack: float) -> bool:
+        """Whether the labels of a further part are about as probable as those so far made one expect.
+
+        They are not in a stream that is sorted by class.  The probability of classes that were not seen yet
+        is estimated as the fraction of rows that are alone in their class (Good and Turing).
+        """
+        counts = self.class_weights
+        total, one = float(counts.sum()), float(counts.sum()) / max(self.n_rows, 1)
+        seen = counts > 0.0
+        if np.count_nonzero(seen) < 2:
+            return False
+        alone = np.count_nonzero(seen & (counts < 1.5 * one))
+        new = 0.0 if seen.all() else (alone + 0.5) / (self.n_rows + 1)
+        prob = np.where(seen, counts * (1.0 - new) / total, new / max(np.count_nonzero(~seen), 1))
+        log_prob = np.log(np.maximum(prob, 1e-300))
+        expected = float(prob @ log_prob)
+        return float(np.average(log_prob[data.y], weights=data.pair_weight)) > expected - slack
 
     def discriminant(self, numbers: Defaults) -> tuple[Whitening, Float64, Float64]:
         """Return the whitening, the whitened class means (n_classes, n_features), and log priors."""
