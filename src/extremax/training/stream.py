@@ -89,7 +89,7 @@ class StreamMoments:
             return False
         alone = np.count_nonzero(seen & (counts < 1.5 * one))
         new = 0.0 if seen.all() else (alone + 0.5) / (self.n_rows + 1)
-        prob = np.where(seen, counts * (1.0 - new) / total, new / max(np.count_nonzero(~seen), 1))
+        prob = np.where(seen, counts * (1.0 - new) / total, new / max(int(np.count_nonzero(~seen)), 1))
         log_prob = np.log(np.maximum(prob, 1e-300))
         expected = float(prob @ log_prob)
         return float(np.average(log_prob[data.y], weights=data.pair_weight)) > expected - slack
