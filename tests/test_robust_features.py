@@ -97,6 +97,8 @@ def test_likelihood_does_not_depend_on_scales_of_columns(data, spread):
     (_, one), (_, other) = accuracy(X, y), accuracy(scaled, y)
     expected = one.log_likelihood(X[2000:], y[2000:])
     assert abs(other.log_likelihood(scaled[2000:], y[2000:]) - expected) < 0.01  # 0.33 once, at 1.0
+    assert "evened_columns" not in one.choices_
+    assert other.choices_.get("evened_columns", False) == (spread < 2.0)  # beyond, they are standardised
 
 
 @pytest.mark.invariance

@@ -122,12 +122,9 @@ class CandidateConfig:
 class WarmStartConfig:
     """Whitening of the features, and the linear discriminant that training starts from."""
 
-    ridge: float = 0.1  # of the mean variance, added to every direction; changed ...
-    ridge_step: float = 3.0  # ... by this factor while left-out rows become more probable, 0 for never ...
-    max_ridge_steps: int = 2  # ... at most so often ...
-    min_ridge_gain: float = 0.005  # ... and by so many nats at each step
+    ridge: float = 0.1  # of the mean variance, added to every direction
     # mean over median variance of the columns from which a ridge relative to each column's own is tried
-    own_unevenness: float = 5.0
+    own_unevenness: float = 3.0
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32

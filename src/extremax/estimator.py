@@ -186,8 +186,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``; ``limited_rows`` and ``scaled_columns``, where rows were outlying
-        or sparse columns far larger than others.
+        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
+        rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,

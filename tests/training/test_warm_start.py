@@ -14,7 +14,7 @@ from extremax.training.warm_start import Moments, discriminant_projection, start
 
 pytestmark = pytest.mark.small
 N_CLASSES, N_FEATURES = 20, 6
-SMALL_RIDGE = WarmStartConfig(ridge=1e-6, ridge_step=0.0)
+SMALL_RIDGE = WarmStartConfig(ridge=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_rows_around_class_means_are_white(data):
 @pytest.mark.parametrize(("factor", "shrinkage"), [(0.6, 1.0), (1.0, 3.0)])
 def test_start_is_the_linear_discriminant(data, factor, shrinkage):
     X, y = data
-    config = WarmStartConfig(ridge=1e-6, ridge_step=0.0, init_scale_factor=factor, shrinkage=shrinkage)
+    config = WarmStartConfig(ridge=1e-6, init_scale_factor=factor, shrinkage=shrinkage)
     tables, white, scale = started(X, y, config=config)
     x = white.rows(X, 0.5).astype(np.float64)
     n = np.bincount(y)
@@ -76,7 +76,7 @@ def test_scale_is_the_most_likely_one_of_rows_left_out(data, n_rows):
     """The scale written out: each row left out of the mean of its class, all classes compared."""
     X, y = data[0][:n_rows], data[1][:n_rows]
     scales = tuple(1.1**i for i in range(36))
-    options = {"ridge": 1e-6, "ridge_step": 0.0, "scales": scales, "sample_rows": n_rows}
+    options = {"ridge": 1e-6, "scales": scales, "sample_rows": n_rows}
     _, white, scale = started(X, y, config=WarmStartConfig(tolerance=0.0, **options))
     x, n = white.rows(X, 0.5).astype(np.float64), np.bincount(y, minlength=N_CLASSES)
     sums = np.stack([x[y == c].sum(axis=0) for c in range(N_CLASSES)])
@@ -107,10 +107,9 @@ def test_rows_of_weight_two_count_twice(data):
     X, y = data
     double = np.where(np.arange(len(y)) < 100, 2.0, 1.0).astype(np.float32)
     pca = PCA.fit(X, 6, sample_weight=double, max_rows=None)
-    config = WarmStartConfig(ridge_step=0.0)  # samples of rows, which differ, would choose it
-    tables, white, _ = started(X, y, scale=1.0, config=config, weight=double, pca=pca)
+    tables, white, _ = started(X, y, scale=1.0, config=WarmStartConfig(), weight=double, pca=pca)
     repeated_X, repeated_y = np.concatenate([X, X[:100]]), np.concatenate([y, y[:100]])
-    again, same, _ = started(repeated_X, repeated_y, scale=1.0, config=config, pca=pca)
+    again, same, _ = started(repeated_X, repeated_y, scale=1.0, config=WarmStartConfig(), pca=pca)
     np.testing.assert_allclose(white.matrix, same.matrix, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(tables.weights, again.weights, rtol=1e-3, atol=1e-3)
 
@@ -133,7 +132,7 @@ def test_pairs_that_share_rows_match_repeated_rows(data):
 def test_constant_features_and_single_rows(data):
     X, y = data[0].copy(), data[1]
     X[:, 2] = 7.0
-    tables, white, _ = started(X, y, config=WarmStartConfig(ridge=0.1, ridge_step=0.0))
+    tables, white, _ = started(X, y, config=WarmStartConfig(ridge=0.1))
     assert np.isfinite(white.matrix).all()
     assert np.isfinite(tables.weights).all()
     same = np.ones((40, 3), np.float32)
@@ -146,7 +145,7 @@ def test_constant_features_and_single_rows(data):
 def test_classes_without_spread_do_not_blow_up_rows(copies):
     X = np.repeat(np.random.default_rng(4).normal(size=(20, 6)), copies, axis=0).astype(np.float32)
     y = np.repeat(np.arange(20), copies).astype(np.int32)
-    _, white, _ = started(X, y, config=WarmStartConfig(ridge=0.1, ridge_step=0.0, min_within=0.05))
+    _, white, _ = started(X, y, config=WarmStartConfig(ridge=0.1, min_within=0.05))
     lengths = np.square(white.rows(X, 0.5)).sum(axis=1)
     # One twentieth of the variance is taken to be inside the classes, where rows have unit length: 20 in all.
     assert 10.0 < lengths.mean() < 21.0

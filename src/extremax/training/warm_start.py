@@ -51,29 +51,23 @@ class Moments(NamedTuple):
         return cls(scaled @ pca.components.astype(np.float64), mean, None, feature_scale)
 
 
-class Ridge(NamedTuple):
-    """What is added to every direction before whitening: a fraction of the mean variance, or of the own
-    variance of each column.
-    """
-
-    strength: float
-    own_variance: bool = False
-
-
 @dataclass(frozen=True)
 class WarmStart:
-    """A whitening, and the ridge, the scale and the shrinkage that were found best for the discriminant."""
+    """A whitening, and the scale and the shrinkage that were found best for the discriminant.
+
+    Also whether the ridge of the whitening is relative to the own variance of each column.
+    """
 
     whitening: Whitening
-    ridge: Ridge
     scale: float
     shrinkage: float
+    own_variance: bool = False
 
     @property
     def chosen(self) -> dict[str, Any]:
         """What `choices_` says of it."""
-        target = "own variance" if self.ridge.own_variance else "mean variance"
-        return {"ridge": self.ridge.strength, "ridge_of": target, "init_scale": self.scale}
+        evened = {"evened_columns": True} if self.own_variance else {}
+        return {**evened, "init_scale": self.scale}
 
 
 class _Sample(NamedTuple):
@@ -134,7 +128,7 @@ def start_discriminant(
     means *= (counts / (counts + shrinkage) / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
     prior = np.log(np.maximum(counts, 0.5) / counts.sum())
     sample = _draw_sample(data, counts, prior, config, context.seed)
-    white, ridge = _choose_whitening(within, moments, means, sample, config)
+    white, own_variance = _choose_whitening(within, moments, means, sample, config)
     change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
     best, figure, chosen, kept = 1.0, -np.inf, shrinkage, np.ones(len(counts), np.float32)
     for candidate in shrinkages or (shrinkage,):
@@ -156,7 +150,7 @@ def start_discriminant(
     sharpness = np.float32(config.init_scale_factor * best)
     tables.biases[:] = prior - sharpness * (0.5 * np.einsum("ck,ck->c", means, means))
     means *= sharpness
-    return WarmStart(white, ridge, best, chosen)
+    return WarmStart(white, best, chosen, own_variance)
 
 
 def leave_one_out_shift(
@@ -312,12 +306,11 @@ def _draw_sample(
 
 def _choose_whitening(
     within: Float64, moments: Moments, means: Float32, sample: _Sample, config: WarmStartConfig
-) -> tuple[Whitening, Ridge]:
-    """Return the whitening under which rows left out of their class's mean are most probable, and its ridge.
+) -> tuple[Whitening, bool]:
+    """Return the whitening, and whether its ridge is relative to the own variance of each column.
 
-    The ridge grows or falls by steps while the likelihood rises. It is relative to the mean variance or,
-    where columns are uneven and that is better, to each column's own. Standardised columns have one variance
-    anyway.
+    It is where columns are uneven and rows left out of their class's mean are then more probable.
+    Standardised columns have one variance anyway.
 
     Parameters
     ----------
@@ -326,46 +319,25 @@ def _choose_whitening(
     means
         Those of the classes before any whitening, around the mean of all rows and shrunk.
     """
-    known: dict[Ridge, float] = {}
-    families: dict[bool, WhiteningFamily] = {}
 
-    def fit(ridge: Ridge) -> Whitening:
-        own = ridge.own_variance
-        if own not in families:
-            families[own] = WhiteningFamily.of(within, own_variance=own, no_variance=config.no_variance)
-        return families[own].fit(moments.mean, ridge.strength, moments.scaling)
+    def fit(own_variance: bool) -> Whitening:
+        family = WhiteningFamily.of(within, own_variance=own_variance, no_variance=config.no_variance)
+        return family.fit(moments.mean, config.ridge, moments.scaling)
 
-    def figure(ridge: Ridge) -> float:
-        if ridge not in known:
-            white = fit(ridge)
-            with one_blas_thread():
-                own, others = means[sample.own] @ white.matrix, means[sample.others] @ white.matrix
-            half = 0.5 * np.einsum("ck,ck->c", others, others)
-            x = white.rows(sample.X, moments.feature_scale)
-            known[ridge] = _choose_scale(x, own, others, half, sample, config)[1]
-        return known[ridge]
+    def figure(white: Whitening) -> float:
+        with one_blas_thread():
+            own, others = means[sample.own] @ white.matrix, means[sample.others] @ white.matrix
+        half = 0.5 * np.einsum("ck,ck->c", others, others)
+        x = white.rows(sample.X, moments.feature_scale)
+        return _choose_scale(x, own, others, half, sample, config)[1]
 
-    def climb(best: Ridge) -> Ridge:
-        start = best
-        for step in (config.ridge_step, 1.0 / config.ridge_step):
-            for _ in range(config.max_ridge_steps):
-                following = best._replace(strength=best.strength * step)
-                if figure(following) <= figure(best) + config.min_ridge_gain:
-                    break
-                best = following
-            if best != start:
-                break
-        return best
-
-    given, own = Ridge(config.ridge), Ridge(config.ridge, own_variance=True)
-    if not config.ridge_step or float(np.trace(within)) <= config.no_variance:
-        return fit(given), given
-    best = climb(given)
+    given = fit(own_variance=False)
     variance = np.diag(moments.covariance)
-    if moments.scaling is None and variance.mean() > config.own_unevenness * np.median(variance):
-        other = climb(own)
-        best = other if figure(other) > figure(best) + config.tolerance else best
-    return fit(best), best
+    if moments.scaling is not None or variance.mean() <= config.own_unevenness * np.median(variance):
+        return given, False
+    own = fit(own_variance=True)
+    is_better = figure(own) > figure(given) + config.tolerance
+    return (own, True) if is_better else (given, False)
 
 
 def _choose_scale(
