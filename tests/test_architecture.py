@@ -98,6 +98,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "examples",
         "explanation",
+        "features",
         "fit",
         "model",
         "noise",

@@ -82,6 +82,7 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
+    min_cell_gain: float = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
@@ -92,6 +93,11 @@ class BatchConfig:
     # The first part of a stream gives whitening and start where it has so many rows per feature ...
     stream_rows: float = 1.0
     stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
+    # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
+    stream_refresh_rows: int = 32
+    stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
+    stream_slack: float = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
+    stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,8 @@ class WarmStartConfig:
     """Whitening of the features, and the linear discriminant that training starts from."""
 
     ridge: float = 0.1  # of the mean variance, added to every direction
+    # mean over median variance of the columns from which a ridge relative to each column's own is tried
+    own_unevenness: float = 3.0
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
@@ -255,6 +263,10 @@ class ScaleConfig:
     margin: float = 3.0  # times that quantile, up to which deviations and lengths count
     min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
     min_limit: float = 2.0  # root mean square lengths that a row may have in any case
+    max_column: float = (
+        100.0  # size of a sparse column, over the median of all, up to which it stays as it is
+    )
+    sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
     rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # below which rows count as zero

@@ -20,6 +20,7 @@ from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
+from extremax.features.scaling import LargeColumns
 from extremax.fit import (
     Fitted,
     Request,
@@ -185,7 +186,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``.
+        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
+        rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
@@ -216,6 +218,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     """
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
+    _large_columns: LargeColumns | None = None  # columns of sparse features that are scaled down
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @accept_old_names
@@ -344,7 +347,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`."""
+        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
+        from all rows so far, at doubling numbers of them."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         if self.class_weight == "balanced":
             raise ValueError(
@@ -414,7 +418,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
-        for name in ("_fitted", "_label_index", "_indicator"):
+        for name in ("_fitted", "_label_index", "_indicator", "_large_columns"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -479,6 +483,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         weights, intercept = scorer.weights.coefficients()
         if scorer.offsets is not None:
             intercept = intercept + scorer.offsets
+        if self._large_columns is not None:
+            weights = self._large_columns.to_given(weights)
         if len(self.classes_) == 2:
             return weights[1:2] - weights[0:1], intercept[1:2] - intercept[0:1]
         return weights, intercept
@@ -501,7 +507,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """What was left open and chosen, as the model has it now."""
         if "model_" not in vars(self):
             raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
-        return Choices(self.model_.describe())
+        large = self._large_columns
+        scaled = {} if large is None else {"scaled_columns": large.columns.tolist()}
+        return Choices(scaled | self.model_.describe())
 
     @property
     def _threads(self) -> int:
@@ -526,7 +534,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "this model has no record of how it was trained, so training cannot go on; fit it again."
             )
-        return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
+        return resume_config(
+            model.config,
+            self._parameters(),
+            self._problem(data),
+            model.noise,
+            is_whitened=self._fitted.state.whitening is not None,
+        )
 
     # -- input ---------------------------------------------------------------------------------------------
 
@@ -537,6 +551,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         check_savable(known)
         self._indicator = indicator_format(y)
+        if sparse.issparse(features):
+            n_sparse = int(features.shape[1]) - self._n_dense
+            self._large_columns = LargeColumns.find(features, self._numbers.scale, n_sparse)
+        if self._large_columns is not None:
+            features = self._large_columns.scale(features)
         data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
         self._remember(X, features, known)
         return data
@@ -625,7 +644,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         features = check_features(X, name=name, n_features=self.n_features_in_)
         if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
             validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
-        return features
+        return features if self._large_columns is None else self._large_columns.scale(features)
 
     def _join(self, X: Any, name: str) -> Any:
         """Return a pair of sparse and dense features as one matrix, if its parts have the right widths."""
@@ -859,6 +878,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         if self._indicator is not None:
             header["indicator"] = list(self._indicator)
+        if self._large_columns is not None:
+            header["large_columns"] = self._large_columns.header()
         if isinstance(self.class_weight, dict):
             weights = {self._label_id(label): float(w) for label, w in self.class_weight.items()}
             header["class_weight"] = sorted(weights.items())
@@ -882,6 +903,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "indicator" in saved.header:
             is_sparse, dtype = saved.header["indicator"]
             estimator._indicator = bool(is_sparse), np.dtype(dtype).name
+        if "large_columns" in saved.header:
+            estimator._large_columns = LargeColumns.from_header(
+                checks.get_mapping(saved.header, "large_columns"), saved.model.n_features
+            )
         if "class_weight" in saved.header:
             labels = saved.labels.tolist()
             estimator.class_weight = {labels[i]: weight for i, weight in saved.header["class_weight"]}

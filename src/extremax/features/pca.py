@@ -84,6 +84,7 @@ class PCA:
         sample_weight: NDArray[Any] | None = None,
         max_rows: int | None = 100_000,
         n_jobs: int | None = None,
+        scaling: ColumnScaling | None = None,
         config: PCAConfig = _CONFIG,
     ) -> PCA:
         """Find the directions of largest variance.
@@ -101,6 +102,8 @@ class PCA:
             rows.
         n_jobs : int or None
             Threads; the result does not depend on it.
+        scaling : ColumnScaling or None
+            How columns of a dense X are standardised first: the directions are those of standardised rows.
         config : PCAConfig
             Numbers of the algorithm.
         """
@@ -111,7 +114,8 @@ class PCA:
             )
         if n_components < 0:
             raise ValueError(f"n_components is {n_components}; it must not be negative.")
-        rows, n_threads = _Rows(X, sample_weight, max_rows, config.block_rows), resolve_threads(n_jobs)
+        rows = _Rows(X, sample_weight, max_rows, config.block_rows, scaling)
+        n_threads = resolve_threads(n_jobs)
         n_components = min(n_components, rows.n_features)
         with one_blas_thread():
             total = rows.total_weight()

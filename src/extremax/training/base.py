@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -14,14 +15,15 @@ from extremax.config import FitConfig
 from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.features.scaling import limit_sparse_rows
+from extremax.features.scaling import ColumnScaling, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.noise import Noise
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
 from extremax.storage.state import State, merge
+from extremax.training.stream import StreamMoments
 from extremax.types import Bool, Features, Float32
-from extremax.weights import Weights
+from extremax.weights import DenseWeights, Weights
 
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
 
@@ -61,13 +63,16 @@ class TrainState:
         The distribution that negatives, or the cells of minibatches, come from; None where nothing uses one.
     projection
         Projection of the features for the tree; None without a tree.
-    whitening
-        The coordinates in which an epoch trains; None for those of the features.
+    whitening, scaling
+        The coordinates in which an epoch trains, of trainers on whitened rows and of others; None for those
+        of the features.
     n_epochs
         Epochs trained; with the seed it determines all random draws of the next one.
     pair_values, pair_key
         The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it
         belongs to.
+    stream
+        Sums over the parts of a stream, while its whitening is made anew from them.
     class_means
         Mean of the projected rows of each class, where there is a tree: a typical row as the tree sees it.
     chosen
@@ -83,13 +88,20 @@ class TrainState:
     noise: Noise | None = None
     projection: PCA | None = None
     whitening: Whitening | None = None
+    scaling: ColumnScaling | None = None
     n_epochs: int = 0
     pair_values: Float32 | None = None
     pair_key: int = 0
+    stream: StreamMoments | None = None
     class_means: NDArray[np.float16] | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     in_training_coordinates: bool = False
     cut_short: bool = False
+
+    @property
+    def coordinates(self) -> Whitening | ColumnScaling | None:
+        """The coordinates in which an epoch trains."""
+        return self.scaling if self.whitening is None else self.whitening
 
     def state(self) -> State:
         """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
@@ -101,6 +113,10 @@ class TrainState:
         if self.tables.kind != "dense":
             header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
+        if self.scaling is not None:
+            parts["scaling"] = self.scaling.state()
+        if self.stream is not None:
+            parts["stream"] = self.stream.state()
         return merge(header, parts, arrays)
 
 
@@ -187,14 +203,16 @@ class ProjectedRows:
         self.n_threads = n_threads
         self._last: tuple[PCA, Features, Float32] | None = None
 
-    def get(self, projection: PCA | None, X: Features, whitening: Whitening | None = None) -> Float32:
+    def get(
+        self, projection: PCA | None, X: Features, coordinates: Whitening | ColumnScaling | None = None
+    ) -> Float32:
         """Return the rows that a tree sees; without a projection, rows of no columns."""
         if projection is None:
             return np.empty((X.shape[0], 0), np.float32)
         if self._last is None or self._last[0] is not projection or self._last[1] is not X:
             Z = projection.transform(X, n_jobs=self.n_threads)
-            if whitening is not None and whitening.scaling is not None:
-                _limit_rows(Z, _PROJECTED_LIMIT * whitening.scaling.max_length)
+            if coordinates is not None:
+                _limit_rows(Z, _PROJECTED_LIMIT * coordinates.max_length)
             self._last = projection, X, Z
         return self._last[2]
 
@@ -285,6 +303,43 @@ class TrainerBase:
         if n_limited:
             self.accepted["limited_rows"] = n_limited
         return data if X is data.X else data.with_features(X)
+
+    def find_scaling(self, data: Examples) -> tuple[ColumnScaling | None, dict[str, Any]]:
+        """Return how columns are standardised and rows limited, and what `choices_` says of it.
+
+        None where columns are of similar scales and no row is outlying.
+        """
+        config, threads, weight = self.config.numbers.scale, self.context.n_threads, row_weight(data)
+        if not config.standardize:
+            return None, {}
+        scaling = ColumnScaling.fit(data.X, weight, config=config, n_threads=threads)
+        n_limited = scaling.count_limited(data.X, threads, weight)
+        if not scaling.is_needed(n_limited, config):
+            return None, {}
+        return scaling, {"limited_rows": n_limited} if n_limited else {}
+
+    def export(self, state: TrainState) -> Weights:
+        """Return weights for the features as given."""
+        weights, biases = state.tables.weights, state.tables.biases
+        if state.in_training_coordinates and state.coordinates is not None:
+            weights, biases = weights.copy(), biases.copy()
+            state.coordinates.to_features(weights, biases, self.context.n_threads)
+        return DenseWeights(weights, biases, state.feature_scale)
+
+    @contextmanager
+    def training_coordinates(self, state: TrainState, threads: int) -> Iterator[None]:
+        """Convert the tables to those of training for the duration of an epoch."""
+        tables, coordinates = state.tables, state.coordinates
+        if coordinates is None:
+            yield
+            return
+        coordinates.to_training(tables.weights, tables.biases, threads)
+        state.in_training_coordinates = True
+        try:
+            yield
+        finally:
+            coordinates.to_features(tables.weights, tables.biases, threads)
+            state.in_training_coordinates = False
 
     def finish(self, state: TrainState, split: Split) -> None:
         """Do nothing after the last epoch."""

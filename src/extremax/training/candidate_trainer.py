@@ -81,7 +81,7 @@ class CandidateTrainer(WhitenedTrainer):
             tables, moments, data, config, context, shrinkages=self.config.numbers.candidates.shrinkages
         )
         state.whitening = start.whitening
-        state.chosen |= {"init_scale": start.scale, "shrinkage": start.shrinkage}
+        state.chosen |= start.chosen | {"shrinkage": start.shrinkage}
         state.pair_values = leave_one_out_shift(tables, scale, start, data, config, context.n_threads)
         state.pair_key = _pair_key(data)
         start.whitening.to_features(tables.weights, tables.biases, context.n_threads)

@@ -17,6 +17,7 @@ from scipy import sparse
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.features.pca import PCA
+from extremax.features.scaling import ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.phases import abandon, new_schedule
 from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
@@ -37,7 +38,6 @@ from extremax.training.noise_fit import fit_noise
 from extremax.training.optimizers import Tables, shrink
 from extremax.training.order import RowSource, Window, epoch_seed, epoch_windows, row_source
 from extremax.types import Float32, Int64
-from extremax.weights import DenseWeights, Weights
 
 _GATHER_ROWS = 8192  # rows that a thread copies at a time
 
@@ -78,42 +78,57 @@ class RowTrainer(TrainerBase):
         config, context, numbers = self.config, self.context, self.config.numbers
         X = data.X
         n_features = int(X.shape[1])
-        scale = find_feature_scale(X, labelled_rows(data), numbers.scale)
-        projection = None
-        if config.uses_tree:
-            context.progress.log("projecting the features")
-            kept = min(config.tree_components, n_features)
-            found = PCA.fit(X, kept, sample_weight=row_weight(data), n_jobs=context.n_threads)
-            # Scaled features: the tree's regularization then means the same for features of any magnitude.
-            components = found.components[:kept] * np.float32(scale)
-            projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        scaling, limited = (None, self.accepted) if sparse.issparse(X) else self.find_scaling(data)
+        if scaling is None:
+            scale = find_feature_scale(X, labelled_rows(data), numbers.scale)
+        else:
+            scale = scaling.feature_scale
+        projection = self._project(data, scale, scaling) if config.uses_tree else None
         square = numbers.rows.initial_square
         tables = Tables.zeros(n_classes, n_features, config.optimizer, initial_square=square)
-        Z = self.projected.get(projection, X)
+        Z = self.projected.get(projection, X, scaling)
         noise, chosen = fit_noise(data, Z, n_classes, config, context)
-        state = TrainState(tables, scale, noise, projection, chosen=self.accepted | chosen)
+        state = TrainState(tables, scale, noise, projection, scaling=scaling, chosen=limited | chosen)
         if config.definition.starts_at_noise:
             most = max(numbers.rows.min_start_rows, numbers.rows.start_log_probs // n_classes)
             some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
             some = some if data.row_index is None else np.unique(data.row_index[some])
-            Z_some = np.empty((len(some), 0), np.float32)
-            if projection is not None:
-                Z_some = projection.transform(X[some], n_jobs=context.n_threads)
-            tables.biases[:] = mean_log_prob(noise, Z_some, n_jobs=context.n_threads)
+            tables.biases[:] = mean_log_prob(noise, Z[some], n_jobs=context.n_threads)
         return state
+
+    def _project(self, data: Examples, scale: float, scaling: ColumnScaling | None) -> PCA:
+        """Return the principal components that the tree is fitted on, of scaled features.
+
+        The tree's regularization then means the same for features of any magnitude.
+        """
+        self.context.progress.log("projecting the features")
+        kept = min(self.config.tree_components, int(data.X.shape[1]))
+        found = PCA.fit(
+            data.X, kept, sample_weight=row_weight(data), n_jobs=self.context.n_threads, scaling=scaling
+        )
+        if scaling is None:
+            components = found.components[:kept] * np.float32(scale)
+            return PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        given, mean = scaling.to_given(found.components[:kept], found.mean)
+        return PCA(given.astype(np.float32), mean.astype(np.float32), found.explained_variance[:kept])
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedRows:
         noise = _noise_of(state)
-        Z = self.projected.get(state.projection, data.X)
+        Z = self.projected.get(state.projection, data.X, state.scaling)
         log_noise = noise.log_prob(data.expand(Z), data.y, n_jobs=self.context.n_threads)
         if noise.tree is not None and state.class_means is None:
             state.class_means = class_means(Z, data, state.tables.n_classes)
-        return PreparedRows(data, row_source(data.X), Z, log_noise)
-
-    def export(self, state: TrainState) -> Weights:
-        return DenseWeights(state.tables.weights, state.tables.biases, state.feature_scale)
+        return PreparedRows(data, row_source(data.X, state.scaling), Z, log_noise)
 
     def epoch(
+        self, state: TrainState, prepared: PreparedRows, rates: tuple[float, float], progress: Progress
+    ) -> float:
+        with self.training_coordinates(state, 1 if JIT_DISABLED else self.context.n_threads):
+            loss = self._train(state, prepared, rates, progress)
+        state.n_epochs += 1
+        return loss
+
+    def _train(
         self, state: TrainState, prepared: PreparedRows, rates: tuple[float, float], progress: Progress
     ) -> float:
         config, data, tables = self.config, prepared.data, state.tables
@@ -143,7 +158,6 @@ class RowTrainer(TrainerBase):
                 prior.advance(width * len(pairs.rows), weight_done, pairs_done, rate, threads)
                 progress.check()
                 progress.report(pairs_done, total / max(weight_done, 1e-300))
-        state.n_epochs += 1
         return total / max(weight_done, 1e-300)
 
     def _step(self, state: TrainState, rate: float) -> Step:
@@ -157,7 +171,7 @@ class RowTrainer(TrainerBase):
         return Step(
             batch_size=config.batch_size,
             objective=loss(config.score_penalty, state.n_epochs, config.numbers.rows.augment_reduce_decay),
-            sizes=sizes(np.float32(state.feature_scale), np.float32(rate)),
+            sizes=sizes(np.float32(1.0 if state.scaling else state.feature_scale), np.float32(rate)),
         )
 
     def _draw(
