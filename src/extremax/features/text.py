@@ -62,8 +62,8 @@ class TextOptions:
             raise ValueError(f"word_ngrams is {self.word_ngrams}; it must be from 0 to 8.")
         if high == 0 and self.word_ngrams == 0:
             raise ValueError("char_ngrams and word_ngrams are both off; a text needs one of them.")
-        if not 4 <= self.hash_bits <= 28:
-            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 28.")
+        if not 4 <= self.hash_bits <= 24:
+            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 24.")
         if self.n_random < 0:
             raise ValueError(f"n_random is {self.n_random}; it must be at least 0.")
         for name in ("n_components", "min_texts", "min_word_texts", "max_columns", "max_svd_texts"):
