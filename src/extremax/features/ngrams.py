@@ -40,6 +40,7 @@ from extremax.kernels.ngram_hash import (
     find_ngrams,
     weigh_texts,
 )
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run
@@ -60,6 +61,7 @@ _LONGEST_NAME = 255  # bytes
 # of random letters have.
 _LEAST_KNOWN, _LEAST_KNOWN_QUANTILE = 0.45, 0.01
 _SAMPLE = 1000  # texts that may lower it
+_COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,34 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         chosen = self.options.least_known
         self.least_known_ = self._choose_least_known(texts) if chosen is None else chosen
         return self
+
+    def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
+        """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
+        options = NgramOptions(**self.to_options())
+        n_entries = 0
+        sample = texts[:: max(1, len(texts) // _COUNTED)]
+        for text in sample:
+            codes, kinds, _ = code_points([text])
+            found = _room(options.most_ngrams(len(codes)))
+            buckets = np.empty(len(found.keys), dtype=np.int32)
+            n = find_ngrams(codes, kinds, options.sizes, found, buckets)
+            n_entries += len(np.unique(buckets[:n]))
+        entries = n_entries * len(texts) // max(len(sample), 1)
+        columns = min(entries, options.n_buckets)
+        counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
+        kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
+        return largest_phase(
+            {"tables of n-grams": counting + kept - 4 * options.n_buckets},
+            {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the fitted features and of their tables."""
+        first = 0 if self._first is None else self._first.nbytes
+        tables = 4 * len(self.buckets_) * len(self._tables.all)
+        arrays = self.buckets_, self.text_counts_, self.idf_, self._filter, self._weighing.places
+        return int(first + tables + sum(array.nbytes for array in arrays))
 
     def _choose_least_known(self, texts: Sequence[str]) -> float:
         """Return the fraction of known character n-grams that nearly every training text has by the others.

@@ -36,6 +36,7 @@ _SPARSE_FEATURES = 4096  # features beyond which sparse rows are not unpacked
 _SAMPLE_ROWS = 4096  # rows that tell the size of the numbers
 _USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
 _RELATIVE_RANK = 1e-7  # of the largest variance: a smaller one is rounding error in float32
+_MOST_LANES = 16  # partial sums
 _SUM_ENTRIES = 2**24  # float64 numbers of all partial sums together, at most
 
 
@@ -276,6 +277,16 @@ class _Rows:
         return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
 
 
+def fit_bytes(n_features: int, n_components: int, n_threads: int, config: PCAConfig = _CONFIG) -> int:
+    """Return the bytes that `PCA.fit` takes at most: blocks of rows, products, their sums, eigenvectors."""
+    exact = n_features <= config.exact_features
+    width = n_features if exact else min(n_components + config.oversampling, n_features)
+    product = (width + 1) * n_features
+    lanes = max(2, min(_MOST_LANES, _SUM_ENTRIES // product))
+    unpacked = config.block_rows * n_features if n_features <= _SPARSE_FEATURES else 0
+    return 8 * (lanes + 5) * product + 4 * n_threads * (product + 2 * unpacked)
+
+
 def find_moments(
     X: Any,
     scaling: ColumnScaling,
@@ -327,7 +338,7 @@ def _sum_blocks(
     Lane j adds blocks j, j + lanes, ...; the number of lanes depends on the shapes alone, and so does every
     rounding.
     """
-    lanes = max(2, min(16, _SUM_ENTRIES // int(np.prod(shape)), len(rows.blocks)))
+    lanes = max(2, min(_MOST_LANES, _SUM_ENTRIES // int(np.prod(shape)), len(rows.blocks)))
     sums = np.zeros((lanes, *shape))
 
     def add(lane: int) -> None:

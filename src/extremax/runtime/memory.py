@@ -74,6 +74,18 @@ def describe_memory(need: Mapping[str, int]) -> str:
     )
 
 
+def largest_phase(*phases: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts of the phase that needs most, where phases come one after the other.
+
+    Examples
+    --------
+    >>> largest_phase({"rows": 3, "weights": 4}, {"weights": 4, "index": 2})
+    {'rows': 3, 'weights': 4}
+    """
+    largest: Mapping[str, int] = max(phases, key=lambda phase: sum(phase.values()))
+    return dict(largest)
+
+
 def check_memory(
     need: Mapping[str, int],
     *,

@@ -13,7 +13,7 @@ from scipy import sparse
 from extremax.config import FitConfig
 from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
-from extremax.features.pca import PCA
+from extremax.features.pca import PCA, fit_bytes
 from extremax.features.scaling import limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.noise import Noise
@@ -122,6 +122,10 @@ class Trainer(Protocol):
 
     def memory(self, problem: ProblemSize) -> dict[str, int]:
         """Return the bytes that training takes beside X, by part."""
+        ...
+
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the shape of the problem with what `memory` must know of the examples."""
         ...
 
     def accept(self, data: Examples) -> Examples:
@@ -237,11 +241,23 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
     return means
 
 
+def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> dict[str, int]:
+    """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
+    sample = 28 * min(problem.n_rows, config.numbers.scale.sample_rows) * problem.n_features
+    return {"whitening": sample + fit_bytes(problem.n_features, problem.n_features, n_threads)}
+
+
+def projection_memory(problem: ProblemSize, n_components: int, n_threads: int) -> dict[str, int]:
+    """Return the bytes of finding the principal components of a tree's features."""
+    return {"projection": fit_bytes(problem.n_features, n_components, n_threads)}
+
+
 def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:
-    """Return the bytes of a label tree and of fitting it: projected rows, a sorted copy, a sum per class."""
+    """Return the bytes of a label tree and of fitting it: projected rows, those of pairs, a sorted copy."""
     k = min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
-    rows = 4 * (problem.n_rows + problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
+    copies = 2 if problem.n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
+    rows = 4 * (problem.n_rows + copies * problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
     return {"tree": leaves * 4 * (k + 3), "tree features": rows}
 
 
@@ -256,6 +272,10 @@ class TrainerBase:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the problem as it is: its shape says it all."""
+        return problem
 
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""

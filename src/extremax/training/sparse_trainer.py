@@ -25,7 +25,16 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound, restore_matrix
+from extremax.runtime.memory import largest_phase
+from extremax.sparse_weights import (
+    DensePart,
+    SparseWeights,
+    add_postings,
+    csr_rows,
+    prune_postings,
+    require_sound,
+    restore_matrix,
+)
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
@@ -34,7 +43,14 @@ from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.training.sparse_start import ClassSums, check_numbers, fit_numbers, make_start
+from extremax.training.sparse_start import (
+    ClassSums,
+    check_numbers,
+    count_class_columns,
+    fit_numbers,
+    guess_rival_columns,
+    make_start,
+)
 from extremax.types import Float32
 from extremax.weights import Weights
 
@@ -225,6 +241,110 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class SparseSizes:
+    """Numbers of entries that the memory of a fit follows from.
+
+    Attributes
+    ----------
+    entries, pair_entries
+        Entries of the sparse columns of X, and of the rows of all pairs.
+    own, support, svm
+        Entries of the class sums, of the correction and of the SVMs; zero for a part that is not trained.
+    candidates
+        Candidates of all pairs.
+    bilinear
+        Entries of the columns that the bilinear part reads; zero without it.
+    """
+
+    entries: int
+    pair_entries: int
+    own: int
+    support: int
+    svm: int
+    candidates: int
+    bilinear: int
+
+    @classmethod
+    def of(cls, problem: ProblemSize, config: SparseConfig, *, streaming: bool) -> SparseSizes:
+        """Find which parts a fit trains, and how large they are."""
+        n_classes, n_pairs = problem.n_classes, problem.n_pairs
+        n_columns = problem.n_features - problem.n_dense
+        entries = problem.n_entries or problem.n_rows * problem.n_features
+        entries = max(entries - problem.n_rows * problem.n_dense, 0)
+        per_row = entries / max(problem.n_rows, 1)
+        pair_entries = int(per_row * n_pairs)
+        own = problem.n_class_columns or min(pair_entries, n_classes * n_columns)
+        several = n_pairs > problem.n_rows
+        work = config.svm_work_several if several else config.svm_work
+        has_svm = entries * n_classes <= work and not streaming
+        slots = count_candidates(n_pairs, n_classes, config) + 1
+        corrects = not (has_svm and (several or n_classes <= config.few_classes))
+        n_proposed = min(n_pairs, int(config.max_proposal_work / max(n_classes, 1)) + 1)
+        candidates = n_proposed * slots if corrects else 0
+        is_wide = not several and candidates * per_row <= config.wide_entries
+        support = (problem.n_rival_columns or own) if is_wide else own
+        small = n_classes <= config.bilinear_max_classes and n_pairs <= config.bilinear_max_pairs
+        words = problem.column_groups[0] if problem.column_groups else 0
+        fraction = 1.0 - words / max(n_columns, 1)
+        return cls(
+            entries, pair_entries, own,
+            support if corrects else 0,
+            own if has_svm else 0,
+            candidates,
+            int(entries * fraction) if corrects and small and not streaming else 0,
+        )  # fmt: skip
+
+    def phases(self, problem: ProblemSize, config: SparseConfig, n_threads: int) -> list[dict[str, int]]:
+        """Return what is in memory beside the class sums, phase after phase."""
+        own, support = self.own, self.support
+        joined = own if support <= own else own + support  # entries of start and correction together
+        rest = {"candidates": 8 * self.candidates}
+        after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
+        return [
+            {"weights": 0, "sorted entries": 8 * self.pair_entries},
+            {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
+            {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
+            {
+                "weights": 4 * own + 8 * joined,
+                "start": 8 * own,
+                "correction": 20 * support,
+                "candidates": 24 * self.candidates,
+            },
+            after | rest | {"SVMs": 16 * self.svm + 4 * self.entries + n_threads * 9 * problem.n_rows},
+            after | rest | {"SVMs": 8 * self.svm, "bilinear part": self._bilinear_bytes(problem, config)},
+            {
+                "weights": after["weights"] + 8 * (joined + self.svm) + 8 * joined,
+                "start": (8 if problem.column_groups else 4) * own,
+                "correction": 16 * support,
+                "SVMs": 16 * self.svm,
+                **rest,
+            },
+        ]
+
+    def _bilinear_bytes(self, problem: ProblemSize, config: SparseConfig) -> int:
+        """Return the bytes of rows and class sums on its columns, of its matrices and of a minibatch."""
+        if not self.bilinear:
+            return 0
+        width = 4 * (config.bilinear_size + 1)
+        columns = min(config.bilinear_max_columns, problem.n_features)
+        batch = 3 * config.bilinear_batch * (width + 4 * config.bilinear_drawn)
+        return 40 * self.bilinear + 7 * columns * width + 2 * problem.n_classes * width + batch
+
+
+def _start_bytes(problem: ProblemSize, config: SparseConfig) -> int:
+    """Return the bytes of the terms of leave-one-out pairs, and of scaling them."""
+    n_terms = 2 * (1 + len(problem.column_groups)) * (len(config.bucket_edges) + 1) + 3
+    n_candidates = min(1 + config.best_candidates + config.drawn_candidates, problem.n_classes)
+    return 16 * min(config.sample_pairs, problem.n_pairs) * n_candidates * n_terms
+
+
+def count_candidates(n_pairs: int, n_classes: int, config: SparseConfig) -> int:
+    """Return how many classes a pair is compared with."""
+    wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
+    return min(wanted, n_classes - 1)
+
+
+@dataclass(frozen=True)
 class SparseTrainer(TrainerBase):
     """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
 
@@ -236,19 +356,22 @@ class SparseTrainer(TrainerBase):
 
     def memory(self, problem: ProblemSize) -> dict[str, int]:
         """Return the bytes that training takes beside X, by part."""
-        entries = problem.n_entries or problem.n_rows * problem.n_features
-        pair_entries = int(entries * problem.n_pairs / max(problem.n_rows, 1))
-        stored = min(pair_entries, problem.n_classes * problem.n_features)
-        slots = self._n_candidates(problem.n_pairs, problem.n_classes) + 1
-        return {
-            "weights": 8 * stored + 8 * problem.n_classes,
-            "class sums": 16 * stored,
-            "correction": 12 * stored,
-            "candidates": 20 * slots * min(problem.n_pairs, self._max_pairs(problem)),
-        }
+        sizes = SparseSizes.of(problem, self.numbers, streaming=self.config.streaming)
+        always = {"class sums": 8 * sizes.own + 40 * problem.n_classes + 24 * problem.n_features}
+        if problem.n_dense:
+            always["sparse columns"] = 8 * sizes.entries
+        elif not problem.column_groups:  # texts have rows of unit length; others are scaled to it
+            always["scaled rows"] = 4 * sizes.entries
+        return always | largest_phase(*sizes.phases(problem, self.numbers, self.context.n_threads))
 
-    def _max_pairs(self, problem: ProblemSize) -> int:
-        return int(self.numbers.max_proposal_work / max(problem.n_classes, 1)) + 1
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the problem with the number of entries of its class sums and, guessed, of its correction."""
+        own = count_class_columns(data, self.config.n_dense)
+        slots = self._n_candidates(problem.n_pairs, problem.n_classes) + 1
+        rivals = guess_rival_columns(data, slots / problem.n_classes, self.config.n_dense)
+        most = problem.n_classes * (problem.n_features - self.config.n_dense)
+        n_rival_columns = min(own + problem.n_classes * rivals, most)
+        return replace(problem, n_class_columns=own, n_rival_columns=int(n_rival_columns))
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
@@ -412,16 +535,14 @@ class SparseTrainer(TrainerBase):
     def _propose(self, training: TrainingRows, source: ProposalSource, job: Job) -> Candidates | None:
         """Find hard negatives by the start; None where there are none to find."""
         n_candidates = self._n_candidates(training.data.n_pairs, len(source.sums.counts))
-        pruned = steps.prune_postings(source.start.postings, training.mean, self.numbers.prune)
+        pruned = prune_postings(source.start.postings, training.mean, self.numbers.prune)
         pairs = steps.choose_pairs(training, source, pruned, job)
         if len(pairs) == 0 or n_candidates == 0:
             return None
         return steps.propose(training, pairs, source, pruned, n_candidates, job)
 
     def _n_candidates(self, n_pairs: int, n_classes: int) -> int:
-        config = self.numbers
-        wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
-        return min(wanted, n_classes - 1)
+        return count_candidates(n_pairs, n_classes, self.numbers)
 
     def finish(self, state: TrainState, data: Examples, held_out: Examples | None) -> None:
         """Fit the parts that have no epochs, choose the weights of all by held-out rows, and join them."""
@@ -573,6 +694,8 @@ def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prep
 
 def _without_zeros(X: Any, n_sparse: int) -> Any:
     """Return the matrix without explicit zeros in its first columns; the dense ones stay explicit."""
+    if np.count_nonzero(X.data) == len(X.data):
+        return X
     zero = (X.data == 0.0) & (X.indices < n_sparse)
     if not zero.any():
         return X
@@ -647,13 +770,12 @@ def _combine(parts: dict[str, SparseWeights], mix: dict[str, float]) -> SparseWe
         biases += factor * part.biases
         lengths += factor * part.length_biases
         if total is None:
-            total = part.to_matrix()
-            total.data = factor * total.data
+            total = part.postings._replace(values=factor * part.postings.values)
         elif _same_structure(total, part.postings):
-            total.data += factor * part.postings.values
+            np.add(total.values, factor * part.postings.values, out=total.values)
         elif factor != 0.0 and part.n_entries:
-            total = (total + factor * part.to_matrix()).tocsc()
-    return SparseWeights.from_matrix(total, biases, lengths, _combine_dense(parts, mix))
+            total = add_postings(total, part.postings._replace(values=factor * part.postings.values))
+    return SparseWeights(total, biases, lengths, _combine_dense(parts, mix))
 
 
 def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> DensePart | None:
@@ -674,9 +796,7 @@ def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> De
     return replace(similarity, factors=np.hstack([first, factors]), n_dense=n_dense)
 
 
-def _same_structure(total: Any, postings: Postings) -> bool:
-    return (
-        len(total.data) == len(postings.values)
-        and np.array_equal(total.indptr, postings.offsets)
-        and np.array_equal(total.indices, postings.classes)
-    )
+def _same_structure(one: Postings, two: Postings) -> bool:
+    if len(one.values) != len(two.values) or not np.array_equal(one.offsets, two.offsets):
+        return False
+    return one.classes is two.classes or np.array_equal(one.classes, two.classes)
