@@ -22,7 +22,13 @@ from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
 from extremax.runtime.context import Context
-from extremax.runtime.memory import available_memory, check_memory, describe_memory, largest_phase
+from extremax.runtime.memory import (
+    available_memory,
+    check_memory,
+    describe_memory,
+    largest_phase,
+    release_memory,
+)
 from extremax.search.pq import PQSearch
 from extremax.search.sparse import SparseSearch
 from extremax.training.base import Trainer, TrainState, labelled_rows
@@ -95,6 +101,7 @@ def fit_model(
     schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
+    release_memory()
     finish_model(trainer, fitted, data, calibration_rows, context)
     return fitted
 
@@ -373,7 +380,7 @@ def fit_memory(
     """Return the bytes that a fit allocates, by part; X itself is the caller's."""
     need = trainer.memory(problem)
     if keeps_best:
-        need["best epoch"] = need["weights"]
+        need["best epoch"] = need.get("weights", 0)
     linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
     if not linear or config.definition.trainer == "sparse":
         return need
@@ -416,7 +423,10 @@ def _hints(need: Mapping[str, int], config: FitConfig) -> list[str]:
         known = [part for part in known if part != "accumulators"]
     if config.definition.trainer != "rows":  # those of other trainers depend on no parameter
         known = [part for part in known if part != "rows"]
-    return [*(_REMEDIES[part] for part in known[:3]), *_ALWAYS]
+    first = [_REMEDIES[part] for part in known[:3]]
+    if config.optimizer == "adagrad" and "accumulators" not in known[:3]:
+        first.append(_REMEDIES["accumulators"])
+    return [*first, *_ALWAYS]
 
 
 def copied_rows(X: Any, config: FitConfig) -> dict[str, int]:

@@ -78,7 +78,7 @@ def make(kind: str, size: float, folder: Path) -> Problem:
     ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"svm_passes": 1, "bilinear_epochs": 1})
     if kind.startswith("text"):
         n_classes = {"text_few": 40, "text": 1000, "text_many": 25_000}[kind]
-        return Problem(*texts(int(60_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))
+        return Problem(*texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))
     if kind.startswith(("csr", "csc", "sparse", "indicator", "wide", "pair")):
         return make_sparse(kind, n, options)
     n_classes = 2000 if kind.startswith("candidates") else 20

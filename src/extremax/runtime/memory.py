@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from extremax.errors import NotEnoughMemoryError as NotEnoughMemoryError
 
@@ -52,6 +55,21 @@ def _read_text(path: Path) -> str:
 def _read_numbers(path: Path) -> dict[str, int]:
     words = (line.split() for line in _read_text(path).splitlines())
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps some of it for later."""
+    trim = getattr(_c_library(), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _c_library() -> Any:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
 
 
 def format_bytes(n: float) -> str:

@@ -244,12 +244,15 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
 def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> dict[str, int]:
     """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
     sample = 28 * min(problem.n_rows, config.numbers.scale.sample_rows) * problem.n_features
-    return {"whitening": sample + fit_bytes(problem.n_features, problem.n_features, n_threads)}
+    shape = problem.n_rows, problem.n_features
+    products = 96 * problem.n_features**2  # of class means and between them, and the map and its inverse
+    return {"whitening": sample + max(fit_bytes(shape, problem.n_features, n_threads), products)}
 
 
 def projection_memory(problem: ProblemSize, n_components: int, n_threads: int) -> dict[str, int]:
     """Return the bytes of finding the principal components of a tree's features."""
-    return {"projection": fit_bytes(problem.n_features, n_components, n_threads)}
+    shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
+    return {"projection": fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)}
 
 
 def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:

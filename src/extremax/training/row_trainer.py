@@ -76,7 +76,8 @@ class RowTrainer(TrainerBase):
         if not config.uses_tree:
             return need | {"rows": rows}
         start = projection_memory(problem, config.tree_components, self.context.n_threads)
-        return need | largest_phase(start, {"rows": rows} | tree_memory(problem, config.tree_components))
+        # The tables are made when the projection is found.
+        return largest_phase(start, need | {"rows": rows} | tree_memory(problem, config.tree_components))
 
     def accept(self, data: Examples) -> Examples:
         return self.limit_sparse(data) if sparse.issparse(data.X) else data

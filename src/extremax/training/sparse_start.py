@@ -33,6 +33,11 @@ _PAIRS_PER_TASK = 50
 _MOST_SUM_TASKS = 8
 
 
+def count_tasks(n_entries: int, n_features: int) -> int:
+    """Return the number of tasks that sort entries by column; each counts the columns."""
+    return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
+
+
 @dataclass(frozen=True, eq=False)
 class ClassSums:
     """Sums of the rows of each class, weighted by their pairs.
@@ -56,7 +61,7 @@ class ClassSums:
         rows = csr_rows(data.X)
         order = np.argsort(data.y, kind="stable")
         pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
-        n_tasks = int(np.clip(len(rows.data) // (4 * n_features), 1, _MOST_SUM_TASKS))  # each counts columns
+        n_tasks = count_tasks(len(rows.data), n_features)
         tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
         places = np.zeros((len(tasks) + 1, n_features), np.int64)
 
@@ -73,6 +78,7 @@ class ClassSums:
             kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
 
         run(sort, len(tasks), n_threads)
+        del places, pairs, order
         return cls._join(classes, values, offsets, (n_classes, n_features), scale, data, n_threads)
 
     @classmethod

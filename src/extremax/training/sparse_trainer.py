@@ -47,6 +47,7 @@ from extremax.training.sparse_start import (
     ClassSums,
     check_numbers,
     count_class_columns,
+    count_tasks,
     fit_numbers,
     guess_rival_columns,
     make_start,
@@ -297,11 +298,12 @@ class SparseSizes:
     def phases(self, problem: ProblemSize, config: SparseConfig, n_threads: int) -> list[dict[str, int]]:
         """Return what is in memory beside the class sums, phase after phase."""
         own, support = self.own, self.support
-        joined = own if support <= own else own + support  # entries of start and correction together
+        joined = max(own, support)  # entries of start and correction together: a support has all of its class
         rest = {"candidates": 8 * self.candidates}
         after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
+        counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
         return [
-            {"weights": 0, "sorted entries": 8 * self.pair_entries},
+            {"weights": 0, "sorted entries": 8 * self.pair_entries + counted},
             {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
             {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
             {
