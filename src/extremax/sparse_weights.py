@@ -475,7 +475,7 @@ class SparseWeights:
         )
         biases = checks.get_array(arrays, "biases", "f4", (None,))
         lengths = checks.get_array(arrays, "length_biases", "f4", (None,))
-        rising = len(offsets) > 0 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+        rising = len(offsets) > 0 and offsets[0] == 0 and checks.is_rising(offsets)
         sound = rising and offsets[-1] == len(classes) == len(values)
         if sound and len(classes):
             sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
@@ -539,7 +539,7 @@ def _is_sound(matrix: Any) -> bool:
     """Whether offsets rise and indices stay inside, for a compressed matrix put together from arrays."""
     offsets, indices = matrix.indptr, matrix.indices
     n_lines, n_inside = matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
-    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and checks.is_rising(offsets)
     if not rising or not offsets[-1] == len(indices) == len(matrix.data):
         return False
     return len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < n_inside)

@@ -154,6 +154,18 @@ def test_an_index_that_leads_outside_rejects(forge: Any, base: str, name: str, v
     rejects(made.sign(), "model")
 
 
+@pytest.mark.parametrize(
+    ("base", "name"), [("sparse", "weights.offsets"), ("unfinished", "training.sums.offsets")]
+)
+def test_offsets_whose_differences_overflow_reject(forge: Any, base: str, name: str) -> None:
+    made = forge(base)
+    offsets = made.array(name).astype(np.int64)
+    offsets[2:4] = -(2**63), -(2**31)  # both steps rise where the differences of int64 wrap around
+    assert (np.diff(offsets) >= 0).all()
+    made.replace(name, offsets)
+    rejects(made.sign(), "fit together")
+
+
 @pytest.mark.parametrize("name", ["../weights", "/etc/hosts", "a/b", "..", "x" * 300])
 def test_names_that_leave_the_folder_reject(forge: Any, name: str) -> None:
     made = forge("dense")

@@ -296,7 +296,7 @@ def fit_bytes(
     product = (width + 1) * n_features
     lanes = _count_lanes(product, n_blocks)
     unpacked = 0 if stays_sparse else 2 * min(n_rows, block_rows) * n_features
-    return 8 * (lanes + (5 if exact else 2)) * product + 4 * n_threads * (product + unpacked)
+    return 8 * (lanes + (5 if exact else 3)) * product + 4 * n_threads * (product + unpacked)
 
 
 def _count_lanes(size: int, n_blocks: int) -> int:

@@ -23,6 +23,7 @@ from extremax.storage.state import State, merge
 from extremax.types import Bool, Features, Float32
 from extremax.weights import Weights
 
+_BLOCK_VALUES = 1 << 24  # of rows that are squared in float64 at a time
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
 
 
@@ -218,8 +219,9 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
         total = float(np.square(data, dtype=np.float64).sum())
     else:
         total = 0.0
-        for i in range(0, len(rows), 4096):  # float64 sums in a fixed order, without a copy of X
-            block = rows[i : i + 4096] if used is None else rows[i : i + 4096][used[i : i + 4096]]
+        size = min(4096, max(1, _BLOCK_VALUES // rows.shape[1]))
+        for i in range(0, len(rows), size):  # float64 sums in a fixed order, without a copy of X
+            block = rows[i : i + size] if used is None else rows[i : i + size][used[i : i + size]]
             total += float(np.square(block, dtype=np.float64).sum())
     mean = total / (rows.shape[0] if used is None else int(used.sum()))
     length: float = mean**0.5

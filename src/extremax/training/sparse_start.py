@@ -38,6 +38,31 @@ def count_tasks(n_entries: int, n_features: int) -> int:
     return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
 
 
+def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int32, Float32, Int64]:
+    """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
+    rows = csr_rows(data.X)
+    order = np.argsort(data.y, kind="stable")
+    pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
+    n_tasks = count_tasks(len(rows.data), n_features)
+    tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
+    places = np.zeros((len(tasks) + 1, n_features), np.int64)
+
+    def count(i: int) -> None:
+        kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
+
+    run(count, len(tasks), n_threads)
+    offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
+    places[0] = offsets[:-1]
+    np.cumsum(places, axis=0, out=places)
+    classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+
+    def sort(i: int) -> None:
+        kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
+
+    run(sort, len(tasks), n_threads)
+    return classes, values, offsets
+
+
 @dataclass(frozen=True, eq=False)
 class ClassSums:
     """Sums of the rows of each class, weighted by their pairs.
@@ -58,28 +83,8 @@ class ClassSums:
         cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
     ) -> ClassSums:
         """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
-        rows = csr_rows(data.X)
-        order = np.argsort(data.y, kind="stable")
-        pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
-        n_tasks = count_tasks(len(rows.data), n_features)
-        tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
-        places = np.zeros((len(tasks) + 1, n_features), np.int64)
-
-        def count(i: int) -> None:
-            kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
-
-        run(count, len(tasks), n_threads)
-        offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
-        places[0] = offsets[:-1]
-        np.cumsum(places, axis=0, out=places)
-        classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-
-        def sort(i: int) -> None:
-            kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
-
-        run(sort, len(tasks), n_threads)
-        del places, pairs, order
-        return cls._join(classes, values, offsets, (n_classes, n_features), scale, data, n_threads)
+        entries = _sort_entries(data, n_features, n_threads)
+        return cls._join(*entries, (n_classes, n_features), scale, data, n_threads)
 
     @classmethod
     def _join(

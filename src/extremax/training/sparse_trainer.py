@@ -26,6 +26,7 @@ from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
 from extremax.runtime.memory import largest_phase
+from extremax.runtime.products import square_sums
 from extremax.sparse_weights import (
     DensePart,
     SparseWeights,
@@ -300,10 +301,12 @@ class SparseSizes:
         own, support = self.own, self.support
         joined = max(own, support)  # entries of start and correction together: a support has all of its class
         rest = {"candidates": 8 * self.candidates}
+        before = 8 * joined if support > own else 4 * own  # while the next part is added to it
         after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
         counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
         return [
-            {"weights": 0, "sorted entries": 8 * self.pair_entries + counted},
+            {"lengths of rows": 13 * self.entries},
+            {"sorted entries": 8 * self.pair_entries + counted},
             {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
             {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
             {
@@ -315,7 +318,7 @@ class SparseSizes:
             after | rest | {"SVMs": 16 * self.svm + 4 * self.entries + n_threads * 9 * problem.n_rows},
             after | rest | {"SVMs": 8 * self.svm, "bilinear part": self._bilinear_bytes(problem, config)},
             {
-                "weights": after["weights"] + 8 * (joined + self.svm) + 8 * joined,
+                "weights": after["weights"] + 8 * (joined + self.svm) + before,
                 "start": (8 if problem.column_groups else 4) * own,
                 "correction": 16 * support,
                 "SVMs": 16 * self.svm,
@@ -362,9 +365,10 @@ class SparseTrainer(TrainerBase):
         always = {"class sums": 8 * sizes.own + 40 * problem.n_classes + 24 * problem.n_features}
         if problem.n_dense:
             always["sparse columns"] = 8 * sizes.entries
-        elif not problem.column_groups:  # texts have rows of unit length; others are scaled to it
-            always["scaled rows"] = 4 * sizes.entries
-        return always | largest_phase(*sizes.phases(problem, self.numbers, self.context.n_threads))
+        elif problem.n_scaled:
+            always["scaled rows"] = 4 * problem.n_scaled
+        need = always | largest_phase(*sizes.phases(problem, self.numbers, self.context.n_threads))
+        return {part: size for part, size in need.items() if size}
 
     def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
         """Return the problem with the number of entries of its class sums and, guessed, of its correction."""
@@ -373,7 +377,17 @@ class SparseTrainer(TrainerBase):
         rivals = guess_rival_columns(data, slots / problem.n_classes, self.config.n_dense)
         most = problem.n_classes * (problem.n_features - self.config.n_dense)
         n_rival_columns = min(own + problem.n_classes * rivals, most)
-        return replace(problem, n_class_columns=own, n_rival_columns=int(n_rival_columns))
+        n_scaled = self._count_scaled(data)
+        return replace(problem, n_scaled=n_scaled, n_class_columns=own, n_rival_columns=int(n_rival_columns))
+
+    def _count_scaled(self, data: Examples) -> int:
+        """Return the entries that are scaled: none where rows have about unit length."""
+        X: Any = data.X
+        if not sparse.issparse(X):
+            return int(X.size)
+        length = float(np.sqrt(square_sums(X.indptr, X.data).mean()))
+        low, high = self.numbers.usual_length
+        return 0 if low <= length <= high else int(X.nnz)
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
