@@ -268,7 +268,7 @@ def craft(rng: random.Random, base: Base, path: Path) -> None:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.random()
         if kind < 0.40:
-            change_json(rng, content["header"])
+            change_json(rng, content.get("header", {}))  # an earlier change may have removed it
         elif kind < 0.45:
             change_json(rng, content)
         elif kind < 0.55:

@@ -58,6 +58,7 @@ from extremax.weights import Weights
 
 # Weights of the parts while nothing is chosen.
 _ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
+_ROUNDING = 1e-6  # by which sums in another order may differ, at most
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -305,7 +306,7 @@ class SparseSizes:
         after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
         counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
         return [
-            {"lengths of rows": 13 * self.entries},
+            {"lengths of rows": 13 * (problem.n_scaled or 0)},
             {"sorted entries": 8 * self.pair_entries + counted},
             {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
             {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
@@ -386,8 +387,7 @@ class SparseTrainer(TrainerBase):
         if not sparse.issparse(X):
             return int(X.size)
         length = float(np.sqrt(square_sums(X.indptr, X.data).mean()))
-        low, high = self.numbers.usual_length
-        return 0 if low <= length <= high else int(X.nnz)
+        return 0 if self._is_usual(length) else int(X.nnz)
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
@@ -411,11 +411,19 @@ class SparseTrainer(TrainerBase):
     def _find_scale(self, data: Examples) -> float:
         """Return one over the root mean square length of the rows, or one where it is about that."""
         rows, used = csr_rows(data.X, self.config.n_dense), labelled_rows(data)
-        values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
         n_rows = data.n_rows if used is None else int(used.sum())
+        sums = square_sums(rows.indptr, rows.data)
+        rough = float(np.sqrt((sums if used is None else sums[used]).sum() / max(n_rows, 1)))
+        if self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING)):
+            return 1.0  # without a copy of all values in float64
+        values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
         scale = 1.0 / np.sqrt(np.square(values, dtype=np.float64).sum() / max(n_rows, 1) or 1.0)
+        return 1.0 if self._is_usual(1.0 / scale) else float(scale)
+
+    def _is_usual(self, length: float) -> bool:
+        """Whether rows of so long a root mean square are left as they are."""
         low, high = self.numbers.usual_length
-        return 1.0 if low <= 1.0 / scale <= high else float(scale)
+        return low <= length <= high
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
