@@ -292,7 +292,7 @@ class SparseSizes:
         return cls(
             entries, pair_entries, own,
             support if corrects else 0,
-            own if has_svm else 0,
+            own if has_svm else 0,  # measured: 0.4 to 1.4 times the class sums
             candidates,
             int(entries * fraction) if corrects and small and not streaming else 0,
         )  # fmt: skip
@@ -302,6 +302,7 @@ class SparseSizes:
         own, support = self.own, self.support
         joined = max(own, support)  # entries of start and correction together: a support has all of its class
         rest = {"candidates": 8 * self.candidates}
+        whole = joined + self.svm // 2  # half of the weights of SVMs are where other parts have some
         before = 8 * joined if support > own else 4 * own  # while the next part is added to it
         after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
         counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
@@ -319,10 +320,18 @@ class SparseSizes:
             after | rest | {"SVMs": 16 * self.svm + 4 * self.entries + n_threads * 9 * problem.n_rows},
             after | rest | {"SVMs": 8 * self.svm, "bilinear part": self._bilinear_bytes(problem, config)},
             {
-                "weights": after["weights"] + 8 * (joined + self.svm) + before,
+                "weights": after["weights"] + 8 * whole + before + 4 * self.svm,
+                "held-out scores": _mixing_bytes(problem, config),
                 "start": (8 if problem.column_groups else 4) * own,
                 "correction": 16 * support,
                 "SVMs": 16 * self.svm,
+                **rest,
+            },
+            {
+                "weights": after["weights"] + 16 * whole,  # with those that are kept
+                "correction": 8 * support,
+                "SVMs": 8 * self.svm,
+                "held-out scores": _mixing_bytes(problem, config),
                 **rest,
             },
         ]
@@ -335,6 +344,13 @@ class SparseSizes:
         columns = min(config.bilinear_max_columns, problem.n_features)
         batch = 3 * config.bilinear_batch * (width + 4 * config.bilinear_drawn)
         return 40 * self.bilinear + 7 * columns * width + 2 * problem.n_classes * width + batch
+
+
+def _mixing_bytes(problem: ProblemSize, config: SparseConfig) -> int:
+    """Return the bytes of scores of held-out pairs, before and after pruning."""
+    n_rows = min(config.max_held_out, int(config.row_fraction * problem.n_rows))
+    n_pairs = n_rows * problem.n_pairs // max(problem.n_rows, 1)
+    return n_pairs * min(1 + 2 * config.mix_candidates + config.mix_drawn, problem.n_classes) * 24
 
 
 def _start_bytes(problem: ProblemSize, config: SparseConfig) -> int:
@@ -585,6 +601,7 @@ class SparseTrainer(TrainerBase):
             tables.mix = self._choose_mix(parts, held_out)
             state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
             weights = _combine(parts, tables.mix)
+        del parts  # their sum is enough from here on
         weights = self._prune(weights, given_mean, held_out, state.chosen)
         if state.cut_short:  # resumed, training goes on with the parts, as if it had never stopped
             tables.weights = weights
