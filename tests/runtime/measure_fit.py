@@ -100,10 +100,10 @@ def make_sparse(kind: str, n: int, options: dict[str, Any]) -> Problem:
     objective = "auto"
     if kind.endswith("rows"):
         objective = "negative_sampling"
-    if kind.endswith(("batch", "candidates")):
+    if kind.endswith("batch"):
         n, objective = n // 300, "shared_softmax"
         options = {**options, "precondition": False}
-    X, y = words(n, 2000 if kind == "csr_many" else 200, n_columns if not kind.endswith("unpacked") else 512)
+    X, y = words(n, 200, 512 if kind.endswith("unpacked") else n_columns)
     if kind.endswith("unpacked"):
         objective = "shared_softmax"
     if kind == "csc":

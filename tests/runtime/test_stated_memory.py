@@ -45,7 +45,7 @@ def slow(*kinds: str) -> list[Any]:
         "csc",
         *slow("candidates", "candidates_memmap", "shared_memmap", "shared_fortran", "shared_float64"),
         *slow("rows", "rows_memmap", "rows_fortran"),
-        *slow("csr", "csr_float64", "csr_rows", "csr_unpacked", "csr_many", "indicator", "pair"),
+        *slow("csr", "csr_float64", "csr_rows", "csr_unpacked", "indicator", "pair"),
         *slow("wide", "wide_rows", "wide_batch"),
         *slow("text_few", "text", "text_many"),
     ],
