@@ -122,6 +122,7 @@ ALLOWED: dict[str, set[str]] = {
         "storage",
         "training",
         "types",
+        "validation",
     },
     "loading": {"estimator", "storage", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -64,6 +65,7 @@ from extremax.validation import (
     check_random_state,
     check_sample_weight,
     class_weights,
+    copied_bytes,
     encode_targets,
     indicator_format,
     join_pair,
@@ -219,6 +221,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
     _large_columns: LargeColumns | None = None  # columns of sparse features that are scaled down
+    _text_bytes = 0  # of features that a `TextClassifier` has made of texts
+    _held: Mapping[str, int] = MappingProxyType({})  # bytes that a first call holds before training, by part
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @accept_old_names
@@ -325,7 +329,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             context = self._context(check_random_state(self.random_state))
             data, validation = self._split_validation(data, eval_set, context.seed)
             config = resolve(self._parameters(), self._problem(data), numbers=self._numbers)
-            request = Request(validation, callbacks, self._publish, self.patience)
+            request = Request(validation, callbacks, self._publish, self.patience, self._held)
             return self._finish(fit_model(data, len(self.classes_), config, context, request))
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
@@ -382,7 +386,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                     self._weighted(self._lookup(y, features, hint=hint), sample_weight)
                 )
                 config, context = self._resume_config(data), self._context(self.seed_)
-            request = Request(publish=self._publish, patience=self.patience)
+            held = self._held if begun is None else {}
+            request = Request(publish=self._publish, patience=self.patience, held=held)
             return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
 
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
@@ -546,8 +551,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
         """Check the rows of a first call and fix the classes and the columns."""
-        X, self._n_dense = join_pair(X)
+        given = X
+        X, self._n_dense = join_pair(given)
         features = check_features(X)
+        held = {"text features": self._text_bytes, "converted features": copied_bytes(given, features)}
+        self._held = {part: size for part, size in held.items() if size}
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         check_savable(known)
         self._indicator = indicator_format(y)
@@ -895,6 +903,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
             )
         given = checks.get_mapping(saved.header, "parameters")
+        if not isinstance(given.get("noise", ""), str):
+            checks.reject(f"its parameter 'noise' is {checks.shown(given['noise'])}")
         # A noise object is no plain parameter, but the model has it.
         estimator = cls(**{"noise": saved.model.noise, **given})
         check_saved_parameters({**estimator.get_params(deep=False), **given}, saved.model.config, OBJECTIVES)

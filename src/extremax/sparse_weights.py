@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
+from extremax.kernels import postings as kernel
 from extremax.kernels import sparse_scores
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Frequent, Postings
-from extremax.runtime.products import sparse_times_dense
+from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
@@ -101,20 +102,59 @@ def select_columns(rows: CSRRows, columns: NDArray[Any], n_features: int) -> Any
     """Return a CSR matrix of some columns, in their order."""
     place = np.full(n_features, -1, np.int32)
     place[columns] = np.arange(len(columns), dtype=np.int32)
-    at = place[rows.indices]
-    kept = at >= 0
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    ends = np.zeros(len(rows.indptr), np.int64)
+    kernel.select_columns(rows, place, ends, *_no_entries())
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.select_columns(rows, place, ends, *found)
     chosen = sparse.csr_matrix((len(rows.indptr) - 1, len(columns)), dtype=np.float32)
-    chosen.data, chosen.indices, chosen.indptr = rows.data[kept], at[kept], ends
+    chosen.indices, chosen.data, chosen.indptr = *found, ends
     return chosen
+
+
+def _no_entries() -> tuple[Int32, Float32]:
+    return np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def transposed(matrix: Any, *, values: bool = True) -> Postings:
+    """Return a CSR matrix by column, or a CSC matrix by row; without its values if these are not wanted."""
+    n_inside = matrix.shape[1 if matrix.format == "csr" else 0]
+    size = int(matrix.indptr[-1])
+    starts, lines = np.zeros(n_inside + 1, np.int64), np.empty(size, np.int32)
+    found = np.empty(size if values else 0, np.float32)
+    kernel.transpose(matrix.indptr, matrix.indices, matrix.data, starts, lines, found)
+    return Postings(starts, lines, found)
+
+
+def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
+    """Return postings without weights whose mean contribution to a score is below a threshold.
+
+    `mean` is that of each feature over the rows that have it.
+    """
+    ends, least = np.zeros(len(postings.offsets), np.int64), np.float32(threshold)
+    kernel.take_large(postings, mean, least, ends, *_no_entries())
+    if ends[-1] == len(postings.values):
+        return postings
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.take_large(postings, mean, least, ends, *found)
+    return Postings(ends, *found)
+
+
+def add_postings(one: Postings, two: Postings) -> Postings:
+    """Return the sum of two sets of weights; what cancels out is not stored."""
+    ends = np.zeros(len(one.offsets), np.int64)
+    kernel.add_postings(one, two, ends, *_no_entries())
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.add_postings(one, two, ends, *found)
+    return Postings(ends, *found)
 
 
 def unit_rows(X: Any) -> Any:
     """Scale the rows of a CSR matrix to unit length, in place; empty rows stay empty."""
-    n_rows = X.shape[0]
-    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
-    squares = np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows)
-    X.data = X.data * (1.0 / np.sqrt(np.maximum(squares, 1e-18)))[row].astype(np.float32)
+    factor = (1.0 / np.sqrt(np.maximum(square_sums(X.indptr, X.data), 1e-18))).astype(np.float32)
+    X.data = X.data * np.repeat(factor, np.diff(X.indptr))
     return X
 
 
@@ -250,12 +290,15 @@ class SparseWeights:
         dense: DensePart | None = None,
     ) -> SparseWeights:
         """Make weights from a sparse matrix (n_classes, n_features)."""
-        columns = sparse.csc_matrix(matrix, dtype=np.float32)
-        columns.sort_indices()
-        lengths = np.zeros(columns.shape[0], np.float32) if length_biases is None else length_biases
-        postings = Postings(
-            columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False), columns.data
-        )
+        lengths = np.zeros(matrix.shape[0], np.float32) if length_biases is None else length_biases
+        if getattr(matrix, "format", "") == "csr" and matrix.dtype == np.float32:
+            postings = transposed(matrix)
+        else:
+            columns = sparse.csc_matrix(matrix, dtype=np.float32)
+            columns.sort_indices()
+            postings = Postings(
+                columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False), columns.data
+            )
         return cls(postings, np.asarray(biases, np.float32), np.asarray(lengths, np.float32), dense)
 
     @property
@@ -389,13 +432,8 @@ class SparseWeights:
 
         `feature_mean` is the mean of each feature over the rows that have it.
         """
-        offsets, classes, values = self.postings
-        mean = np.repeat(feature_mean, np.diff(offsets))
-        kept = np.abs(values) * mean >= threshold
-        if kept.all():
-            return self
-        ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[offsets]
-        return replace(self, postings=Postings(ends, classes[kept], values[kept]))
+        kept = prune_postings(self.postings, feature_mean, threshold)
+        return self if kept is self.postings else replace(self, postings=kept)
 
     @property
     def n_bytes(self) -> int:
@@ -409,12 +447,12 @@ class SparseWeights:
         entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
         if entries >= self.n_entries:
             return 0.0
-        mean = np.repeat(feature_mean, np.diff(self.postings.offsets))
-        contribution = np.abs(self.postings.values) * mean
+        contribution = np.abs(self.postings.values)
+        contribution *= np.repeat(feature_mean, np.diff(self.postings.offsets))
         if entries == 0:
             return float(np.nextafter(contribution.max(initial=0.0), np.float32(np.inf)))
-        kept = np.partition(contribution, self.n_entries - entries)[self.n_entries - entries]
-        return float(np.nextafter(kept, np.float32(np.inf)))
+        contribution.partition(self.n_entries - entries)
+        return float(np.nextafter(contribution[self.n_entries - entries], np.float32(np.inf)))
 
     def state(self) -> State:
         """Return what a model folder stores."""
@@ -437,7 +475,7 @@ class SparseWeights:
         )
         biases = checks.get_array(arrays, "biases", "f4", (None,))
         lengths = checks.get_array(arrays, "length_biases", "f4", (None,))
-        rising = len(offsets) > 0 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+        rising = len(offsets) > 0 and offsets[0] == 0 and checks.is_rising(offsets)
         sound = rising and offsets[-1] == len(classes) == len(values)
         if sound and len(classes):
             sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
@@ -501,7 +539,7 @@ def _is_sound(matrix: Any) -> bool:
     """Whether offsets rise and indices stay inside, for a compressed matrix put together from arrays."""
     offsets, indices = matrix.indptr, matrix.indices
     n_lines, n_inside = matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
-    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and checks.is_rising(offsets)
     if not rising or not offsets[-1] == len(indices) == len(matrix.data):
         return False
     return len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < n_inside)

@@ -40,9 +40,10 @@ from extremax.kernels.ngram_hash import (
     find_ngrams,
     weigh_texts,
 )
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
-from extremax.runtime.threads import resolve_threads, run
+from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
@@ -53,6 +54,7 @@ _FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4
 _FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
 _MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
 _GROUP_BLOCKS = 16  # blocks per thread between two calls of `progress`
+_JOINED_BLOCKS = 2  # blocks per thread whose rows are in memory beside those of the blocks before
 _CACHES = ("idf_", "_weighing", "_tables")
 _BYTE = 255  # counts from here on are stored apart
 _LONGEST_NAME = 255  # bytes
@@ -60,6 +62,7 @@ _LONGEST_NAME = 255  # bytes
 # of random letters have.
 _LEAST_KNOWN, _LEAST_KNOWN_QUANTILE = 0.45, 0.01
 _SAMPLE = 1000  # texts that may lower it
+_COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
 @dataclass(frozen=True)
@@ -291,6 +294,32 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         self.least_known_ = self._choose_least_known(texts) if chosen is None else chosen
         return self
 
+    def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
+        """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
+        options = NgramOptions(**self.to_options())
+        sample = texts[:: max(1, len(texts) // _COUNTED)]
+        found = [_distinct_buckets(text, options) for text in sample]
+        factor = len(texts) / max(len(sample), 1)
+        entries = int(factor * sum(map(len, found)))
+        # Columns grow as a power of the number of texts: that between half of the sample and all of it.
+        half, every = (len(np.unique(np.concatenate(part))) if part else 1 for part in (found[::2], found))
+        power = np.log2(every / max(half, 1)) if every > half > 0 else 0.0
+        columns = min(int(every * factor**power), entries, options.n_buckets)
+        counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
+        kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
+        return largest_phase(
+            {"tables of n-grams": counting + kept - 4 * options.n_buckets},
+            {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the fitted features and of their tables."""
+        first = 0 if self._first is None else self._first.nbytes
+        tables = 4 * len(self.buckets_) * len(self._tables.all)
+        arrays = self.buckets_, self.text_counts_, self.idf_, self._filter, self._weighing.places
+        return int(first + tables + sum(array.nbytes for array in arrays))
+
     def _choose_least_known(self, texts: Sequence[str]) -> float:
         """Return the fraction of known character n-grams that nearly every training text has by the others.
 
@@ -316,16 +345,18 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """
         self._check_fitted()
         check_texts(texts)
-        blocks = text_blocks(texts)
-        parts: list[Any] = [None] * len(blocks)
-        weighing, tables = self._weighing, self._tables
+        blocks, n_threads = text_blocks(texts), resolve_threads(n_jobs)
+        weighing, tables, rows = self._weighing, self._tables, _Rows(len(texts))
+        for first, last in split(len(blocks), _JOINED_BLOCKS * n_threads):
+            parts: list[Any] = [None] * (last - first)
 
-        def weigh(i: int) -> None:
-            with tables.use() as counts:
-                parts[i] = self._weigh_block(texts[slice(*blocks[i])], weighing, counts)
+            def weigh(i: int, first: int = first, parts: list[Any] = parts) -> None:
+                with tables.use() as counts:
+                    parts[i] = self._weigh_block(texts[slice(*blocks[first + i])], weighing, counts)
 
-        run(weigh, len(blocks), resolve_threads(n_jobs))
-        return _join(parts, self.n_features)
+            run(weigh, last - first, n_threads)
+            rows.add(parts)
+        return rows.matrix(self.n_features)
 
     def fit_transform(
         self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None
@@ -583,6 +614,13 @@ def spell(ngram: str, of_characters: bool) -> str:
     return f"{'' if begins else '…'}{inside}{'' if ends else '…'}"
 
 
+def _distinct_buckets(text: str, options: NgramOptions) -> Int32:
+    codes, kinds, _ = code_points([text])
+    found = _room(options.most_ngrams(len(codes)))
+    buckets = np.empty(len(found.keys), dtype=np.int32)
+    return np.unique(buckets[: find_ngrams(codes, kinds, options.sizes, found, buckets)])
+
+
 class _Part(NamedTuple):
     """Rows of a block."""
 
@@ -591,21 +629,35 @@ class _Part(NamedTuple):
     ends: Int64
 
 
-def _join(parts: list[Any], n_columns: int) -> sp.csr_matrix:
-    """Return one matrix of the parts, which are given up one by one."""
-    sizes = [len(part.columns) for part in parts]
-    kind = np.int32 if sum(sizes) <= np.iinfo(np.int32).max else np.int64
-    indptr = np.zeros(1 + sum(len(part.ends) for part in parts), dtype=kind)
-    indices, data = np.empty(sum(sizes), dtype=kind), np.empty(sum(sizes), dtype=np.float32)
-    row, at = 0, 0
-    for i, size in enumerate(sizes):
-        part, parts[i] = parts[i], None
-        indices[at : at + size], data[at : at + size] = part.columns, part.values
-        indptr[row + 1 : row + 1 + len(part.ends)] = part.ends + at
-        row, at = row + len(part.ends), at + size
-    X = sp.csr_matrix((data, indices, indptr), shape=(row, n_columns))
-    X.has_sorted_indices = X.has_canonical_format = True
-    return X
+class _Rows:
+    """Rows of all blocks so far, in arrays that grow; the system moves large ones without a copy."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._ends, self._n_rows, self._size = np.zeros(1 + n_rows, np.int64), 0, 0
+        self._columns, self._values = np.empty(0, np.int32), np.empty(0, np.float32)
+
+    def add(self, parts: list[_Part]) -> None:
+        """Append the rows of some blocks, which are given up one by one."""
+        room = self._size + sum(len(part.columns) for part in parts)
+        if room > len(self._columns):
+            for array in (self._columns, self._values):
+                array.resize(max(room, 3 * len(array) // 2), refcheck=False)  # no other variable has them
+        while parts:
+            part = parts.pop(0)
+            stop = self._size + len(part.columns)
+            self._columns[self._size : stop], self._values[self._size : stop] = part.columns, part.values
+            self._ends[self._n_rows + 1 : self._n_rows + 1 + len(part.ends)] = part.ends + self._size
+            self._n_rows, self._size = self._n_rows + len(part.ends), stop
+
+    def matrix(self, n_columns: int) -> sp.csr_matrix:
+        """Return the rows as a matrix; the object must not be used any more."""
+        for array in (self._columns, self._values):
+            array.resize(self._size, refcheck=False)
+        kind = np.int32 if self._size <= np.iinfo(np.int32).max else np.int64
+        indices, indptr = self._columns.astype(kind, copy=False), self._ends.astype(kind)
+        X = sp.csr_matrix((self._values, indices, indptr), shape=(self._n_rows, n_columns))
+        X.has_sorted_indices = X.has_canonical_format = True
+        return X
 
 
 def _empty_seen(n_buckets: int) -> Seen:

@@ -25,7 +25,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.defaults import ScaleConfig
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import one_blas_thread, row_blocks, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
@@ -310,8 +310,7 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     n_rows = int(X.shape[0])
     if not config.standardize or n_rows < config.min_rows:
         return X, 0
-    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
-    lengths = np.sqrt(np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows))
+    lengths = np.sqrt(square_sums(X.indptr, X.data))
     some = lengths[lengths > 0.0]
     limit = config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
     long = lengths > limit
@@ -319,7 +318,10 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
         return X, 0
     factor = np.where(long, limit / np.where(long, lengths, 1.0), 1.0)
     limited = sp.csr_matrix(X.shape, dtype=np.float32)
-    limited.data = (X.data * factor[row]).astype(np.float32)
+    limited.data = np.empty(len(X.data), np.float32)
+    for first, last in row_blocks(X.indptr):
+        part = slice(X.indptr[first], X.indptr[last])
+        limited.data[part] = X.data[part] * np.repeat(factor[first:last], np.diff(X.indptr[first : last + 1]))
     limited.indices, limited.indptr = X.indices, X.indptr
     limited.has_sorted_indices = X.has_sorted_indices
     return limited, int(long.sum())

@@ -14,7 +14,7 @@ from scipy import sparse
 from extremax.config import FitConfig
 from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
-from extremax.features.pca import PCA
+from extremax.features.pca import PCA, fit_bytes
 from extremax.features.scaling import ColumnScaling, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.noise import Noise
@@ -25,6 +25,7 @@ from extremax.training.stream import StreamMoments
 from extremax.types import Bool, Features, Float32
 from extremax.weights import DenseWeights, Weights
 
+_BLOCK_VALUES = 1 << 24  # of rows that are squared in float64 at a time
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
 
 
@@ -158,6 +159,10 @@ class Trainer(Protocol):
         """Return the bytes that training takes beside X, by part."""
         ...
 
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the shape of the problem with what `memory` must know of the examples."""
+        ...
+
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features in the form that the trainer reads."""
         ...
@@ -254,8 +259,9 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
         total = float(np.square(data, dtype=np.float64).sum())
     else:
         total = 0.0
-        for i in range(0, len(rows), 4096):  # float64 sums in a fixed order, without a copy of X
-            block = rows[i : i + 4096] if used is None else rows[i : i + 4096][used[i : i + 4096]]
+        size = min(4096, max(1, _BLOCK_VALUES // rows.shape[1]))
+        for i in range(0, len(rows), size):  # float64 sums in a fixed order, without a copy of X
+            block = rows[i : i + size] if used is None else rows[i : i + size][used[i : i + size]]
             total += float(np.square(block, dtype=np.float64).sum())
     mean = total / (rows.shape[0] if used is None else int(used.sum()))
     length: float = mean**0.5
@@ -277,11 +283,26 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
     return means
 
 
+def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> dict[str, int]:
+    """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
+    sample = 28 * min(problem.n_rows, config.numbers.scale.sample_rows) * problem.n_features
+    shape = problem.n_rows, problem.n_features
+    products = 96 * problem.n_features**2  # of class means and between them, and the map and its inverse
+    return {"whitening": sample + max(fit_bytes(shape, problem.n_features, n_threads), products)}
+
+
+def projection_memory(problem: ProblemSize, n_components: int, n_threads: int) -> dict[str, int]:
+    """Return the bytes of finding the principal components of a tree's features."""
+    shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
+    return {"projection": fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)}
+
+
 def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:
-    """Return the bytes of a label tree and of fitting it: projected rows, a sorted copy, a sum per class."""
+    """Return the bytes of a label tree and of fitting it: projected rows, those of pairs, a sorted copy."""
     k = min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
-    rows = 4 * (problem.n_rows + problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
+    copies = 2 if problem.n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
+    rows = 4 * (problem.n_rows + copies * problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
     return {"tree": leaves * 4 * (k + 3), "tree features": rows}
 
 
@@ -296,6 +317,10 @@ class TrainerBase:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the problem as it is: its shape says it all."""
+        return problem
 
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""

@@ -30,6 +30,7 @@ from extremax.kernels.batch_softmax import (
     shared_softmax,
 )
 from extremax.kernels.compile import JIT_DISABLED
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.base import (
@@ -38,8 +39,10 @@ from extremax.training.base import (
     class_means,
     find_feature_scale,
     labelled_rows,
+    projection_memory,
     row_weight,
     tree_memory,
+    whitening_memory,
 )
 from extremax.training.class_sets import ClassSets, cell_gain, count_cells, route
 from extremax.training.noise_fit import fit_noise
@@ -102,15 +105,23 @@ class BatchTrainer(WhitenedTrainer):
         weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
         size, batch = config.set_size(problem.n_classes), min(config.batch_size, problem.n_pairs)
         tables = 4 * (batch * size + (2 * size + 2 * batch) * problem.n_features)
+        threads, needs_tree = self.context.n_threads, self._n_cells(problem) > 1
         need = {
             "weights": weights,
             "accumulators": accumulators,
             "rows": 4 * problem.n_pairs * 10,  # order, cells, and both once more while they are sorted
-            "minibatch": tables + 24 * problem.n_classes + 64 * problem.n_features**2,
         }
         if self._keeps_moments(problem):
             need["moments"] = 8 * (problem.n_classes + 4 * problem.n_features) * problem.n_features
-        return need | (tree_memory(problem, config.tree_components) if self._n_cells(problem) > 1 else {})
+        training = {"minibatch": tables + 24 * problem.n_classes}
+        start: dict[str, int] = {}
+        if config.precondition:
+            start = whitening_memory(problem, config, threads)
+        elif needs_tree:
+            start = projection_memory(problem, config.tree_components, threads)
+        if needs_tree:
+            training |= tree_memory(problem, config.tree_components)
+        return need | largest_phase(start, training)
 
     def _n_cells(self, problem: ProblemSize) -> int:
         """Return the number of cells that minibatches come from; with 1 no tree is needed."""

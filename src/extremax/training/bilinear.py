@@ -21,6 +21,7 @@ from extremax.kernels.bilinear import Adam, Gradient, Similarity
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
 from extremax.kernels.sparse_scores import Postings
+from extremax.runtime.products import count_indices
 from extremax.runtime.threads import run, split
 from extremax.sparse_weights import DensePart, csr_rows, restore_dense, select_columns, unit_rows
 from extremax.storage import checks
@@ -65,7 +66,7 @@ def choose_columns(training: TrainingRows, first_word: int, job: Job) -> Int64:
     Columns before `first_word` are parts of words.
     """
     config, n_columns = job.config, len(training.mean)
-    having = np.bincount(training.rows.indices, minlength=n_columns)
+    having = count_indices(training.rows.indices, n_columns)
     known = having >= config.bilinear_min_rows
     known[:first_word] = False
     chosen = np.flatnonzero(known)

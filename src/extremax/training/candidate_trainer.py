@@ -25,9 +25,10 @@ from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.kernels.sparse_start import Proposals
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.training.base import Progress, TrainState
+from extremax.training.base import Progress, TrainState, whitening_memory
 from extremax.training.optimizers import Tables
 from extremax.training.warm_start import leave_one_out_shift, start_discriminant
 from extremax.training.whitened import WhitenedTrainer
@@ -60,12 +61,15 @@ class CandidateTrainer(WhitenedTrainer):
         n_classes, n_features = problem.n_classes, problem.n_features
         slots = min(config.n_candidates, n_classes - 1) + 1
         tasks = min(_TASK_SCORES, _MAX_TASK_ROWS * n_classes)
-        return {
-            "weights": 4 * n_classes * (n_features + 1),
-            "rows": 4 * problem.n_rows * (n_features + 1) + 32 * problem.n_pairs,
-            "candidates": 40 * problem.n_pairs * slots,  # proposed, scored, and listed by class
-            "scores": 4 * self.context.n_threads * tasks + 64 * n_features**2,
+        weights = {"weights": 4 * n_classes * (n_features + 1)}
+        rows = {"rows": 48 * problem.n_pairs}
+        training = {
+            "whitened rows": 4 * problem.n_rows * (n_features + 1),
+            "candidates": 20 * problem.n_pairs * slots,  # classes, scores, and by class
+            "scores": 4 * self.context.n_threads * tasks,
         }
+        start = whitening_memory(problem, self.config, self.context.n_threads)
+        return weights | rows | largest_phase(start, training)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Set the weights to the linear discriminant, and find what own scores are shifted by."""

@@ -81,7 +81,8 @@ def epoch_windows(
     yield from enumerate(source.windows((pairs, data.rows_of(pairs)) for pairs in shuffled))
 
 
-def _is_on_disk(X: object) -> bool:
+def is_on_disk(X: object) -> bool:
+    """Whether an array is a view of a memory-mapped file."""
     while isinstance(X, np.ndarray):
         if isinstance(X, np.memmap):
             return True
@@ -96,7 +97,7 @@ class DenseRows:
 
     def __init__(self, X: Float32) -> None:
         self.X = X
-        self.on_disk = _is_on_disk(X)
+        self.on_disk = is_on_disk(X)
 
     def _read(self, rows: Int64) -> tuple[Float32, Int64]:
         distinct, local = np.unique(rows, return_inverse=True)  # in the order of the file, and no row twice

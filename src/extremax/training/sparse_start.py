@@ -17,10 +17,11 @@ from scipy.optimize import minimize
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
+from extremax.kernels.postings import count_class_columns as count_columns_of_classes
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import count_indices, one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.sparse_weights import csr_rows, restore_matrix
 from extremax.storage import checks
@@ -30,6 +31,36 @@ from extremax.types import Float32, Float64, Int32, Int64
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 50
 _MOST_SUM_TASKS = 8
+
+
+def count_tasks(n_entries: int, n_features: int) -> int:
+    """Return the number of tasks that sort entries by column; each counts the columns."""
+    return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
+
+
+def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int32, Float32, Int64]:
+    """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
+    rows = csr_rows(data.X)
+    order = np.argsort(data.y, kind="stable")
+    pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
+    n_tasks = count_tasks(len(rows.data), n_features)
+    tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
+    places = np.zeros((len(tasks) + 1, n_features), np.int64)
+
+    def count(i: int) -> None:
+        kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
+
+    run(count, len(tasks), n_threads)
+    offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
+    places[0] = offsets[:-1]
+    np.cumsum(places, axis=0, out=places)
+    classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+
+    def sort(i: int) -> None:
+        kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
+
+    run(sort, len(tasks), n_threads)
+    return classes, values, offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,27 +83,8 @@ class ClassSums:
         cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
     ) -> ClassSums:
         """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
-        rows = csr_rows(data.X)
-        order = np.argsort(data.y, kind="stable")
-        pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
-        n_tasks = int(np.clip(len(rows.data) // (4 * n_features), 1, _MOST_SUM_TASKS))  # each counts columns
-        tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
-        places = np.zeros((len(tasks) + 1, n_features), np.int64)
-
-        def count(i: int) -> None:
-            kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
-
-        run(count, len(tasks), n_threads)
-        offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
-        places[0] = offsets[:-1]
-        np.cumsum(places, axis=0, out=places)
-        classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-
-        def sort(i: int) -> None:
-            kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
-
-        run(sort, len(tasks), n_threads)
-        return cls._join(classes, values, offsets, (n_classes, n_features), scale, data, n_threads)
+        entries = _sort_entries(data, n_features, n_threads)
+        return cls._join(*entries, (n_classes, n_features), scale, data, n_threads)
 
     @classmethod
     def _join(
@@ -136,6 +148,31 @@ class ClassSums:
         matrix = restore_matrix(sparse.csc_matrix, state, "classes")
         counts = checks.get_array(state.arrays, "counts", "f8", (matrix.shape[0],))
         return cls(matrix, np.asarray(counts))
+
+
+def count_class_columns(data: Examples, n_dense: int = 0) -> int:
+    """Return the number of entries of the class sums, before they are made."""
+    X: Any = data.X
+    if not sparse.issparse(X):
+        return min(data.n_pairs * int(X.shape[1]), (int(data.y.max(initial=0)) + 1) * int(X.shape[1]))
+    order = np.argsort(data.y, kind="stable")
+    last_class = np.full(int(X.shape[1]) - n_dense, -1, np.int32)
+    return int(count_columns_of_classes(X.indices, X.indptr, data.rows[order], data.y[order], last_class))
+
+
+def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float:
+    """Return the mean number of columns that two rows or more have, of those that a class competes for.
+
+    These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
+    """
+    X: Any = data.X
+    if not sparse.issparse(X):
+        return float(X.shape[1])
+    share = count_indices(X.indices, int(X.shape[1]))[: int(X.shape[1]) - n_dense] / data.n_rows
+    n = slots * data.n_pairs
+    none = (1.0 - share) ** n
+    one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none
+    return float((1.0 - none - one).sum())
 
 
 def check_numbers(numbers: Numbers, n_features: int) -> None:
