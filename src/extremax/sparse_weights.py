@@ -192,6 +192,24 @@ class SparseBlock:
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
 
+    def find_best(
+        self,
+        tempering: tuple[float, float, float],
+        targets: Int32,
+        scores: Float32,
+        labels: Int32,
+        result: tuple[Float32, ...],
+    ) -> bool:
+        """Find the best classes of each row in one call, see the kernel; not where there is a dense part."""
+        if self.z is not None:
+            return False
+        weights = self.weights
+        biases = weights.biases, weights.length_biases
+        sparse_scores.find_best(
+            self.rows, weights.postings, biases, tempering, targets, scores, labels, result
+        )
+        return True
+
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
         weights, n_classes = self.weights, self.weights.n_classes

@@ -335,7 +335,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             with tables.use() as counts:
                 parts[i] = self._weigh_block(texts[slice(*blocks[i])], weighing, counts)
 
-        run(weigh, len(blocks), resolve_threads(n_jobs))
+        # Counting processors takes as long as a short text.
+        run(weigh, len(blocks), 1 if len(blocks) == 1 and n_jobs != 0 else resolve_threads(n_jobs))
         return _join(parts, self.n_features)
 
     def fit_transform(

@@ -31,6 +31,7 @@ from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int64
 
 _BLOCK_ROWS = 1024  # rows that are summed together
+_SPARSE_ROWS = 16_384  # sparse rows whose lengths are computed together
 _LANES = 8  # partial sums; independent of the threads, so that they change no result
 
 
@@ -183,8 +184,11 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     n_rows = int(X.shape[0])
     if not config.standardize or n_rows < config.min_rows:
         return X, 0
-    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
-    lengths = np.sqrt(np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows))
+    lengths = np.empty(n_rows)
+    for a, b in split(n_rows, _SPARSE_ROWS):  # a block of rows stays in the cache
+        row = np.repeat(np.arange(b - a), np.diff(X.indptr[a : b + 1]))
+        squares = X.data[X.indptr[a] : X.indptr[b]].astype(np.float64) ** 2
+        lengths[a:b] = np.sqrt(np.bincount(row, weights=squares, minlength=b - a))
     some = lengths[lengths > 0.0]
     limit = config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
     long = lengths > limit
@@ -192,7 +196,7 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
         return X, 0
     factor = np.where(long, limit / np.where(long, lengths, 1.0), 1.0)
     limited = sp.csr_matrix(X.shape, dtype=np.float32)
-    limited.data = (X.data * factor[row]).astype(np.float32)
+    limited.data = (X.data * np.repeat(factor, np.diff(X.indptr))).astype(np.float32)
     limited.indices, limited.indptr = X.indices, X.indptr
     limited.has_sorted_indices = X.has_sorted_indices
     return limited, int(long.sum())

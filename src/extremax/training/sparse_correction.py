@@ -68,12 +68,8 @@ class ProposalSource(NamedTuple):
 
 def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
     """Return the mean size of each feature over the rows that have it, of those that are `used`."""
-    indices, sizes = rows.indices, np.abs(rows.data)
-    if used is not None and not used.all():
-        kept = np.repeat(used, np.diff(rows.indptr))
-        indices, sizes = indices[kept], sizes[kept]
-    count = np.bincount(indices, minlength=n_features)
-    total = np.bincount(indices, weights=sizes, minlength=n_features)
+    count, total = np.zeros(n_features, np.int64), np.zeros(n_features)
+    sparse_start.sum_sizes(rows, np.zeros(0, np.bool_) if used is None else used, count, total)
     return (total / np.maximum(count, 1)).astype(np.float32)
 
 
