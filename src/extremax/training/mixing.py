@@ -33,14 +33,23 @@ def fit_mixture(
     """
     if data.n_rows > config.max_mix_rows:
         data = data.sample_rows(config.max_mix_rows)
+    return fit_joint_mixture([(experts, data)], config, context)
+
+
+def fit_joint_mixture(
+    folds: Sequence[tuple[Mapping[str, SparseWeights], Examples]], config: SparseConfig, context: Context
+) -> dict[str, float]:
+    """Choose the weights of models by rows of several folds, each with models of its own."""
+    experts = folds[0][0]
     with one_blas_thread():
-        phi, log_weight = _describe(list(experts.values()), data, config, context)
+        phi, log_weight = _join([_describe(list(e.values()), d, config, context) for e, d in folds])
         guess = dict(zip(PARTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
-        weight = data.pair_weight.astype(np.float64)
+        weight = np.concatenate([data.pair_weight.astype(np.float64) for _, data in folds])
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
-        by_rank = next(iter(experts.values())).n_classes <= config.few_classes or data.label_edges is not None
+        few = next(iter(experts.values())).n_classes <= config.few_classes
+        by_rank = few or any(data.label_edges is not None for _, data in folds)
         if "svm" in experts and by_rank and config.accuracy_weight > 0.0:
             accuracy = config.accuracy_weight, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
@@ -49,6 +58,16 @@ def fit_mixture(
             if objective.fraction_right(ranking) >= objective.fraction_right(found):
                 found = ranking
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
+
+
+def _join(parts: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:
+    """Join what `_describe` returned for several folds; missing candidates have no weight."""
+    n_slots = max(phi.shape[1] for phi, _ in parts)
+    phi = np.concatenate([np.pad(p, ((0, 0), (0, n_slots - p.shape[1]), (0, 0))) for p, _ in parts])
+    weights = [
+        np.pad(w, ((0, 0), (0, n_slots - w.shape[1])), constant_values=np.float32(-np.inf)) for _, w in parts
+    ]
+    return phi, np.concatenate(weights)
 
 
 def _rescaled(theta: Float64, found: Float64, objective: _Objective) -> Float64:

@@ -211,7 +211,8 @@ def fit_numbers(
             f"the smoothing of the start would be {smallest:g}, from a mean mass of {mean_mass:g} per row;"
             " fit the model again."
         )
-    pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
+    n_pairs, n_search = sample_sizes(rows, config)
+    pairs = _sample_pairs(arrays, data, n_pairs, seed)
     first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return first, float("nan")
@@ -220,7 +221,7 @@ def fit_numbers(
 
     def try_smoothing(a: float, guess: Numbers) -> float:
         if a not in tried:
-            tried[a] = fitter.fit(pairs[: config.search_pairs], a, guess)
+            tried[a] = fitter.fit(pairs[:n_search], a, guess)
         return tried[a][0]
 
     guess = first
@@ -251,11 +252,19 @@ def refit_numbers(
     n_threads: int,
 ) -> Numbers:
     """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
-    pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
+    pairs = _sample_pairs(arrays, data, sample_sizes(rows, config)[0], seed)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return numbers
     fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
     return fitter.fit(pairs, numbers.smoothing, numbers)[1]
+
+
+def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
+    """Return how many pairs fit the numbers, and how many choose the smoothing: fewer of long rows."""
+    mean_entries = len(rows.data) / max(len(rows.indptr) - 1, 1)
+    affordable = max(int(config.sample_entries / max(mean_entries, 1.0)), config.long_sample_pairs)
+    n_pairs = min(config.sample_pairs, affordable)
+    return n_pairs, config.search_pairs * n_pairs // config.sample_pairs
 
 
 def _sample_pairs(arrays: Sums, data: Examples, size: int, seed: int) -> Int64:

@@ -31,15 +31,17 @@ from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
+from extremax.training.cross_mixing import mix_by_folds
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.training.sparse_start import ClassSums, check_numbers, fit_numbers, make_start
+from extremax.training.sparse_start import ClassSums, Start, check_numbers, fit_numbers, make_start
 from extremax.types import Float32
 from extremax.weights import Weights
 
 # Weights of the parts while nothing is chosen.
 _ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
+_NOTHING = dict.fromkeys(PARTS, 0.0)
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -99,8 +101,15 @@ class SparseTables:
     duals: Float32 | None = None
     weights: SparseWeights | None = None
     candidates: Candidates | None = field(default=None, repr=False)  # of this process; not saved
+    _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
+
+    def start(self, n_threads: int) -> Start:
+        """Return the weights of the start, computed once for the same sums and numbers."""
+        if self._made is None or self._made[0] is not self.sums or self._made[1] is not self.numbers:
+            self._made = self.sums, self.numbers, make_start(self.sums.arrays, self.numbers, n_threads)
+        return self._made[2]
 
     def copy(self) -> SparseTables:
         """Return a copy that later training does not change."""
@@ -316,8 +325,7 @@ class SparseTrainer(TrainerBase):
             tables.duals, tables.weights = None, None
         state.pair_key = key
         arrays = tables.sums.arrays
-        start = make_start(arrays, tables.numbers, self.context.n_threads)
-        source = ProposalSource(arrays, tables.numbers, start)
+        source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
         return Prepared(TrainingRows(data, rows, mean), source)
 
@@ -430,9 +438,14 @@ class SparseTrainer(TrainerBase):
         tables = _tables(state)
         rows = self._rows(data, tables.scale)
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
-        self._fit_parts(tables, TrainingRows(data, rows, mean))
+        training = TrainingRows(data, rows, mean)
+        self._fit_parts(tables, training)
         parts = self._parts(tables)
-        tables.mix = self._choose_mix(parts, held_out)
+        found = None
+        if held_out is None and set(parts) == {"start", "svm"}:
+            shape = tables.sums.matrix.shape
+            found = mix_by_folds(training, shape, tables.numbers, self._job(), self.context)
+        tables.mix = self._choose_mix(parts, held_out) if found is None else {**_NOTHING, **found}
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
         weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
@@ -502,10 +515,8 @@ class SparseTrainer(TrainerBase):
         candidates = tables.candidates
         if small and tables.bilinear is None and candidates is None and tables.correction is not None:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
-            sums = tables.sums.arrays
-            source = ProposalSource(
-                sums, tables.numbers, make_start(sums, tables.numbers, self.context.n_threads)
-            )
+            start = tables.start(self.context.n_threads)
+            source = ProposalSource(tables.sums.arrays, tables.numbers, start)
             candidates = self._propose(training, source, self._job())
         if tables.bilinear is None and candidates is not None and small:
             job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
@@ -529,14 +540,16 @@ class SparseTrainer(TrainerBase):
 
         return show
 
-    def _parts(self, tables: SparseTables) -> dict[str, SparseWeights]:
-        start = make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
+    def _parts(self, tables: SparseTables, mix: dict[str, float] | None = None) -> dict[str, SparseWeights]:
+        """Return the parts of the weights; where `mix` is given, not the cosine if that has no weight."""
+        start = tables.start(self.context.n_threads)
         parts = {"start": SparseWeights(start.postings, start.biases, start.length_biases)}
         for name in ("correction", "svm"):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
-        if self.config.column_groups and len(start.biases) > self.numbers.few_classes:
+        has_cosine = self.config.column_groups and len(start.biases) > self.numbers.few_classes
+        if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
             parts["centroid"] = _centroids(tables.sums)
         parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
         shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
@@ -560,7 +573,7 @@ class SparseTrainer(TrainerBase):
             return finished
         tables = _tables(state)
         if tables.weights is None:
-            tables.weights = _combine(self._parts(tables), tables.mix)
+            tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
         return tables.weights
 
 
