@@ -62,8 +62,13 @@ class ScanResult(NamedTuple):
 
     def finish(self, states: topk.RowState, first: int, last: int) -> None:
         """Fill rows `first` to before `last` from their states."""
-        labels, log_prob, target_log_prob, inverse = (part[first:last] for part in self)
+        labels, log_prob, target_log_prob, inverse = self.rows(first, last)
         topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
+
+    def rows(self, first: int, last: int) -> ScanResult:
+        """Return views of rows `first` to before `last`."""
+        labels, log_prob, target, inverse = self
+        return ScanResult(labels[first:last], log_prob[first:last], target[first:last], inverse[first:last])
 
 
 class Tiles(Protocol):
@@ -308,7 +313,7 @@ def _scan_rows(
         with scratch.use() as buffers:
             rows: Any = scorer.weights.open_block(X, first, last)
             scores = buffers.get("products", last - first, n_classes)
-            part = result if len(tasks) == 1 else ScanResult(*(array[first:last] for array in result))
+            part = result if len(tasks) == 1 else result.rows(first, last)
             own = columns[first:last]
             if tiles is None and rows.find_best(tempering, own, scores, part.labels, part[1:]):
                 return

@@ -85,9 +85,10 @@ def _fit_bounded(
     objective: _Objective, theta: Float64, names: list[str], config: SparseConfig
 ) -> tuple[Float64, list[tuple[float, float | None]]]:
     """Return the best weights and their bounds: those of the config, unless they cost too much likelihood."""
-    limits = {
-        "centroid": (config.min_centroid_weight, None), "bilinear": (0.0, config.max_bilinear_weight)
-    }  # fmt: skip
+    # Texts have the cosine, and a bilinear part that says little of a text it knows little of.
+    limits: dict[str, tuple[float, float | None]] = {"bilinear": (0.0, config.max_bilinear_weight)}
+    if "centroid" in names:
+        limits = {"centroid": (config.min_centroid_weight, None)}
     free: list[tuple[float, float | None]] = [(0.0, None)] * len(names)
     bounds = [limits.get(name, (0.0, None)) for name in names]
     best = _maximise(objective, theta, free)

@@ -523,7 +523,10 @@ class SparseTrainer(TrainerBase):
             first_word = self.config.column_groups[0] if self.config.column_groups else 0
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
-                tables.bilinear = fit_bilinear(training, candidates, columns, shape[0], job)
+                of_texts = bool(self.config.column_groups)
+                tables.bilinear = fit_bilinear(
+                    training, candidates, columns, shape[0], job, keeps_length=of_texts
+                )
         if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
             tables.dense = fit_dense(
                 training.data, shape[0], self.config, self.context, self.make_dense_trainer
@@ -558,6 +561,8 @@ class SparseTrainer(TrainerBase):
             parts = {name: replace(weights, dense=none) for name, weights in parts.items()}
         if tables.bilinear is not None:
             similarity = tables.bilinear.part
+            if tables.scale != 1.0 and not similarity.unit_rows:
+                similarity = replace(similarity, projection=similarity.projection * np.float32(tables.scale))
             factors = np.hstack([similarity.factors, np.zeros((shape[0], n_dense), np.float32)])
             parts["bilinear"] = _dense_alone(
                 shape, replace(similarity, factors=factors, n_dense=n_dense), tables.bilinear.biases
