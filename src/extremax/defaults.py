@@ -157,6 +157,8 @@ class SparseConfig:
     max_smoothing_steps: int = 2  # ... at most so often
     sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
     search_pairs: int = 600  # ... and those that choose the smoothing
+    sample_entries: int = 1_000_000  # of the rows of these pairs; of longer rows there are fewer ...
+    long_sample_pairs: int = 300  # ... but so many
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
     number_penalty: float = 1e-5  # of the squared numbers, per pair
@@ -240,13 +242,14 @@ class SparseConfig:
     few_classes: int = 200  # up to which start and SVMs are all
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
+    mix_folds: int = 5  # of such training rows, left out in turn to choose the weights of start and SVMs
     # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
     # of the cosine with the class mean: questions are not worded as training texts are
     min_centroid_weight: float = 7.0
-    # of the bilinear part: more of it, and a text that a class is known by is given to another class
+    # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
     max_bilinear_weight: float = 0.5
-    max_bound_loss: float = 0.05  # nats per held-out pair that the last two may cost; else neither applies
+    max_bound_loss: float = 0.05  # nats per held-out pair that the last two may cost; else they do not apply
     usual_length: tuple[float, float] = (
         0.7,
         1.4,

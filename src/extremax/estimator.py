@@ -520,6 +520,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _threads(self) -> int:
         return resolve_threads(self.n_jobs)
 
+    def _threads_for(self, features: Features) -> int:
+        """Return the threads of a search: one for a single row that one thread scores anyway."""
+        alone = features.shape[0] == 1 and self.model_.weights.row_major
+        return 1 if alone and self.n_jobs != 0 else self._threads
+
     def _context(self, seed: int) -> Context:
         self.seed_ = seed
         return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
@@ -676,7 +681,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if self._indicator is not None:
             rows, ids, _ = self._labels_above(features, None)
             return self._make_indicator(rows, ids, features.shape[0])
-        return self._named(*self.model_.topk(features, 1, n_threads=self._threads))[:, 0]
+        return self._named(*self.model_.topk(features, 1, n_threads=self._threads_for(features)))[:, 0]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
@@ -705,7 +710,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         ids, log_prob = self.model_.topk(
-            features, k, search=search, width=beam_width, n_threads=self._threads
+            features, k, search=search, width=beam_width, n_threads=self._threads_for(features)
         )
         return self._named(ids, log_prob), log_prob
 

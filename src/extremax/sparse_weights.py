@@ -7,7 +7,7 @@ The score of class y is ``sum_f x_f w_fy + |x|_1 l_y + b_y``, with ``|x|_1 = sum
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -61,17 +61,21 @@ class DensePart:
     factors : float32 (n_classes, n_projected + n_dense)
         v of each class.
     columns : int32 (n_columns,)
-        Sparse columns that the projection reads, ascending; a row's entries there are scaled to unit length.
+        Sparse columns that the projection reads, ascending.
     projection : float32 (n_columns, n_projected)
         From these to the first coordinates of z.
     n_dense : int
         Last columns of x that are explicit in every row: the other coordinates of z.
+    unit_rows : bool
+        Whether a row's entries in `columns` are scaled to unit length before the projection. Those of texts
+        are not: a text of which the projection reads little would say as much by it as any other.
     """
 
     factors: Float32
     columns: Int32
     projection: Float32
     n_dense: int = 0
+    unit_rows: bool = True
 
     @classmethod
     def of_columns(cls, factors: Float32, n_dense: int) -> DensePart:
@@ -87,12 +91,17 @@ class DensePart:
         """Bytes of all arrays."""
         return int(self.factors.nbytes + self.columns.nbytes + self.projection.nbytes)
 
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a model folder stores beside the arrays."""
+        return {"n_dense": self.n_dense, "unit_rows": self.unit_rows}
+
     def coordinates(self, X: Any) -> Float32:
         """Return z of some rows, (n_rows, n_projected + n_dense)."""
         parts = []
         if self.n_projected:
-            chosen = unit_rows(select_columns(csr_rows(X), self.columns, X.shape[1]))
-            parts.append(sparse_times_dense(chosen, self.projection))
+            chosen = select_columns(csr_rows(X), self.columns, X.shape[1])
+            parts.append(sparse_times_dense(unit_rows(chosen) if self.unit_rows else chosen, self.projection))
         if self.n_dense:
             parts.append(dense_columns(X, self.n_dense))
         return np.ascontiguousarray(np.hstack(parts) if len(parts) > 1 else parts[0])
@@ -231,6 +240,24 @@ class SparseBlock:
         self.rows = csr_rows(block, weights.n_dense)
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
+
+    def find_best(
+        self,
+        tempering: tuple[float, float, float],
+        targets: Int32,
+        scores: Float32,
+        labels: Int32,
+        result: tuple[Float32, ...],
+    ) -> bool:
+        """Find the best classes of each row in one call, see the kernel; not where there is a dense part."""
+        if self.z is not None:
+            return False
+        weights = self.weights
+        biases = weights.biases, weights.length_biases
+        sparse_scores.find_best(
+            self.rows, weights.postings, biases, tempering, targets, scores, labels, result
+        )
+        return True
 
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
@@ -403,8 +430,8 @@ class SparseWeights:
         """Say which part of the scores is not linear in the features, or not to be written out."""
         if self.dense is not None and self.dense.n_projected:
             return (
-                "this model has no coef_ and intercept_: its bilinear part scales the words of a row to unit"
-                " length, which is not linear in the features. Read model_.weights for its parts."
+                "this model has no coef_ and intercept_: by its bilinear part, every class has a weight on"
+                " every word. Read model_.weights for its parts."
             )
         needed = 8 * int(np.count_nonzero(self.length_biases)) * self.n_features
         if needed > _MAX_DENSE_BYTES:
@@ -461,7 +488,7 @@ class SparseWeights:
         if self.dense is not None:
             names = ("factors", "columns", "projection")
             arrays |= {name: getattr(self.dense, name) for name in names}
-            header["n_dense"] = self.dense.n_dense
+            header |= self.dense.header
         return State(header, arrays)
 
     @classmethod
@@ -486,15 +513,19 @@ class SparseWeights:
             )
         dense = None
         if "factors" in arrays:
-            dense = restore_dense(arrays, checks.get_int(state.header, "n_dense"), len(offsets) - 1)
+            dense = restore_dense(state, len(offsets) - 1)
         found = cls(Postings(offsets, classes, values), biases, lengths, dense)
         if found.n_features == 0:
             checks.reject("the sparse weights have no features")
         return found
 
 
-def restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: int) -> DensePart:
-    """Build a dense part from its arrays and `biases`, after a check that they fit together."""
+def restore_dense(state: State, n_sparse: int) -> DensePart:
+    """Build a dense part from its header, its arrays and `biases`, after a check that they fit together."""
+    arrays, n_dense = state.arrays, checks.get_int(state.header, "n_dense")
+    unit = state.header.get("unit_rows", True)  # folders of earlier versions do not say
+    if not isinstance(unit, bool):
+        checks.reject(f"'unit_rows' is {checks.shown(unit)}")
     factors = checks.get_array(arrays, "factors", "f4", (None, None))
     columns = checks.get_array(arrays, "columns", "i4", (None,))
     projection = checks.get_array(arrays, "projection", "f4", (None, None))
@@ -506,7 +537,7 @@ def restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: in
             "the dense part of the model's weights does not fit together (factors, columns, projection);"
             " copy or save the model again."
         )
-    return DensePart(factors, columns, projection, n_dense)
+    return DensePart(factors, columns, projection, n_dense, unit)
 
 
 def restore_matrix(kind: Any, state: State, inside: str) -> Any:

@@ -225,6 +225,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self._encodes = self.encoder is not None
         if self.features_ is not None and self.features_.is_sparse and _leaves_it_open(classifier):
             classifier.objective = _SPARSE  # however few the columns of few texts are
+        found: Any = None
         if self.features_ is not None:
             report, started = ProgressLine(int(classifier.verbose)), time.perf_counter()
 
@@ -238,12 +239,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             hints = ["NgramFeatures with smaller char_ngrams, word_ngrams or hash_bits", "fewer texts"]
             what = "TextClassifier.fit"
             check_memory(need, available=classifier.memory_limit, hints=hints, what=what)
-            self.features_.fit(texts, n_jobs=classifier.n_jobs, progress=show)
+            found = self.features_.fit_transform(texts, n_jobs=classifier.n_jobs, progress=show)
             kind = "columns" if self.features_.is_sparse else "features per text"
             report.log(f"{len(texts):,} texts are read: {self.features_.n_features:,} {kind}")
             classifier._column_groups = self.features_.column_groups
         self.classifier_ = classifier
-        features = self.transform(texts)
+        features = self._beside_embeddings(found, texts)
         release_memory()
         made = features if isinstance(features, tuple) else (features,)
         classifier._text_bytes = sum(copied_bytes(None, part) for part in made)
@@ -291,12 +292,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
         check_texts(X)
         listed = list(X)
-        if self.features_ is None:
-            return _encode(self._find_encoder(), listed)
-        features = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
+        features: Any = None
+        if self.features_ is not None:
+            features = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
+        return self._beside_embeddings(features, listed)
+
+    def _beside_embeddings(self, features: Any, texts: list[str]) -> Any:
+        """Return the features of texts, or None, with their embeddings where there is an encoder."""
         if not self._encodes:
             return features
-        embeddings = _encode(self._find_encoder(), listed)
+        embeddings = _encode(self._find_encoder(), texts)
+        if self.features_ is None:
+            return embeddings
         return (features, embeddings) if self.features_.is_sparse else np.hstack([features, embeddings])
 
     def _find_encoder(self) -> Any:

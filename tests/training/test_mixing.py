@@ -113,6 +113,16 @@ def test_a_bound_that_costs_too_much_does_not_apply(problem, most, expected):
     assert strict[0] == pytest.approx(most, abs=1e-6)
 
 
+@pytest.mark.planted
+def test_beside_the_cosine_the_bilinear_part_has_no_bound(problem):
+    experts, data = problem
+    named = {"bilinear": experts["a"], "centroid": experts["b"]}
+    bounds = {"max_bilinear_weight": 0.1, "min_centroid_weight": 1.0, "max_bound_loss": np.inf}
+    found = fit(named, data, **bounds, **ALL)
+    assert found[0] > 0.3
+    assert found[1] >= 1.0
+
+
 @pytest.mark.reference
 def test_weights_match_the_likelihood_over_all_classes(problem):
     experts, data = problem

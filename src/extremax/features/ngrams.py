@@ -38,6 +38,7 @@ from extremax.kernels.ngram_hash import (
     Weighing,
     count_texts,
     find_ngrams,
+    weigh_counts,
     weigh_texts,
 )
 from extremax.runtime.memory import largest_phase
@@ -278,11 +279,22 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
         `progress` is called with the number of texts done and of all texts.
         """
+        self._fit(texts, n_jobs, progress)
+        return self
+
+    def _fit(
+        self,
+        texts: Sequence[str],
+        n_jobs: int | None,
+        progress: Callable[[int, int], None] | None,
+        kept: list[_Part] | None = None,
+    ) -> None:
+        """Find the columns and their weights; append buckets and counts of the texts to `kept`."""
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
         self._fitted = NgramOptions(**self.to_options())
-        seen = self._count(texts, resolve_threads(n_jobs), progress)
+        seen = self._count(texts, resolve_threads(n_jobs), progress, kept)
         self._forget_caches()
         self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
         self.text_counts_ = seen.n_texts[self.buckets_].astype(np.int64)
@@ -292,7 +304,6 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         self._names = _Names.none()
         chosen = self.options.least_known
         self.least_known_ = self._choose_least_known(texts) if chosen is None else chosen
-        return self
 
     def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
         """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
@@ -308,7 +319,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
         kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
         return largest_phase(
-            {"tables of n-grams": counting + kept - 4 * options.n_buckets},
+            {"text features": 8 * entries, "tables of n-grams": counting + kept - 4 * options.n_buckets},
             {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
         )
 
@@ -345,7 +356,9 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """
         self._check_fitted()
         check_texts(texts)
-        blocks, n_threads = text_blocks(texts), resolve_threads(n_jobs)
+        blocks = text_blocks(texts)
+        # Counting processors takes as long as a short text.
+        n_threads = 1 if len(blocks) == 1 and n_jobs != 0 else resolve_threads(n_jobs)
         weighing, tables, rows = self._weighing, self._tables, _Rows(len(texts))
         for first, last in split(len(blocks), _JOINED_BLOCKS * n_threads):
             parts: list[Any] = [None] * (last - first)
@@ -359,10 +372,27 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return rows.matrix(self.n_features)
 
     def fit_transform(
-        self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None
+        self,
+        texts: Sequence[str],
+        y: Any = None,
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> sp.csr_matrix:
-        """Fit to the texts and return their features; `y` is not used."""
-        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+        """Fit to the texts and return their features, for half the work of both; `y` is not used."""
+        parts: list[Any] = []
+        self._fit(texts, n_jobs, progress, parts)
+        weighing = self._weighing
+
+        def weigh(i: int) -> None:
+            weigh_counts(parts[i].ends, weighing, parts[i].columns, parts[i].values)
+
+        run(weigh, len(parts), resolve_threads(n_jobs))
+        rows = _Rows(len(texts))
+        while parts:
+            some, parts[:_JOINED_BLOCKS] = parts[:_JOINED_BLOCKS], []
+            rows.add(some)
+        return rows.matrix(self.n_features)
 
     def occurrences(self, text: str) -> Occurrences:
         """Return the known n-grams of a text, with their places."""
@@ -542,23 +572,28 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return _Part(columns[: row_ends[-1]].copy(), values[: row_ends[-1]].copy(), row_ends)
 
     def _count(
-        self, texts: Sequence[str], n_threads: int, progress: Callable[[int, int], None] | None
+        self,
+        texts: Sequence[str],
+        n_threads: int,
+        progress: Callable[[int, int], None] | None,
+        kept: list[_Part] | None,
     ) -> Seen:
-        """Return what the training texts hold, by bucket."""
+        """Return what the training texts hold, by bucket, and append buckets and counts of each to `kept`."""
         n_buckets = self.options.n_buckets
         tables = Scratch(lambda: _empty_seen(n_buckets))
         blocks = text_blocks(texts)
         n_threads = min(n_threads, _MOST_TABLES)
         for first in range(0, len(blocks), _GROUP_BLOCKS * n_threads):
             group = blocks[first : first + _GROUP_BLOCKS * n_threads]
+            parts: list[Any] = [None] * len(group)
 
-            def count(i: int, group: list[tuple[int, int]] = group) -> None:
-                codes, kinds, ends = code_points(texts[slice(*group[i])])
-                found = _room(self.options.most_ngrams(int(np.diff(ends, prepend=0).max())))
+            def count(i: int, group: list[tuple[int, int]] = group, parts: list[Any] = parts) -> None:
                 with tables.use() as seen:
-                    count_texts(codes, kinds, ends, group[i][0], self.options.sizes, found, seen)
+                    parts[i] = self._count_block(texts[slice(*group[i])], group[i][0], seen, kept is not None)
 
             run(count, len(group), n_threads)
+            if kept is not None:
+                kept += parts
             if progress is not None:
                 progress(group[-1][1], len(texts))
         total, *others = tables.all
@@ -568,6 +603,18 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             total.n_texts[:] += other.n_texts
             total.filter[:] |= other.filter
         return total
+
+    def _count_block(self, texts: Sequence[str], first_text: int, seen: Seen, keeps: bool) -> _Part:
+        codes, kinds, ends = code_points(texts)
+        lengths = np.diff(ends, prepend=0)
+        found = _room(self.options.most_ngrams(int(lengths.max())))
+        most = sum(map(self.options.most_ngrams, lengths.tolist())) if keeps else 0
+        buckets, counts = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
+        row_ends = np.empty(len(ends), dtype=np.int64)
+        count_texts(
+            codes, kinds, ends, first_text, self.options.sizes, found, seen, buckets, counts, row_ends
+        )
+        return _Part(buckets[: row_ends[-1]].copy(), counts[: row_ends[-1]].copy(), row_ends)
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -661,12 +708,7 @@ class _Rows:
 
 
 def _empty_seen(n_buckets: int) -> Seen:
-    return Seen(
-        np.zeros(n_buckets, dtype=np.int32),
-        np.zeros(n_buckets, dtype=np.int32),
-        np.zeros((n_buckets, 3), dtype=np.int32),
-        np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8),
-    )
+    return Seen(np.zeros((n_buckets, 5), dtype=np.int32), np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8))
 
 
 def _room(n: int) -> Found:

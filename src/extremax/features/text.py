@@ -259,9 +259,16 @@ class TextFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         run(project, len(blocks), resolve_threads(n_jobs))
         return Z
 
-    def fit_transform(self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None) -> Float32:
+    def fit_transform(
+        self,
+        texts: Sequence[str],
+        y: Any = None,
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Float32:
         """Fit to the texts and return their features; `y` is not used."""
-        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+        return self.fit(texts, n_jobs=n_jobs, progress=progress).transform(texts, n_jobs=n_jobs)
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``TextFeatures(**features.to_options())`` makes another."""

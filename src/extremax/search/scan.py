@@ -62,8 +62,13 @@ class ScanResult(NamedTuple):
 
     def finish(self, states: topk.RowState, first: int, last: int) -> None:
         """Fill rows `first` to before `last` from their states."""
-        labels, log_prob, target_log_prob, inverse = (part[first:last] for part in self)
+        labels, log_prob, target_log_prob, inverse = self.rows(first, last)
         topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
+
+    def rows(self, first: int, last: int) -> ScanResult:
+        """Return views of rows `first` to before `last`."""
+        labels, log_prob, target, inverse = self
+        return ScanResult(labels[first:last], log_prob[first:last], target[first:last], inverse[first:last])
 
 
 class Tiles(Protocol):
@@ -323,32 +328,36 @@ def _scan_rows(
     n_rows, n_classes = X.shape[0], scorer.n_classes
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    tasks = split(n_rows, int(np.clip(config.row_task_scores // n_classes, 1, config.block_rows)))
+    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
     kept = 4 * n_classes <= _KEPT_BYTES
     scratch = _row_scratch if kept else Scratch(Buffers)
     plain = scorer.noise_term is None and scorer.weights.feature_scale == 1.0
     tiles = None if plain else ClassTiles(scorer, Z, 1, config, 1)
-    inverse_temperature = scorer.inverse_temperature
+    tempering = scorer.tempering
 
     def work(i: int) -> None:
         first, last = tasks[i]
         with scratch.use() as buffers:
-            rows = scorer.weights.open_block(X, first, last)
+            rows: Any = scorer.weights.open_block(X, first, last)
             scores = buffers.get("products", last - first, n_classes)
+            part = result if len(tasks) == 1 else result.rows(first, last)
+            own = columns[first:last]
+            if tiles is None and rows.find_best(tempering, own, scores, part.labels, part[1:]):
+                return
             rows.products(0, n_classes, buffers, scores)
-            states = _new_states(1, last - first, k, columns[first:last])
+            states = _new_states(1, last - first, k, own)
             single = states._replace(
                 **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
             )
             strip = np.empty(topk.STRIP, np.float32)
             if tiles is None:
-                topk.scan_scores(scores, scorer.weights.biases, inverse_temperature, single, strip)
+                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, single, strip)
                 if scorer.calibration.temperature_slope != 0.0:
-                    own = result.inverse_temperature[first:last]
-                    topk.temper_rows(scores, scorer.weights.biases, scorer.tempering, single, own)
+                    inverse = part.inverse_temperature
+                    topk.temper_rows(scores, scorer.weights.biases, tempering, single, inverse)
             else:
                 table, step = _noise_of_rows(scorer, Z, tiles, first, last)
-                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), inverse_temperature)
+                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
                 classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
                 noise = topk.LogNoise(table, 0, step, 0)
                 topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)

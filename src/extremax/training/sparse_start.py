@@ -202,9 +202,11 @@ class Start:
     length_biases: Float32
 
 
-def make_start(arrays: Sums, numbers: Numbers, n_threads: int) -> Start:
-    """Compute the weights of the start from class sums."""
-    values = _weights(arrays, numbers, n_threads)
+def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 | None = None) -> Start:
+    """Compute the weights of the start from class sums; where `features` are given, of these alone."""
+    if features is None:
+        features = np.arange(len(arrays.offsets) - 1)
+    values = _weights(arrays, numbers, features, n_threads)
     log_mass = np.log1p(arrays.mass / numbers.smoothing)
     length, prior, mass = numbers.bias_weights
     biases = prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass
@@ -215,12 +217,12 @@ def make_start(arrays: Sums, numbers: Numbers, n_threads: int) -> Start:
     )
 
 
-def _weights(arrays: Sums, numbers: Numbers, n_threads: int) -> Float32:
+def _weights(arrays: Sums, numbers: Numbers, features: Int64, n_threads: int) -> Float32:
     values = np.zeros(len(arrays.values), np.float32)
-    tasks = split(len(arrays.offsets) - 1, _FEATURES_PER_TASK)
+    tasks = split(len(features), _FEATURES_PER_TASK)
 
     def work(i: int) -> None:
-        kernels.fill_weights(arrays, numbers, values, *tasks[i])
+        kernels.fill_weights(arrays, numbers, features, values, *tasks[i])
 
     run(work, len(tasks), n_threads)
     return values
@@ -246,7 +248,8 @@ def fit_numbers(
             f"the smoothing of the start would be {smallest:g}, from a mean mass of {mean_mass:g} per row;"
             " fit the model again."
         )
-    pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
+    n_pairs, n_search = sample_sizes(rows, config)
+    pairs = _sample_pairs(arrays, data, n_pairs, seed)
     first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return first, float("nan")
@@ -255,7 +258,7 @@ def fit_numbers(
 
     def try_smoothing(a: float, guess: Numbers) -> float:
         if a not in tried:
-            tried[a] = fitter.fit(pairs[: config.search_pairs], a, guess)
+            tried[a] = fitter.fit(pairs[:n_search], a, guess)
         return tried[a][0]
 
     guess = first
@@ -274,6 +277,31 @@ def fit_numbers(
     best = max(tried, key=lambda a: tried[a][0])
     value, numbers = fitter.fit(pairs, best, tried[best][1])
     return numbers, value
+
+
+def refit_numbers(
+    arrays: Sums,
+    rows: CSRRows,
+    data: Examples,
+    config: SparseConfig,
+    numbers: Numbers,
+    seed: int,
+    n_threads: int,
+) -> Numbers:
+    """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
+    pairs = _sample_pairs(arrays, data, sample_sizes(rows, config)[0], seed)
+    if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
+        return numbers
+    fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
+    return fitter.fit(pairs, numbers.smoothing, numbers)[1]
+
+
+def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
+    """Return how many pairs fit the numbers, and how many choose the smoothing: fewer of long rows."""
+    mean_entries = len(rows.data) / max(len(rows.indptr) - 1, 1)
+    affordable = max(int(config.sample_entries / max(mean_entries, 1.0)), config.long_sample_pairs)
+    n_pairs = min(config.sample_pairs, affordable)
+    return n_pairs, config.search_pairs * n_pairs // config.sample_pairs
 
 
 def _sample_pairs(arrays: Sums, data: Examples, size: int, seed: int) -> Int64:
@@ -345,8 +373,15 @@ class _Fitter:
             self.rows.indices[part], self.rows.data[part], int(self.data.y[pair]), float(weight)
         )
 
+    def _features(self, pairs: Int64) -> Int64:
+        """Return the features that rows of some pairs have: a fraction of the weights of all."""
+        has = np.zeros(len(self.arrays.offsets) - 1, np.bool_)
+        for r in self.data.rows_of(pairs).tolist():
+            has[self.rows.indices[self.rows.indptr[r] : self.rows.indptr[r + 1]]] = True
+        return np.flatnonzero(has)
+
     def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
-        start = make_start(self.arrays, guess, self.n_threads)
+        start = make_start(self.arrays, guess, self.n_threads, self._features(pairs))
         n_candidates = 1 + sum(self.sizes)
         n_classes = len(self.arrays.counts)
         candidates = np.full((len(pairs), n_candidates), -1, np.int32)

@@ -42,11 +42,13 @@ from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
+from extremax.training.cross_mixing import mix_by_folds
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import (
     ClassSums,
+    Start,
     check_numbers,
     count_class_columns,
     count_tasks,
@@ -60,6 +62,7 @@ from extremax.weights import Weights
 # Weights of the parts while nothing is chosen.
 _ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
 _ROUNDING = 1e-6  # by which sums in another order may differ, at most
+_NOTHING = dict.fromkeys(PARTS, 0.0)
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -120,8 +123,15 @@ class SparseTables:
     duals: Float32 | None = None
     weights: SparseWeights | None = None
     candidates: Candidates | None = field(default=None, repr=False)  # of this process; not saved
+    _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
+
+    def start(self, n_threads: int) -> Start:
+        """Return the weights of the start, computed once for the same sums and numbers."""
+        if self._made is None or self._made[0] is not self.sums or self._made[1] is not self.numbers:
+            self._made = self.sums, self.numbers, make_start(self.sums.arrays, self.numbers, n_threads)
+        return self._made[2]
 
     def copy(self) -> SparseTables:
         """Return a copy that later training does not change."""
@@ -484,8 +494,7 @@ class SparseTrainer(TrainerBase):
             tables.duals, tables.weights = None, None
         state.pair_key = key
         arrays = tables.sums.arrays
-        start = make_start(arrays, tables.numbers, self.context.n_threads)
-        source = ProposalSource(arrays, tables.numbers, start)
+        source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
         return Prepared(TrainingRows(data, rows, mean), source)
 
@@ -604,9 +613,14 @@ class SparseTrainer(TrainerBase):
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
-        self._fit_parts(tables, TrainingRows(data, rows, mean), self._whole(split))
+        training = TrainingRows(data, rows, mean)
+        self._fit_parts(tables, training, self._whole(split))
         parts = self._parts(tables)
-        tables.mix = self._choose_mix(parts, held_out)
+        found = None
+        if held_out is None and set(parts) == {"start", "svm"}:
+            shape = tables.sums.matrix.shape
+            found = mix_by_folds(training, shape, tables.numbers, self._job(), self.context)
+        tables.mix = self._choose_mix(parts, held_out) if found is None else {**_NOTHING, **found}
         weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
         if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
@@ -703,18 +717,17 @@ class SparseTrainer(TrainerBase):
         candidates = tables.candidates
         if small and tables.bilinear is None and candidates is None and tables.correction is not None:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
-            sums = tables.sums.arrays
-            source = ProposalSource(
-                sums, tables.numbers, make_start(sums, tables.numbers, self.context.n_threads)
-            )
+            start = tables.start(self.context.n_threads)
+            source = ProposalSource(tables.sums.arrays, tables.numbers, start)
             candidates = self._propose(training, source, self._job())
         if tables.bilinear is None and candidates is not None and small:
             job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
             first_word = self.config.column_groups[0] if self.config.column_groups else 0
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
+                of_texts = bool(self.config.column_groups)
                 best = steps.keep_best(candidates, config.max_candidates)
-                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job)
+                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job, keeps_length=of_texts)
         if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
             tables.dense = fit_dense(
                 training.data, shape[0], self.config, self.context, self.make_dense_trainer
@@ -731,14 +744,16 @@ class SparseTrainer(TrainerBase):
 
         return show
 
-    def _parts(self, tables: SparseTables) -> dict[str, SparseWeights]:
-        start = make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
+    def _parts(self, tables: SparseTables, mix: dict[str, float] | None = None) -> dict[str, SparseWeights]:
+        """Return the parts of the weights; where `mix` is given, not the cosine if that has no weight."""
+        start = tables.start(self.context.n_threads)
         parts = {"start": SparseWeights(start.postings, start.biases, start.length_biases)}
         for name in ("correction", "svm"):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
-        if self.config.column_groups and len(start.biases) > self.numbers.few_classes:
+        has_cosine = self.config.column_groups and len(start.biases) > self.numbers.few_classes
+        if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
             parts["centroid"] = _centroids(tables.sums)
         parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
         shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
@@ -747,6 +762,8 @@ class SparseTrainer(TrainerBase):
             parts = {name: replace(weights, dense=none) for name, weights in parts.items()}
         if tables.bilinear is not None:
             similarity = tables.bilinear.part
+            if tables.scale != 1.0 and not similarity.unit_rows:
+                similarity = replace(similarity, projection=similarity.projection * np.float32(tables.scale))
             factors = np.hstack([similarity.factors, np.zeros((shape[0], n_dense), np.float32)])
             parts["bilinear"] = _dense_alone(
                 shape, replace(similarity, factors=factors, n_dense=n_dense), tables.bilinear.biases
@@ -762,7 +779,7 @@ class SparseTrainer(TrainerBase):
             return finished
         tables = _tables(state)
         if tables.weights is None:
-            tables.weights = _combine(self._parts(tables), tables.mix)
+            tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
         return tables.weights
 
 
