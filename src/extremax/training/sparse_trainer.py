@@ -391,7 +391,8 @@ class SparseTrainer(TrainerBase):
         """Return the problem with the number of entries of its class sums and, guessed, of its correction."""
         own = count_class_columns(data, self.config.n_dense)
         slots = self._n_candidates(problem.n_pairs, problem.n_classes) + 1
-        rivals = guess_rival_columns(data, slots / problem.n_classes, self.config.n_dense)
+        known = float((data.class_counts(problem.n_classes)[data.y] >= 2).mean())  # others have no candidates
+        rivals = guess_rival_columns(data, known * slots / problem.n_classes, self.config.n_dense)
         most = problem.n_classes * (problem.n_features - self.config.n_dense)
         n_rival_columns = min(own + problem.n_classes * rivals, most)
         n_scaled = self._count_scaled(data)
