@@ -401,7 +401,8 @@ class SparseTrainer(TrainerBase):
         own = count_class_columns(data, self.config.n_dense)
         entries = problem.n_entries or problem.n_rows * problem.n_features
         slots = candidate_count(entries, problem.n_pairs, problem.n_classes, self.numbers) + 1
-        rivals = guess_rival_columns(data, slots / problem.n_classes, self.config.n_dense)
+        known = float((data.class_counts(problem.n_classes)[data.y] >= 2).mean())  # others have no candidates
+        rivals = guess_rival_columns(data, known * slots / problem.n_classes, self.config.n_dense)
         most = problem.n_classes * (problem.n_features - self.config.n_dense)
         n_rival_columns = min(own + problem.n_classes * rivals, most)
         n_scaled = self._count_scaled(data)
