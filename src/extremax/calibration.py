@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
@@ -340,14 +340,20 @@ def _fit_by_row(statistics: _Statistics, config: CalibrationConfig) -> Calibrati
     """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
     knots = config.log_temperature_grid
     bounds = [(knots[0], knots[-1]), (-config.max_slope, config.max_slope)]
-    simplex = np.array([[0.0, 0.0], [config.prior_spread / 2, 0.0], [0.0, config.slope_spread]])
-    options = {"initial_simplex": simplex, "maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
+    step = config.prior_spread / 2
+    options: dict[str, Any] = {"maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
     best, chosen = np.inf, Calibration()
     for mix in config.uniform_mix_grid:
+        args = mix, statistics, config
+        # from the best temperature of all rows: there are other minima
+        losses = [_row_loss(np.array([knot, 0.0]), *args) for knot in knots]
+        first = knots[int(np.argmin(losses))]
+        second = first + step if first + step <= knots[-1] else first - step
+        simplex = np.array([[first, 0.0], [second, 0.0], [first, config.slope_spread]])
+        options["initial_simplex"] = simplex
         found = minimize(
-            _row_loss, simplex[0], args=(mix, statistics, config),
-            method="Nelder-Mead", bounds=bounds, options=options,
-        )  # fmt: skip
+            _row_loss, simplex[0], args=args, method="Nelder-Mead", bounds=bounds, options=options
+        )
         loss = float(found.fun) + (config.min_gain if mix else 0.0)
         if loss < best:
             best, chosen = loss, Calibration(float(np.exp(found.x[0])), mix, float(found.x[1]))

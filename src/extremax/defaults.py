@@ -246,10 +246,10 @@ class SparseConfig:
     # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
     # of the cosine with the class mean: questions are not worded as training texts are
-    min_centroid_weight: float = 7.0
+    min_centroid_weight: float = 10.0
     # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
     max_bilinear_weight: float = 0.5
-    max_bound_loss: float = 0.05  # nats per held-out pair that the last two may cost; else they do not apply
+    max_bound_loss: float = 0.1  # nats per held-out pair that the last two may cost; else they do not apply
     usual_length: tuple[float, float] = (
         0.7,
         1.4,

@@ -82,8 +82,8 @@ def test_hard_rows_do_not_switch_all_models_off(problem):
 def test_few_and_many_classes_have_their_own_weight_on_accuracy(problem):
     experts, data = problem
     named = {"start": experts["a"], "svm": experts["b"]}
-    data = Examples(data.X[:300], data.y[:300])
-    slope = {"accuracy_slope": 30.0, **ALL}
+    data = Examples(data.X[:100], data.y[:100])
+    slope = {"accuracy_slope": 3.0, **ALL}
     few = {"few_classes": N_CLASSES, "accuracy_weight_many": 7.0, **slope}
     many = {"few_classes": N_CLASSES - 1, "accuracy_weight": 7.0, **slope}
     plain = fit(named, data, accuracy_weight=0.0, **few)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit
 
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
@@ -207,14 +206,16 @@ class _Objective:
         value -= _PENALTY * float(gap @ gap)
         factor, slope = self.accuracy
         if factor > 0.0 and phi.shape[1] > 1:
+            # the probability of the label at a low temperature: smooth, where the best class is not
             scores[self.absent] = -np.inf
-            scores[:, 0], own = -np.inf, scores[:, 0].copy()
-            best = scores.argmax(axis=1)
-            rows = np.arange(len(scores))
-            right = expit(slope * (own - scores[rows, best]).astype(np.float64))
-            change = factor * slope * weight * right * (1.0 - right)
+            scores -= scores.max(axis=1, keepdims=True)
+            sharp = np.exp(np.float32(slope) * scores)
+            sharp /= sharp.sum(axis=1, keepdims=True)
+            right = sharp[:, 0].astype(np.float64)
+            change = factor * slope * weight * right
             value += factor * float(weight @ right)
-            gradient = gradient + change @ (phi[:, 0] - phi[rows, best])
+            sharp *= change.astype(np.float32)[:, None]
+            gradient = gradient + change @ phi[:, 0] - sharp.ravel() @ self.flat
         return -value, -gradient
 
     def fraction_right(self, theta: Float64) -> float:
@@ -225,4 +226,6 @@ class _Objective:
 
 
 def _maximise(objective: _Objective, theta: Float64, bounds: Sequence[tuple[float, float | None]]) -> Float64:
-    return np.asarray(minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds).x, np.float64)
+    options = {"ftol": 1e-12, "gtol": 1e-7}
+    found = minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return np.asarray(found.x, np.float64)

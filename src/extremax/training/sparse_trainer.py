@@ -349,6 +349,19 @@ class SparseSizes:
                 "held-out scores": _mixing_bytes(problem, config),
                 **rest,
             },
+            {
+                "class sums with held-out rows": 8 * own + 8 * self.pair_entries + counted,
+                "weights": 8 * whole,
+                "correction": 8 * support,
+                "SVMs": 8 * self.svm,
+            },
+            {
+                "class sums with held-out rows": 8 * own,
+                "weights": after["weights"] + 16 * whole + before + 4 * self.svm,
+                "start": (8 if problem.column_groups else 4) * own,
+                "correction": 16 * support,
+                "SVMs": 16 * self.svm,
+            },
         ]
 
     def _bilinear_bytes(self, problem: ProblemSize, config: SparseConfig) -> int:
