@@ -125,6 +125,7 @@ def test_interrupted_fit_is_calibrated():
         clf.fit(X[:3000], y[:3000], callbacks=[press])
     assert clf.interrupted_
     model, chosen = clf.model_, clf.choices_
-    assert (chosen["temperature"], chosen["uniform_mix"], 0.0) == model.calibration != (1.0, 0.0, 0.0)
+    names = ("temperature", "uniform_mix", "temperature_slope")
+    assert tuple(chosen[name] for name in names) == model.calibration != (1.0, 0.0, 0.0)
     plain = model.with_calibration(Calibration())
     assert model.log_likelihood(held_out) > plain.log_likelihood(held_out) + 0.1

@@ -173,12 +173,16 @@ def test_every_number_survives_json():
 
 
 def test_numbers_of_other_versions():
-    """Numbers that a folder lacks get today's values; those that are no more are left out."""
+    """Numbers that a folder lacks get today's values; those that are no more are left out.
+
+    But a fit that was begun without a temperature by row goes on without one.
+    """
     content = config_of().to_dict()
     content["numbers"] = {"rows": {"min_batch": 99, "gone": 1}, "component of the future": {"a": 1}}
     content["parameter of the future"] = 3
     config = FitConfig.from_dict(content)
-    assert config.numbers == replace_numbers(DEFAULTS, rows={"min_batch": 99})
+    without = {"max_tempered_classes": 0}
+    assert config.numbers == replace_numbers(DEFAULTS, rows={"min_batch": 99}, calibration=without)
 
 
 def test_noise_object_is_put_back():

@@ -513,7 +513,7 @@ def test_memory_is_stated_and_limited_rejects(data, capsys):
     assert re.search(r"fit needs [\d.]+ KiB \(.*weights", said.err)
     assert "epoch 1 " in said.err
     assert said.out == ""
-    message = r"needs .* but 1\.0 KiB are available\. Ways out: optimizer='adagrad_row'.*fewer features"
+    message = r"needs .* but 1\.0 KiB are available\. Ways out: .*optimizer='adagrad_row'.*fewer features"
     with pytest.raises(NotEnoughMemoryError, match=message):
         ExtremeClassifier("negative_sampling", memory_limit=1024).fit(X, y)
 

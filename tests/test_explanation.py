@@ -30,7 +30,9 @@ TEXTS = [
 LABELS = np.repeat(THINGS, 6)
 
 
-def planted_model(*, dense: bool = False, n_dense: int = 0, n_projected: int = 0) -> Model:
+def planted_model(
+    *, dense: bool = False, n_dense: int = 0, n_projected: int = 0, unit_rows: bool = True
+) -> Model:
     rng = np.random.default_rng(0)
     biases = rng.normal(size=N_CLASSES).astype(np.float32)
     counts = ClassInfo(np.arange(1, N_CLASSES + 1), 28)
@@ -48,6 +50,7 @@ def planted_model(*, dense: bool = False, n_dense: int = 0, n_projected: int = 0
             columns,
             rng.normal(size=(len(columns), n_projected)).astype(np.float32),
             n_dense,
+            unit_rows,
         )
     lengths = rng.normal(size=N_CLASSES).astype(np.float32)
     return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "softmax", classes=counts)
@@ -73,8 +76,9 @@ def total(terms: list[tuple[str, float]]) -> float:
     ("dense", "n_dense", "n_projected"),
     [(False, 0, 0), (False, 4, 0), (False, 0, 3), (False, 4, 3), (True, 0, 0)],
 )
-def test_contributions_add_up_identity(dense: bool, n_dense: int, n_projected: int) -> None:
-    model = planted_model(dense=dense, n_dense=n_dense, n_projected=n_projected)
+@pytest.mark.parametrize("unit_rows", [True, False])
+def test_contributions_add_up_identity(dense: bool, n_dense: int, n_projected: int, unit_rows: bool) -> None:
+    model = planted_model(dense=dense, n_dense=n_dense, n_projected=n_projected, unit_rows=unit_rows)
     X = some_row(n_dense)
     X = X.toarray() if dense else X
     found = explain(model, X, k=N_CLASSES)

@@ -135,7 +135,7 @@ def test_rows_of_weight_zero_are_as_good_as_absent_identity(rows, objective):
 
 def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
     X, y = rows
-    settings = {"n_epochs": 0, "tree_components": 8, "random_state": 0, "verbose": 1}
+    settings = {"n_epochs": 0, "tree_components": 8, "random_state": 0, "verbose": 1, "precondition": False}
     ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(
         sparse.csr_array(X), y
     )

@@ -14,7 +14,7 @@ from extremax.weights import Buffers
 pytestmark = pytest.mark.small
 
 N_ROWS, N_WORDS, N_DENSE, N_PROJECTED, N_CLASSES = 12, 15, 3, 2, 9
-KINDS = ["words", "dense columns", "projection", "both"]
+KINDS = ["words", "dense columns", "projection", "projection as it is", "both"]
 
 
 class Case:
@@ -23,7 +23,7 @@ class Case:
     def __init__(self, kind, seed=0):
         rng = np.random.default_rng(seed)
         n_dense = N_DENSE if kind in ("dense columns", "both") else 0
-        n_projected = N_PROJECTED if kind in ("projection", "both") else 0
+        n_projected = N_PROJECTED if kind.startswith("projection") or kind == "both" else 0
         W = rng.normal(size=(N_CLASSES, N_WORDS)).astype(np.float32)
         W[rng.random(W.shape) < 0.6] = 0.0
         W[4] = 0.0  # a class without weights
@@ -38,9 +38,11 @@ class Case:
             factors = rng.normal(size=(N_CLASSES, n_projected + n_dense)).astype(np.float32)
             columns = np.arange(1, N_WORDS, 2, dtype=np.int32) if n_projected else np.empty(0, np.int32)
             projection = rng.normal(size=(len(columns), n_projected)).astype(np.float32)
-            dense = DensePart(factors, columns, projection, n_dense)
+            unit_rows = kind != "projection as it is"
+            dense = DensePart(factors, columns, projection, n_dense, unit_rows)
             read = words[:, columns].astype(np.float64)
-            read /= np.maximum(np.linalg.norm(read, axis=1, keepdims=True), 1e-9)
+            if unit_rows:
+                read /= np.maximum(np.linalg.norm(read, axis=1, keepdims=True), 1e-9)
             self.table += np.hstack([read @ projection, others]) @ factors.T
         self.W, self.biases = W, biases
         self.weights = SparseWeights.from_matrix(sparse.csc_matrix(W), biases, lengths, dense)

@@ -2,14 +2,14 @@
 
     p(y|x) = (1 - uniform_mix) softmax(s(x) / temperature)_y + uniform_mix / C
 
-with the debiased scores s of the C classes.  The temperature is chosen for the confidence of the top-1 alone:
-it maximises the likelihood of which top-1 predictions are right.  Uniform mixing is for labels that the model
-gives next to no probability.  Without it, the few rows with such a label would ask for a high temperature at
-the expense of all others.  Neither changes the order of the classes (float32 logarithms of classes far below
-``uniform_mix / C`` may be equal).
+with the debiased scores s of the C classes.  Where scores have a noise term, the temperature is chosen for
+the confidence of the top-1 alone: it maximises the likelihood of which top-1 predictions are right.  Uniform
+mixing is for labels that the model gives next to no probability.  Without it, the few rows with such a label
+would ask for a high temperature at the expense of all others.  Neither changes the order of the classes
+(float32 logarithms of classes far below ``uniform_mix / C`` may be equal).
 
-Sparse weights are overconfident in rows that they find easy, and underconfident in the others.  Their
-temperature depends on the row,
+Models are overconfident in rows that they find easy, and underconfident in the others.  Without a noise term
+the temperature depends on the row,
 
     temperature (p_1(x) + 0.1)^temperature_slope,    p_1(x) = max_y softmax(s(x) / temperature)_y,
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
@@ -340,14 +340,20 @@ def _fit_by_row(statistics: _Statistics, config: CalibrationConfig) -> Calibrati
     """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
     knots = config.log_temperature_grid
     bounds = [(knots[0], knots[-1]), (-config.max_slope, config.max_slope)]
-    simplex = np.array([[0.0, 0.0], [config.prior_spread / 2, 0.0], [0.0, config.slope_spread]])
-    options = {"initial_simplex": simplex, "maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
+    step = config.prior_spread / 2
+    options: dict[str, Any] = {"maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
     best, chosen = np.inf, Calibration()
     for mix in config.uniform_mix_grid:
+        args = mix, statistics, config
+        # from the best temperature of all rows: there are other minima
+        losses = [_row_loss(np.array([knot, 0.0]), *args) for knot in knots]
+        first = knots[int(np.argmin(losses))]
+        second = first + step if first + step <= knots[-1] else first - step
+        simplex = np.array([[first, 0.0], [second, 0.0], [first, config.slope_spread]])
+        options["initial_simplex"] = simplex
         found = minimize(
-            _row_loss, simplex[0], args=(mix, statistics, config),
-            method="Nelder-Mead", bounds=bounds, options=options,
-        )  # fmt: skip
+            _row_loss, simplex[0], args=args, method="Nelder-Mead", bounds=bounds, options=options
+        )
         loss = float(found.fun) + (config.min_gain if mix else 0.0)
         if loss < best:
             best, chosen = loss, Calibration(float(np.exp(found.x[0])), mix, float(found.x[1]))
@@ -360,6 +366,8 @@ def _row_loss(
     """Return the loss of a log temperature and a slope; nats of all pairs."""
     base, slope = float(theta[0]), float(theta[1])
     log_temperature = base + slope * _confidence(-statistics.log_sums(base))
+    knots = statistics.log_sums.x
+    outside = np.abs(log_temperature - np.clip(log_temperature, knots[0], knots[-1])).sum()  # sums unknown
     log_sum, rows = statistics.log_sums_by_row(log_temperature), statistics.rows
     least = uniform_mix / statistics.n_classes
     top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, config.max_probability)[rows]
@@ -368,7 +376,8 @@ def _row_loss(
         log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
     top1_likelihood = np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum()
     prior = 0.5 * ((base / config.prior_spread) ** 2 + (slope / config.slope_spread) ** 2)
-    return prior - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
+    unknown = config.outside_penalty * float(outside)
+    return prior + unknown - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
 
 
 def _collect(

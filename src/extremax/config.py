@@ -70,6 +70,7 @@ class FitConfig:
     n_dense: int = 0  # last columns of X that every row has, beside sparse ones
     column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
     streaming: bool = False  # rows arrive in parts, in calls of partial_fit
+    renews_whitening: bool = False  # ... and the whitening is made anew from all of them
 
     @property
     def definition(self) -> Objective:
@@ -101,7 +102,7 @@ class FitConfig:
         """Restore a config; numbers that an earlier version did not have get today's values."""
         known, hints = {entry.name for entry in fields(cls)}, get_type_hints(cls)
         given = {name: value for name, value in content.items() if name in known}
-        given["numbers"] = restore_numbers(Defaults, content.get("numbers", {}))
+        given["numbers"] = restore_numbers(Defaults, _earlier_numbers(content.get("numbers", {})))
         given["column_groups"] = tuple(content.get("column_groups", ()))
         if "penalized_scores" not in given and content.get("objective") in BATCH_OBJECTIVES:
             given["score_penalty"] = 0.0  # it had no effect there in the version that wrote it
@@ -112,6 +113,14 @@ class FitConfig:
         if given["noise"] == CUSTOM_NOISE and noise is not None:
             given["noise"] = noise
         return cls(**given)
+
+
+def _earlier_numbers(content: Any) -> Any:
+    """Return stored numbers; where they do not say so, rows of dense weights all had one temperature."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("calibration", {}), Mapping):
+        return content  # refused by whoever reads it
+    calibration = {"max_tempered_classes": 0, **content.get("calibration", {})}
+    return {**content, "calibration": calibration}
 
 
 def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
@@ -202,9 +211,11 @@ def resolve(
     """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
 
     `streaming` is for rows that arrive in parts; `n_seen` is the number of classes in the first part."""
-    names = {entry.name for entry in fields(FitConfig)} - {"numbers", "n_dense", "column_groups", "streaming"}
+    own = {"numbers", "n_dense", "column_groups", "streaming", "renews_whitening"}
+    names = {entry.name for entry in fields(FitConfig)} - own
     given = {name: value for name, value in parameters.items() if name in names}
     batch, rows = numbers.batch, numbers.rows
+    renews = streaming and bool(given["precondition"])
     if given["objective"] == "auto":
         given["objective"] = choose_objective(given, problem, numbers, streaming=streaming)
         if streaming and n_seen is not None and OBJECTIVES[given["objective"]].shares_classes:
@@ -265,21 +276,30 @@ def resolve(
         **given,
         numbers=numbers,
         streaming=streaming,
+        renews_whitening=renews and objective.shares_classes,
         n_dense=problem.n_dense,
         column_groups=problem.column_groups,
     )
 
 
 def resume_config(
-    begun: FitConfig, parameters: Mapping[str, Any], problem: ProblemSize, noise: Noise | None
+    begun: FitConfig,
+    parameters: Mapping[str, Any],
+    problem: ProblemSize,
+    noise: Noise | None,
+    *,
+    is_whitened: bool = False,
 ) -> FitConfig:
     """Return the config with which a fit goes on.
 
-    What the first call fixes, and what parameters leave open, stays as it was begun.
+    What the first call fixes, and what parameters leave open, stays as it was begun; but where a stream got
+    its whitening on the way, the learning rate is that of whitened rows.
     """
     open_ones = {name: getattr(begun, name) for name in RESOLVED if parameters.get(name, "") is None}
     fixed = {name: getattr(begun, name) for name in FIXED}
     if begun.noise == CUSTOM_NOISE and noise is not None:
         fixed["noise"] = noise
     found = resolve({**parameters, **open_ones, **fixed}, problem, numbers=begun.numbers)
-    return replace(found, streaming=begun.streaming)
+    if is_whitened and not begun.precondition and parameters.get("learning_rate") is None:
+        found = replace(found, learning_rate=begun.numbers.batch.learning_rate)
+    return replace(found, streaming=begun.streaming, renews_whitening=begun.renews_whitening)

@@ -27,6 +27,9 @@ class ProblemSize:
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
     n_dense: int = 0  # last columns that every row has, beside sparse ones
     column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
+    n_scaled: int | None = None  # entries of sparse columns that are copied to be scaled
+    n_class_columns: int | None = None  # pairs of a class and a sparse column that a row of it has ...
+    n_rival_columns: int | None = None  # ... and of a class and a column of rows it competes for: a guess
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class BatchConfig:
     rows_per_cell: int = 4096  # rows, on average, at least
     max_cells: int = 256
     cell_levels: int = 2  # levels of the tree below a cell, at least
+    min_cell_gain: float = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
     initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
@@ -93,6 +97,11 @@ class BatchConfig:
     # The first part of a stream gives whitening and start where it has so many rows per feature ...
     stream_rows: float = 1.0
     stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
+    # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
+    stream_refresh_rows: int = 32
+    stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
+    stream_slack: float = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
+    stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,10 @@ class CandidateConfig:
 
     n_candidates: int = 32  # classes that each row is compared with, beside its own
     n_epochs: int = 2  # the second compares with the classes that the first made likely
-    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one
+    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one; at least ...
+    # ... this over the root of the number of features: with few of them, a change of a class is felt by all
+    # rows, also by those that do not list the class
+    regularization_root: float = 4.0
     bias_feature: float = 0.3
     passes: int = 4  # over the pairs of a class, in an epoch
     small_dual: float = 1e-3  # negatives of less probability are left out of the later passes
@@ -118,6 +130,8 @@ class WarmStartConfig:
     """Whitening of the features, and the linear discriminant that training starts from."""
 
     ridge: float = 0.1  # of the mean variance, added to every direction
+    # mean over median variance of the columns from which a ridge relative to each column's own is tried
+    own_unevenness: float = 3.0
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
@@ -144,6 +158,8 @@ class SparseConfig:
     max_smoothing_steps: int = 2  # ... at most so often
     sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
     search_pairs: int = 600  # ... and those that choose the smoothing
+    sample_entries: int = 1_000_000  # of the rows of these pairs; of longer rows there are fewer ...
+    long_sample_pairs: int = 300  # ... but so many
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
     number_penalty: float = 1e-5  # of the squared numbers, per pair
@@ -227,13 +243,14 @@ class SparseConfig:
     few_classes: int = 200  # up to which start and SVMs are all
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
+    mix_folds: int = 5  # of such training rows, left out in turn to choose the weights of start and SVMs
     # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
     # of the cosine with the class mean: questions are not worded as training texts are
-    min_centroid_weight: float = 7.0
-    # of the bilinear part: more of it, and a text that a class is known by is given to another class
+    min_centroid_weight: float = 10.0
+    # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
     max_bilinear_weight: float = 0.5
-    max_bound_loss: float = 0.05  # nats per held-out pair that the last two may cost; else neither applies
+    max_bound_loss: float = 0.1  # nats per held-out pair that the last two may cost; else they do not apply
     usual_length: tuple[float, float] = (
         0.7,
         1.4,
@@ -253,6 +270,10 @@ class ScaleConfig:
     margin: float = 3.0  # times that quantile, up to which deviations and lengths count
     min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
     min_limit: float = 2.0  # root mean square lengths that a row may have in any case
+    max_column: float = (
+        100.0  # size of a sparse column, over the median of all, up to which it stays as it is
+    )
+    sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
     rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # below which rows count as zero
@@ -402,10 +423,12 @@ class CalibrationConfig:
     top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
     max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
     max_probability: float = 1.0 - 1e-9  # the largest probability that counts
-    # Sparse weights, whose temperature depends on the row:
+    # The temperature depends on the row, but for scores with a noise term:
+    max_tempered_classes: int = 1 << 20  # of dense weights: scores of all classes are kept and summed twice
     max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
     slope_spread: float = 0.25  # of the prior of the slope
     slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
+    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
     slope_evaluations: int = 80  # of the loss, for each uniform mixing
     block_scores: int = 1 << 22  # scores per task
     tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures

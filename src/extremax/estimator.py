@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
+from extremax.features.scaling import LargeColumns
 from extremax.fit import (
     Fitted,
     Request,
@@ -64,6 +66,7 @@ from extremax.validation import (
     check_random_state,
     check_sample_weight,
     class_weights,
+    copied_bytes,
     encode_targets,
     indicator_format,
     join_pair,
@@ -202,7 +205,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     choices_ : dict
         What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``.
+        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
+        rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
     history_ : list of dict
         Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
         ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
@@ -233,6 +237,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     """
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
+    _large_columns: LargeColumns | None = None  # columns of sparse features that are scaled down
+    _text_bytes = 0  # of features that a `TextClassifier` has made of texts
+    _held: Mapping[str, int] = MappingProxyType({})  # bytes that a first call holds before training, by part
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @accept_old_names
@@ -365,7 +372,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             context = self._context(check_random_state(self.random_state))
             data, validation = self._split_validation(data, eval_set, context.seed)
             config = resolve(self._parameters(), self._problem(data), numbers=self._numbers)
-            request = Request(validation, callbacks, self._publish, self.patience)
+            request = Request(validation, callbacks, self._publish, self.patience, self._held)
             return self._finish(fit_model(data, len(self.classes_), config, context, request))
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
@@ -387,7 +394,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`."""
+        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
+        from all rows so far, at doubling numbers of them."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
         if self.class_weight == "balanced":
             raise ValueError(
@@ -421,7 +429,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                     self._weighted(self._lookup(y, features, hint=hint), sample_weight)
                 )
                 config, context = self._resume_config(data), self._context(self.seed_)
-            request = Request(publish=self._publish, patience=self.patience)
+            held = self._held if begun is None else {}
+            request = Request(publish=self._publish, patience=self.patience, held=held)
             return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
 
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
@@ -457,7 +466,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
-        for name in ("_fitted", "_label_index", "_indicator"):
+        for name in ("_fitted", "_label_index", "_indicator", "_large_columns"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -522,6 +531,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         weights, intercept = scorer.weights.coefficients()
         if scorer.offsets is not None:
             intercept = intercept + scorer.offsets
+        if self._large_columns is not None:
+            weights = self._large_columns.to_given(weights)
         if len(self.classes_) == 2:
             return weights[1:2] - weights[0:1], intercept[1:2] - intercept[0:1]
         return weights, intercept
@@ -544,11 +555,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """What was left open and chosen, as the model has it now."""
         if "model_" not in vars(self):
             raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
-        return Choices(self.model_.describe())
+        large = self._large_columns
+        scaled = {} if large is None else {"scaled_columns": large.columns.tolist()}
+        return Choices(scaled | self.model_.describe())
 
     @property
     def _threads(self) -> int:
         return resolve_threads(self.n_jobs)
+
+    def _threads_for(self, features: Features) -> int:
+        """Return the threads of a search: one for a single row that one thread scores anyway."""
+        alone = features.shape[0] == 1 and self.model_.weights.row_major
+        return 1 if alone and self.n_jobs != 0 else self._threads
 
     def _context(self, seed: int) -> Context:
         self.seed_ = seed
@@ -569,17 +587,31 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "this model has no record of how it was trained, so training cannot go on; fit it again."
             )
-        return resume_config(model.config, self._parameters(), self._problem(data), model.noise)
+        return resume_config(
+            model.config,
+            self._parameters(),
+            self._problem(data),
+            model.noise,
+            is_whitened=self._fitted.state.whitening is not None,
+        )
 
     # -- input ---------------------------------------------------------------------------------------------
 
     def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
         """Check the rows of a first call and fix the classes and the columns."""
-        X, self._n_dense = join_pair(X)
+        given = X
+        X, self._n_dense = join_pair(given)
         features = check_features(X)
+        held = {"text features": self._text_bytes, "converted features": copied_bytes(given, features)}
+        self._held = {part: size for part, size in held.items() if size}
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         check_savable(known)
         self._indicator = indicator_format(y)
+        if sparse.issparse(features):
+            n_sparse = int(features.shape[1]) - self._n_dense
+            self._large_columns = LargeColumns.find(features, self._numbers.scale, n_sparse)
+        if self._large_columns is not None:
+            features = self._large_columns.scale(features)
         data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
         self._remember(X, features, known)
         return data
@@ -668,7 +700,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         features = check_features(X, name=name, n_features=self.n_features_in_)
         if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
             validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
-        return features
+        return features if self._large_columns is None else self._large_columns.scale(features)
 
     def _join(self, X: Any, name: str) -> Any:
         """Return a pair of sparse and dense features as one matrix, if its parts have the right widths."""
@@ -692,7 +724,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if self._indicator is not None:
             rows, ids, _ = self._labels_above(features, None)
             return self._make_indicator(rows, ids, features.shape[0])
-        return self._named(*self.model_.topk(features, 1, n_threads=self._threads))[:, 0]
+        return self._named(*self.model_.topk(features, 1, n_threads=self._threads_for(features)))[:, 0]
 
     def predict_topk(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
@@ -721,7 +753,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         ids, log_prob = self.model_.topk(
-            features, k, search=search, width=beam_width, n_threads=self._threads
+            features, k, search=search, width=beam_width, n_threads=self._threads_for(features)
         )
         return self._named(ids, log_prob), log_prob
 
@@ -902,6 +934,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         if self._indicator is not None:
             header["indicator"] = list(self._indicator)
+        if self._large_columns is not None:
+            header["large_columns"] = self._large_columns.header()
         if isinstance(self.class_weight, dict):
             weights = {self._label_id(label): float(w) for label, w in self.class_weight.items()}
             header["class_weight"] = sorted(weights.items())
@@ -919,6 +953,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         given = checks.get_mapping(saved.header, "parameters")
         if "penalized_scores" not in given and saved.model.objective in BATCH_OBJECTIVES:
             given = {**given, "score_penalty": None}  # it had no effect there in the version that wrote it
+        if not isinstance(given.get("noise", ""), str):
+            checks.reject(f"its parameter 'noise' is {checks.shown(given['noise'])}")
         # A noise object is no plain parameter, but the model has it.
         estimator = cls(**{"noise": saved.model.noise, **given})
         check_saved_parameters({**estimator.get_params(deep=False), **given}, saved.model.config, OBJECTIVES)
@@ -927,6 +963,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "indicator" in saved.header:
             is_sparse, dtype = saved.header["indicator"]
             estimator._indicator = bool(is_sparse), np.dtype(dtype).name
+        if "large_columns" in saved.header:
+            estimator._large_columns = LargeColumns.from_header(
+                checks.get_mapping(saved.header, "large_columns"), saved.model.n_features
+            )
         if "class_weight" in saved.header:
             labels = saved.labels.tolist()
             estimator.class_weight = {labels[i]: weight for i, weight in saved.header["class_weight"]}

@@ -312,12 +312,12 @@ def _contributions(
 
 
 def _projected(dense: Any, columns: Int32, values: Float64) -> Float64:
-    """Return the projection of one unit of each column, for a row that is scaled to unit length before it."""
+    """Return the projection of one unit of each column of a row."""
     found = np.zeros((len(columns), dense.n_projected))
     if dense.n_projected and len(dense.columns):
         at = np.minimum(np.searchsorted(dense.columns, columns), len(dense.columns) - 1)
         is_read = dense.columns[at] == columns
-        length = max(float(np.sqrt(np.square(values[is_read]).sum())), 1e-9)
+        length = max(float(np.sqrt(np.square(values[is_read]).sum())), 1e-9) if dense.unit_rows else 1.0
         found[is_read] = dense.projection[at[is_read]] / length
     return found
 

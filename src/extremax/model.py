@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from extremax.tree import LabelTree
 
 
+_EXACT = ExactSearch()
 _LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose labels are found at a time
 
 
@@ -262,7 +263,7 @@ class Model:
     def _find_search(self, name: str, width: int | None) -> Search:
         """Return the search of a name; "beam" is exact search where a beam would take as long."""
         if name == "exact":
-            return ExactSearch()
+            return _EXACT
         if name not in self.search_names:
             raise ValueError(f"search is {name!r}; this model has {', '.join(map(repr, self.search_names))}.")
         found = self.searches.get(name)

@@ -7,7 +7,7 @@ The score of class y is ``sum_f x_f w_fy + |x|_1 l_y + b_y``, with ``|x|_1 = sum
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
+from extremax.kernels import postings as kernel
 from extremax.kernels import sparse_scores
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Frequent, Postings
-from extremax.runtime.products import sparse_times_dense
+from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
@@ -60,17 +61,21 @@ class DensePart:
     factors : float32 (n_classes, n_projected + n_dense)
         v of each class.
     columns : int32 (n_columns,)
-        Sparse columns that the projection reads, ascending; a row's entries there are scaled to unit length.
+        Sparse columns that the projection reads, ascending.
     projection : float32 (n_columns, n_projected)
         From these to the first coordinates of z.
     n_dense : int
         Last columns of x that are explicit in every row: the other coordinates of z.
+    unit_rows : bool
+        Whether a row's entries in `columns` are scaled to unit length before the projection. Those of texts
+        are not: a text of which the projection reads little would say as much by it as any other.
     """
 
     factors: Float32
     columns: Int32
     projection: Float32
     n_dense: int = 0
+    unit_rows: bool = True
 
     @classmethod
     def of_columns(cls, factors: Float32, n_dense: int) -> DensePart:
@@ -86,12 +91,17 @@ class DensePart:
         """Bytes of all arrays."""
         return int(self.factors.nbytes + self.columns.nbytes + self.projection.nbytes)
 
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a model folder stores beside the arrays."""
+        return {"n_dense": self.n_dense, "unit_rows": self.unit_rows}
+
     def coordinates(self, X: Any) -> Float32:
         """Return z of some rows, (n_rows, n_projected + n_dense)."""
         parts = []
         if self.n_projected:
-            chosen = unit_rows(select_columns(csr_rows(X), self.columns, X.shape[1]))
-            parts.append(sparse_times_dense(chosen, self.projection))
+            chosen = select_columns(csr_rows(X), self.columns, X.shape[1])
+            parts.append(sparse_times_dense(unit_rows(chosen) if self.unit_rows else chosen, self.projection))
         if self.n_dense:
             parts.append(dense_columns(X, self.n_dense))
         return np.ascontiguousarray(np.hstack(parts) if len(parts) > 1 else parts[0])
@@ -101,20 +111,59 @@ def select_columns(rows: CSRRows, columns: NDArray[Any], n_features: int) -> Any
     """Return a CSR matrix of some columns, in their order."""
     place = np.full(n_features, -1, np.int32)
     place[columns] = np.arange(len(columns), dtype=np.int32)
-    at = place[rows.indices]
-    kept = at >= 0
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    ends = np.zeros(len(rows.indptr), np.int64)
+    kernel.select_columns(rows, place, ends, *_no_entries())
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.select_columns(rows, place, ends, *found)
     chosen = sparse.csr_matrix((len(rows.indptr) - 1, len(columns)), dtype=np.float32)
-    chosen.data, chosen.indices, chosen.indptr = rows.data[kept], at[kept], ends
+    chosen.indices, chosen.data, chosen.indptr = *found, ends
     return chosen
+
+
+def _no_entries() -> tuple[Int32, Float32]:
+    return np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def transposed(matrix: Any, *, values: bool = True) -> Postings:
+    """Return a CSR matrix by column, or a CSC matrix by row; without its values if these are not wanted."""
+    n_inside = matrix.shape[1 if matrix.format == "csr" else 0]
+    size = int(matrix.indptr[-1])
+    starts, lines = np.zeros(n_inside + 1, np.int64), np.empty(size, np.int32)
+    found = np.empty(size if values else 0, np.float32)
+    kernel.transpose(matrix.indptr, matrix.indices, matrix.data, starts, lines, found)
+    return Postings(starts, lines, found)
+
+
+def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
+    """Return postings without weights whose mean contribution to a score is below a threshold.
+
+    `mean` is that of each feature over the rows that have it.
+    """
+    ends, least = np.zeros(len(postings.offsets), np.int64), np.float32(threshold)
+    kernel.take_large(postings, mean, least, ends, *_no_entries())
+    if ends[-1] == len(postings.values):
+        return postings
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.take_large(postings, mean, least, ends, *found)
+    return Postings(ends, *found)
+
+
+def add_postings(one: Postings, two: Postings) -> Postings:
+    """Return the sum of two sets of weights; what cancels out is not stored."""
+    ends = np.zeros(len(one.offsets), np.int64)
+    kernel.add_postings(one, two, ends, *_no_entries())
+    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    if ends[-1]:
+        kernel.add_postings(one, two, ends, *found)
+    return Postings(ends, *found)
 
 
 def unit_rows(X: Any) -> Any:
     """Scale the rows of a CSR matrix to unit length, in place; empty rows stay empty."""
-    n_rows = X.shape[0]
-    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
-    squares = np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows)
-    X.data = X.data * (1.0 / np.sqrt(np.maximum(squares, 1e-18)))[row].astype(np.float32)
+    factor = (1.0 / np.sqrt(np.maximum(square_sums(X.indptr, X.data), 1e-18))).astype(np.float32)
+    X.data = X.data * np.repeat(factor, np.diff(X.indptr))
     return X
 
 
@@ -192,6 +241,24 @@ class SparseBlock:
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
 
+    def find_best(
+        self,
+        tempering: tuple[float, float, float],
+        targets: Int32,
+        scores: Float32,
+        labels: Int32,
+        result: tuple[Float32, ...],
+    ) -> bool:
+        """Find the best classes of each row in one call, see the kernel; not where there is a dense part."""
+        if self.z is not None:
+            return False
+        weights = self.weights
+        biases = weights.biases, weights.length_biases
+        sparse_scores.find_best(
+            self.rows, weights.postings, biases, tempering, targets, scores, labels, result
+        )
+        return True
+
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
         weights, n_classes = self.weights, self.weights.n_classes
@@ -250,12 +317,15 @@ class SparseWeights:
         dense: DensePart | None = None,
     ) -> SparseWeights:
         """Make weights from a sparse matrix (n_classes, n_features)."""
-        columns = sparse.csc_matrix(matrix, dtype=np.float32)
-        columns.sort_indices()
-        lengths = np.zeros(columns.shape[0], np.float32) if length_biases is None else length_biases
-        postings = Postings(
-            columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False), columns.data
-        )
+        lengths = np.zeros(matrix.shape[0], np.float32) if length_biases is None else length_biases
+        if getattr(matrix, "format", "") == "csr" and matrix.dtype == np.float32:
+            postings = transposed(matrix)
+        else:
+            columns = sparse.csc_matrix(matrix, dtype=np.float32)
+            columns.sort_indices()
+            postings = Postings(
+                columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False), columns.data
+            )
         return cls(postings, np.asarray(biases, np.float32), np.asarray(lengths, np.float32), dense)
 
     @property
@@ -360,8 +430,8 @@ class SparseWeights:
         """Say which part of the scores is not linear in the features, or not to be written out."""
         if self.dense is not None and self.dense.n_projected:
             return (
-                "this model has no coef_ and intercept_: its bilinear part scales the words of a row to unit"
-                " length, which is not linear in the features. Read model_.weights for its parts."
+                "this model has no coef_ and intercept_: by its bilinear part, every class has a weight on"
+                " every word. Read model_.weights for its parts."
             )
         needed = 8 * int(np.count_nonzero(self.length_biases)) * self.n_features
         if needed > _MAX_DENSE_BYTES:
@@ -389,13 +459,8 @@ class SparseWeights:
 
         `feature_mean` is the mean of each feature over the rows that have it.
         """
-        offsets, classes, values = self.postings
-        mean = np.repeat(feature_mean, np.diff(offsets))
-        kept = np.abs(values) * mean >= threshold
-        if kept.all():
-            return self
-        ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[offsets]
-        return replace(self, postings=Postings(ends, classes[kept], values[kept]))
+        kept = prune_postings(self.postings, feature_mean, threshold)
+        return self if kept is self.postings else replace(self, postings=kept)
 
     @property
     def n_bytes(self) -> int:
@@ -409,12 +474,12 @@ class SparseWeights:
         entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
         if entries >= self.n_entries:
             return 0.0
-        mean = np.repeat(feature_mean, np.diff(self.postings.offsets))
-        contribution = np.abs(self.postings.values) * mean
+        contribution = np.abs(self.postings.values)
+        contribution *= np.repeat(feature_mean, np.diff(self.postings.offsets))
         if entries == 0:
             return float(np.nextafter(contribution.max(initial=0.0), np.float32(np.inf)))
-        kept = np.partition(contribution, self.n_entries - entries)[self.n_entries - entries]
-        return float(np.nextafter(kept, np.float32(np.inf)))
+        contribution.partition(self.n_entries - entries)
+        return float(np.nextafter(contribution[self.n_entries - entries], np.float32(np.inf)))
 
     def state(self) -> State:
         """Return what a model folder stores."""
@@ -423,7 +488,7 @@ class SparseWeights:
         if self.dense is not None:
             names = ("factors", "columns", "projection")
             arrays |= {name: getattr(self.dense, name) for name in names}
-            header["n_dense"] = self.dense.n_dense
+            header |= self.dense.header
         return State(header, arrays)
 
     @classmethod
@@ -437,7 +502,7 @@ class SparseWeights:
         )
         biases = checks.get_array(arrays, "biases", "f4", (None,))
         lengths = checks.get_array(arrays, "length_biases", "f4", (None,))
-        rising = len(offsets) > 0 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+        rising = len(offsets) > 0 and offsets[0] == 0 and checks.is_rising(offsets)
         sound = rising and offsets[-1] == len(classes) == len(values)
         if sound and len(classes):
             sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
@@ -448,15 +513,19 @@ class SparseWeights:
             )
         dense = None
         if "factors" in arrays:
-            dense = restore_dense(arrays, checks.get_int(state.header, "n_dense"), len(offsets) - 1)
+            dense = restore_dense(state, len(offsets) - 1)
         found = cls(Postings(offsets, classes, values), biases, lengths, dense)
         if found.n_features == 0:
             checks.reject("the sparse weights have no features")
         return found
 
 
-def restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: int) -> DensePart:
-    """Build a dense part from its arrays and `biases`, after a check that they fit together."""
+def restore_dense(state: State, n_sparse: int) -> DensePart:
+    """Build a dense part from its header, its arrays and `biases`, after a check that they fit together."""
+    arrays, n_dense = state.arrays, checks.get_int(state.header, "n_dense")
+    unit = state.header.get("unit_rows", True)  # folders of earlier versions do not say
+    if not isinstance(unit, bool):
+        checks.reject(f"'unit_rows' is {checks.shown(unit)}")
     factors = checks.get_array(arrays, "factors", "f4", (None, None))
     columns = checks.get_array(arrays, "columns", "i4", (None,))
     projection = checks.get_array(arrays, "projection", "f4", (None, None))
@@ -468,7 +537,7 @@ def restore_dense(arrays: Mapping[str, NDArray[Any]], n_dense: int, n_sparse: in
             "the dense part of the model's weights does not fit together (factors, columns, projection);"
             " copy or save the model again."
         )
-    return DensePart(factors, columns, projection, n_dense)
+    return DensePart(factors, columns, projection, n_dense, unit)
 
 
 def restore_matrix(kind: Any, state: State, inside: str) -> Any:
@@ -501,7 +570,7 @@ def _is_sound(matrix: Any) -> bool:
     """Whether offsets rise and indices stay inside, for a compressed matrix put together from arrays."""
     offsets, indices = matrix.indptr, matrix.indices
     n_lines, n_inside = matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
-    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    rising = len(offsets) == n_lines + 1 and offsets[0] == 0 and checks.is_rising(offsets)
     if not rising or not offsets[-1] == len(indices) == len(matrix.data):
         return False
     return len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < n_inside)

@@ -32,11 +32,14 @@ from extremax.explanation import (
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures, check_texts
 from extremax.model import Model
+from extremax.runtime.memory import check_memory, describe_memory, release_memory
 from extremax.runtime.progress import ProgressLine
+from extremax.runtime.threads import resolve_threads
 from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.training.loop import Callback
 from extremax.types import Bool, Float32, Float64, Int32
+from extremax.validation import copied_bytes
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
@@ -222,6 +225,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self._encodes = self.encoder is not None
         if self.features_ is not None and self.features_.is_sparse and _leaves_it_open(classifier):
             classifier.objective = _SPARSE  # however few the columns of few texts are
+        found: Any = None
         if self.features_ is not None:
             report, started = ProgressLine(int(classifier.verbose)), time.perf_counter()
 
@@ -230,12 +234,23 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
                 if done == total:
                     report.close()
 
-            self.features_.fit(texts, n_jobs=classifier.n_jobs, progress=show)
+            need = self.features_.fit_bytes(texts, resolve_threads(classifier.n_jobs))
+            report.log(f"the features of the texts need {describe_memory(need)}")
+            hints = ["NgramFeatures with smaller char_ngrams, word_ngrams or hash_bits", "fewer texts"]
+            what = "TextClassifier.fit"
+            check_memory(need, available=classifier.memory_limit, hints=hints, what=what)
+            found = self.features_.fit_transform(texts, n_jobs=classifier.n_jobs, progress=show)
             kind = "columns" if self.features_.is_sparse else "features per text"
             report.log(f"{len(texts):,} texts are read: {self.features_.n_features:,} {kind}")
             classifier._column_groups = self.features_.column_groups
         self.classifier_ = classifier
-        return self.transform(texts)
+        features = self._beside_embeddings(found, texts)
+        release_memory()
+        made = features if isinstance(features, tuple) else (features,)
+        classifier._text_bytes = sum(copied_bytes(None, part) for part in made)
+        if self.features_ is not None:
+            classifier._text_bytes += self.features_.n_bytes
+        return features
 
     def _new_features(self, classifier: ExtremeClassifier) -> NgramFeatures | TextFeatures | None:
         """Return features to fit; None where the encoder stands alone."""
@@ -277,12 +292,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
         check_texts(X)
         listed = list(X)
-        if self.features_ is None:
-            return _encode(self._find_encoder(), listed)
-        features = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
+        features: Any = None
+        if self.features_ is not None:
+            features = self.features_.transform(listed, n_jobs=self.classifier_.n_jobs)
+        return self._beside_embeddings(features, listed)
+
+    def _beside_embeddings(self, features: Any, texts: list[str]) -> Any:
+        """Return the features of texts, or None, with their embeddings where there is an encoder."""
         if not self._encodes:
             return features
-        embeddings = _encode(self._find_encoder(), listed)
+        embeddings = _encode(self._find_encoder(), texts)
+        if self.features_ is None:
+            return embeddings
         return (features, embeddings) if self.features_.is_sparse else np.hstack([features, embeddings])
 
     def _find_encoder(self) -> Any:

@@ -207,6 +207,24 @@ def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
+def test_pipes_devices_and_links_stay_what_they_are(tmp_path: Path) -> None:
+    pipe, file, link = tmp_path / "pipe", tmp_path / "file", tmp_path / "link"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with terminal.atomic_file(pipe) as out:
+        out.write(b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(file)
+    for content in (b"first", b"second"):
+        with terminal.atomic_file(link) as out:
+            out.write(content)
+        assert file.read_bytes() == content
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.show_json({"loss": float("nan"), "labels": ("a", 2)})
     assert capsys.readouterr().out == '{\n  "loss": null,\n  "labels": [\n    "a",\n    2\n  ]\n}\n'

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import time
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from extremax.data import iter_dataset, load_dataset, streams
+from extremax.data import iter_dataset, load_dataset, sparse_text, streams
 from extremax.data.dataset import DataFileError
 
 pytestmark = [pytest.mark.error]
@@ -153,4 +155,59 @@ def test_blank_lines_after_the_announced_rows_take_no_memory() -> None:
         assert data.X.shape == (1, 3)
         return most
 
-    assert peak(56 << 20) < 1.2 * peak(26 << 20)  # that of a chunk of lines, however many there are
+    most = peak(56 << 20)
+    assert most < 1.2 * peak(26 << 20)  # that of a chunk of lines, however many there are
+    assert most < 80 << 20  # a chunk is 8 MiB; numbers of 8 million lines were 650 MiB
+
+
+@pytest.mark.identity
+def test_chunks_of_many_short_lines_are_read_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"1 1:1\n\n2 2:3\n" * 50 + b"3 x:1\n" + b"1 5:1\n" * 7
+    whole = load_dataset(io.BytesIO(text), format="libsvm", skip_bad_lines=True)
+    monkeypatch.setattr(sparse_text, "_MOST_LINES", 10)
+    cut = load_dataset(io.BytesIO(text), format="libsvm", skip_bad_lines=True)
+    np.testing.assert_array_equal(cut.X.toarray(), whole.X.toarray())
+    np.testing.assert_array_equal(cut.y, whole.y)
+    assert cut.skipped == whole.skipped
+    assert "line 151" in cut.skipped[0]
+
+
+def unpack(data: bytes, size: int = 1 << 16) -> bytes:
+    with streams.ByteStream(io.BytesIO(data)) as stream:
+        return b"".join(iter(lambda: stream.read(size), b""))
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("size", [1, 100, 1 << 20])
+@pytest.mark.parametrize("padding", [0, 4, 200_000])
+def test_xz_streams_come_back_whole(size: int, padding: int) -> None:
+    text = bytes(np.random.default_rng(size).integers(97, 123, 3 * size, dtype=np.uint8))
+    zeros = b"\0" * padding
+    data = lzma.compress(text) + zeros + lzma.compress(b"more") + zeros
+    assert unpack(data, size) == text + b"more"
+    for damaged in (data[: len(data) - padding - 1], lzma.compress(text) + b"no stream"):
+        with pytest.raises(DataFileError, match="damaged or ends early"):
+            unpack(damaged)
+
+
+def test_an_xz_dictionary_of_gigabytes_rejects() -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 1 << 20}]
+    packed = bytearray(lzma.compress(b"word\n" * 100, filters=filters))
+    # The header of the block: size, flags, filter, length of its properties, dictionary; then its checksum.
+    block = packed[12 : 12 + 4 * (packed[12] + 1)]
+    block[block.index(b"\x21\x01") + 2] = 38  # 2^31 bytes
+    block[-4:] = zlib.crc32(block[:-4]).to_bytes(4, "little")
+    packed[12 : 12 + len(block)] = block
+    with pytest.raises(DataFileError, match=r"unpacking it takes more than 256\.0 MiB; compress it again"):
+        load_dataset(io.BytesIO(bytes(packed)), format="lines")
+
+
+def test_names_of_arrow_columns_that_are_no_text_reject(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"text": ["one", "two"], "label": ["a", "b"]})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    path.write_bytes(path.read_bytes().replace(b"label", b"la\xe2el"))
+    with pytest.raises(DataFileError, match="the names of its columns are damaged"):
+        load_dataset(path)

@@ -164,6 +164,24 @@ def test_threads_and_blocks_invariant():
 
 
 @pytest.mark.invariance
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"char_ngrams": (0, 0), "word_ngrams": 2}, {"word_ngrams": 0}, {"hash_bits": 4}],
+    ids=["default", "words", "characters", "collisions"],
+)
+def test_fit_transform_is_fit_and_transform_invariant(options):
+    # marks alone are runs without a word; one text has more n-grams than are sorted by ranges
+    texts = [*TEXTS, "-- --", "ab " * 50, " ".join(sentences(100)), *sentences(50)]
+    one = NgramFeatures(**options)
+    found, expected = one.fit_transform(texts), NgramFeatures(**options).fit(texts).transform(texts)
+    assert found.shape == expected.shape
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+    assert (one.transform(texts) != expected).nnz == 0
+
+
+@pytest.mark.invariance
 def test_state_round_trip_invariant():
     texts = sentences(400) + ["common"] * 300
     features = NgramFeatures(char_ngrams=(3, 4), group_weights=(1.0, 0.5)).fit(texts)

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from extremax.defaults import ScaleConfig
 from extremax.errors import ModelFileError
-from extremax.features.scaling import ColumnScaling, limit_sparse_rows
+from extremax.features.scaling import ColumnScaling, LargeColumns, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.storage.state import State
 
@@ -117,3 +117,75 @@ def test_sparse_rows_are_shortened_only_where_they_are_outlying():
     assert lengths[3] < 20.0
     np.testing.assert_array_equal(limited[4:].data, dirty[4:].data)
     assert limit_sparse_rows(dirty, ScaleConfig(standardize=False)) == (dirty, 0)
+
+
+def columns_with(factors):
+    X = sparse.random(400, 60, 0.2, format="csr", dtype=np.float32, random_state=0)
+    of_column = np.ones(60, np.float32)
+    of_column[list(factors)] = list(factors.values())
+    return X, (X @ sparse.diags(of_column)).tocsr().astype(np.float32)
+
+
+def test_large_columns_are_found_and_brought_to_the_size_of_others():
+    X, dirty = columns_with({3: 2.0**20, 40: 2.0**10})
+    assert LargeColumns.find(X, ScaleConfig()) is None
+    found = LargeColumns.find(dirty, ScaleConfig())
+    assert found.columns.tolist() == [3, 40]
+    ratio = found.factors * [2.0**20, 2.0**10]
+    assert ((ratio >= 0.5) & (ratio <= 2.0)).all()
+    np.testing.assert_array_equal(found.scale(dirty).toarray(), found.scale(dirty.toarray()))
+    clean = found.scale(dirty)[:, [3, 40]].toarray() / ratio
+    np.testing.assert_allclose(clean, X[:, [3, 40]].toarray(), rtol=1e-6)
+    assert LargeColumns.find(dirty, ScaleConfig(), n_columns=3) is None  # dense ones beside sparse ones
+    assert LargeColumns.find(dirty, ScaleConfig(standardize=False)) is None
+
+
+def test_outlying_entries_do_not_make_a_column_large():
+    X, _ = columns_with({3: 1.0})
+    X.data[X.indptr[5] : X.indptr[6]] = 1e6
+    assert LargeColumns.find(X, ScaleConfig()) is None
+
+
+@pytest.mark.identity
+def test_weights_of_large_columns_are_those_of_scaled_ones():
+    _, dirty = columns_with({3: 1e6})
+    found = LargeColumns.find(dirty, ScaleConfig())
+    weights = np.random.default_rng(0).normal(size=(4, 60)).astype(np.float32)
+    expected = found.scale(dirty) @ weights.T
+    np.testing.assert_allclose(dirty @ found.to_given(weights).T, expected, rtol=1e-4, atol=1e-4)
+    sparse_ones = found.to_given(sparse.csr_matrix(weights))
+    np.testing.assert_array_equal(sparse_ones.toarray(), found.to_given(weights))
+
+
+@pytest.mark.error
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"columns": [60], "factors": [0.5]},
+        {"columns": [1, 1], "factors": [0.5, 0.5]},
+        {"columns": [1], "factors": []},
+        {"columns": [1], "factors": [0.0]},
+        {"columns": [1.5], "factors": [0.5]},
+        {"columns": [1]},
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(header):
+    with pytest.raises(ModelFileError, match="does not fit together"):
+        LargeColumns.from_header(header, 60)
+
+
+@pytest.mark.identity
+def test_weights_for_standardised_rows_convert_and_give_the_same_scores(X):
+    scaling = ColumnScaling.fit(X)
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(7, X.shape[1])).astype(np.float32)
+    biases = rng.normal(size=7).astype(np.float32)
+    kept = weights.copy(), biases.copy()
+    ordinary = scaling._squared_lengths(X) < scaling.max_length**2
+    expected = scaling.rows(X[ordinary]) @ weights.T + biases
+    scaling.to_features(weights, biases, 2)
+    found = (X[ordinary].astype(np.float64) * scaling.feature_scale) @ weights.T + biases
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    scaling.to_training(weights, biases, 2)
+    np.testing.assert_allclose(weights, kept[0], rtol=1e-5)
+    np.testing.assert_allclose(biases, kept[1], atol=1e-4)

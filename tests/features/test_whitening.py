@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.features.whitening import Whitening
+from extremax.features.whitening import Whitening, WhiteningFamily
 
 pytestmark = pytest.mark.small
 
@@ -85,3 +85,34 @@ def test_state_restores_the_map(X):
     again = Whitening.from_state(white.state())
     np.testing.assert_array_equal(again.rows(X, 0.5), white.rows(X, 0.5))
     np.testing.assert_array_equal(again.inverse, white.inverse)
+
+
+@pytest.mark.invariance
+def test_rows_by_a_ridge_of_the_own_variance_do_not_depend_on_scales_of_columns(X):
+    factors = np.array([1e-3, 0.1, 1.0, 7.0, 50.0, 1e3])
+
+    def rows(X, own_variance):
+        covariance, mean = np.cov(X.T), X.mean(axis=0).astype(np.float32)
+        family = WhiteningFamily.of(covariance, own_variance=own_variance)
+        return family.fit(mean, 0.3).rows(X, 1.0)
+
+    scaled = (X * factors).astype(np.float32)
+    np.testing.assert_allclose(rows(scaled, True), rows(X, True), atol=2e-3)
+    assert np.abs(rows(scaled, False) - rows(X, False)).max() > 0.1
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("own_variance", [False, True])
+def test_whitening_is_that_of_the_formula(X, own_variance):
+    covariance = np.cov(X.T)
+    unit = np.sqrt(np.diag(covariance)) if own_variance else np.ones(6)
+    relative = covariance / np.outer(unit, unit)
+    values, vectors = np.linalg.eigh(relative + 0.3 * np.trace(relative) / 6 * np.eye(6))
+    expected = np.diag(1 / unit) @ vectors @ np.diag(values**-0.5) @ vectors.T
+    white = WhiteningFamily.of(covariance, own_variance=own_variance).fit(X.mean(axis=0), 0.3)
+    scale = np.trace(white.matrix.T @ covariance @ white.matrix)
+    np.testing.assert_allclose(scale, 1.0, rtol=1e-4)  # rows of mean square length one
+    np.testing.assert_allclose(
+        white.matrix / white.matrix[0, 0], expected / expected[0, 0], rtol=1e-3, atol=1e-5
+    )
+    np.testing.assert_allclose(white.matrix @ white.inverse, np.eye(6), atol=1e-4)

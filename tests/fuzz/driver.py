@@ -28,6 +28,7 @@ from typing import IO
 TIME_LIMIT = 60.0  # seconds of a case that a busy machine must not exceed; a case takes milliseconds
 FIRST_LIMIT = 900.0  # of the first cases of a worker, which compile kernels
 MEMORY_LIMIT = 8 << 30
+_SHOWN_BYTES = 3000  # of what a worker that died has said
 
 
 def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
@@ -107,7 +108,7 @@ def _run_worker(kind: str, at: int, stop: int, bases: Path, report: Report, *, l
         if code == 0 and begun >= stop:
             return stop
         errors.seek(0)
-        tail = errors.read()[-1500:].decode(errors="replace")
+        tail = errors.read(_SHOWN_BYTES).decode(errors="replace")  # a traceback, then a list of libraries
         what = f"hung for {limit:.0f} s" if not ready else f"ended the process with {code}"
         report.counts["failed"] += 1
         report.failures.append((begun, f"{what}\n{tail}"))

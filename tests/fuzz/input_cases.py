@@ -96,7 +96,10 @@ class InputCases:
         X, y = rows()
         self.X, self.y = X, y
         self.files = base_files(X[:6], y[:6])
-        self.sound = {name: load(data, name, folder) for name, data in self.files.items()}
+        # In a folder of their own: they are mapped, and cases write files of the same names.
+        sound = folder / "sound"
+        sound.mkdir()
+        self.sound = {name: load(data, name, sound) for name, data in self.files.items()}
 
     def run(self, seed: int) -> str:
         """Run the case of a number."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import load_model
+from extremax.calibration import CONFIDENCE_OFFSET
 from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from extremax.storage.dtypes import DTYPES
 from extremax.training.objectives import OBJECTIVES
@@ -200,6 +201,9 @@ def reference(model: Any, X: Any) -> NDArray[np.float64] | None:
         if not np.isfinite(scores).all() or max(largest, np.abs(scores).max()) > 1e3:
             return None
         scores -= scores.max(axis=1, keepdims=True)
+        if model.calibration.temperature_slope != 0.0:  # the temperature depends on the highest probability
+            highest = 1.0 / np.exp(scores).sum(axis=1, keepdims=True)
+            scores /= (highest + CONFIDENCE_OFFSET) ** model.calibration.temperature_slope
         prob = np.exp(scores)
         prob /= prob.sum(axis=1, keepdims=True)
         mix = model.calibration.uniform_mix
@@ -268,7 +272,7 @@ def craft(rng: random.Random, base: Base, path: Path) -> None:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.random()
         if kind < 0.40:
-            change_json(rng, content["header"])
+            change_json(rng, content.get("header", {}))  # an earlier change may have removed it
         elif kind < 0.45:
             change_json(rng, content)
         elif kind < 0.55:

@@ -26,17 +26,18 @@ def find(text, sizes=SIZES):
     return Found(*(array[:n] for array in found)), buckets[:n]
 
 
-def count(texts, first_text=0, seen=None):
+NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+def count(texts, first_text=0, seen=None, kept=NOTHING):
     codes, kinds, ends = code_points(texts)
     n_buckets = 3 << BITS
     if seen is None:
-        seen = Seen(
-            np.zeros(n_buckets, np.int32),
-            np.zeros(n_buckets, np.int32),
-            np.zeros((n_buckets, 3), np.int32),
-            np.zeros(1 << 12, np.uint8),
-        )
-    ngram_hash.count_texts(codes, kinds, ends, first_text, SIZES, room(), seen)
+        seen = Seen(np.zeros((n_buckets, 5), np.int32), np.zeros(1 << 12, np.uint8))
+    ngram_hash.count_texts(
+        codes, kinds, ends, first_text, SIZES, room(), seen, *kept, np.zeros(len(texts), np.int64)
+    )
+    assert not seen.table[:, 1].any()
     return seen
 
 
@@ -93,6 +94,23 @@ def test_each_text_counts_once_and_the_first_is_remembered():
     used = seen.n_texts > 0
     np.testing.assert_array_equal(seen.first[used], other.first[used])
     np.testing.assert_array_equal(seen.filter, other.filter)
+
+
+def test_buckets_and_counts_of_each_text_are_kept():
+    texts = ["ab ab", "", "cd ab c"]
+    buckets, counts = np.full(200, -1, np.int32), np.full(200, np.nan, np.float32)
+    ends = np.zeros(3, np.int64)
+    codes, kinds, text_ends = code_points(texts)
+    seen = Seen(np.zeros((3 << BITS, 5), np.int32), np.zeros(1 << 12, np.uint8))
+    ngram_hash.count_texts(codes, kinds, text_ends, 0, SIZES, room(), seen, buckets, counts, ends)
+    start = 0
+    for text, end in zip(texts, ends, strict=True):
+        expected, n = np.unique(find(text)[1], return_counts=True)
+        np.testing.assert_array_equal(buckets[start:end], expected)
+        np.testing.assert_array_equal(counts[start:end], n)
+        start = end
+    assert (buckets[start:] == -1).all()
+    assert counts[0] == 2
 
 
 def test_rows_are_sorted_and_of_unit_length():

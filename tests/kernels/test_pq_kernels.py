@@ -421,9 +421,11 @@ class Case:
         return kernels.Blocks(*parts, bounds), kernels.Tables(self.tables, self.steps, self.offsets)
 
     def set_thresholds(self, stride, kept, inverse_temperature):
-        thresholds, tails = (np.full(self.steps.shape, np.nan, np.float32) for _ in range(2))
-        kernels.set_thresholds(*self.given(stride), kept, np.float32(inverse_temperature), thresholds, tails)
-        return thresholds, tails
+        thresholds = np.full(self.steps.shape, np.nan, np.float32)
+        inverse = np.array([3.0, inverse_temperature], np.float32)  # tails at two temperatures
+        tails = np.full((2, *self.steps.shape), np.nan, np.float32)
+        kernels.set_thresholds(*self.given(stride), kept, inverse, thresholds, tails)
+        return thresholds, tails[1]
 
     def find(self, thresholds, most):
         """Find with thresholds of the rows; rows that only fill the last group would find everything."""
@@ -608,7 +610,8 @@ def test_listed_scores_match_reference(n_features):
 
 def chosen(scores, found, counts, order, k, inverse_temperature, tail):
     labels, log_prob = np.full((len(found), k), -9, np.int32), np.full((len(found), k), np.nan, np.float32)
-    given = (np.float32(inverse_temperature), np.asarray(tail, np.float32), labels, log_prob)
+    inverse = np.full(len(found), inverse_temperature, np.float32)
+    given = (inverse, np.asarray(tail, np.float32), labels, log_prob)
     with np.errstate(all="ignore"):  # interpreted code warns of a row for which nothing was found
         kernels.choose_classes(scores, found, counts, order, *given)
     return labels, log_prob

@@ -13,7 +13,7 @@ from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import SparseWeights, csr_rows
+from extremax.sparse_weights import SparseWeights, csr_rows, prune_postings
 from extremax.training import sparse_correction as steps
 from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
 
@@ -196,7 +196,7 @@ def propose(data, numbers, n_candidates, rare, prune=0.0, n_threads=1):
     start = make_start(arrays, numbers, 1)
     source = steps.ProposalSource(arrays, numbers, start)
     training = steps.TrainingRows(data, rows, steps.feature_mean(rows, N_FEATURES))
-    postings = steps.prune_postings(start.postings, training.mean, prune)
+    postings = prune_postings(start.postings, training.mean, prune)
     job = steps.Job(SparseConfig(rare_classes=rare), 0, n_threads)
     return steps.propose(training, np.arange(data.n_pairs), source, postings, n_candidates, job)
 

@@ -181,7 +181,7 @@ def test_choose_candidates_matches_reference(k):
     candidates[3] = -1
     candidates[3, 4] = 7
     labels, log_prob = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
-    topk.choose_candidates(scores, candidates, np.float32(0.5), 0, n, labels, log_prob)
+    topk.choose_candidates(scores, candidates, np.full(n, 0.5, np.float32), 0, n, labels, log_prob)
     full = np.full((n, n_classes), -np.inf)
     for i in range(n):
         for label, score in zip(candidates[i], scores[i], strict=True):

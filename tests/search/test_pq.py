@@ -83,7 +83,7 @@ def test_as_many_classes_as_asked_for_are_scored(n_classes):
     for n_threshold in (8, 32):  # of the sample; fewer are a matter of luck
         width = n_threshold * search.stride
         places, counts = np.empty((900, n_classes), np.int32), np.empty(900, np.int32)
-        search._find_candidates(X, n_threshold, np.float32(1.0), places, counts)
+        search._find_candidates(X, n_threshold, np.ones(1, np.float32), places, counts)
         assert 0.7 * width < counts.mean() < 1.5 * width
         assert np.mean(counts > 4 * width) < 0.02  # these go to exact search, which takes longer
 

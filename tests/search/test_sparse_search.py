@@ -107,13 +107,6 @@ def test_temperature_by_row_keeps_the_order_and_no_bit_depends_on_threads():
     np.testing.assert_array_equal(again[1], log_prob)
 
 
-@pytest.mark.error
-def test_dense_weights_take_no_temperature_by_row():
-    p = Problem(5)
-    with pytest.raises(ValueError, match="only sparse weights"):
-        Scorer(DenseWeights(p.W, p.biases), calibration=Calibration(1.0, 0.0, 0.2)).check(p.X)
-
-
 @pytest.mark.identity
 def test_empty_rows_are_scored_by_their_biases():
     p = Problem(130)

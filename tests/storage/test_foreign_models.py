@@ -154,6 +154,18 @@ def test_an_index_that_leads_outside_rejects(forge: Any, base: str, name: str, v
     rejects(made.sign(), "model")
 
 
+@pytest.mark.parametrize(
+    ("base", "name"), [("sparse", "weights.offsets"), ("unfinished", "training.sums.offsets")]
+)
+def test_offsets_whose_differences_overflow_reject(forge: Any, base: str, name: str) -> None:
+    made = forge(base)
+    offsets = made.array(name).astype(np.int64)
+    offsets[2:4] = -(2**63), -(2**31)  # both steps rise where the differences of int64 wrap around
+    assert (np.diff(offsets) >= 0).all()
+    made.replace(name, offsets)
+    rejects(made.sign(), "fit together")
+
+
 @pytest.mark.parametrize("name", ["../weights", "/etc/hosts", "a/b", "..", "x" * 300])
 def test_names_that_leave_the_folder_reject(forge: Any, name: str) -> None:
     made = forge("dense")
@@ -250,6 +262,8 @@ def set_at(tree: Any, place: str, value: Any) -> None:
         ("dense", "model.config.numbers.pq.max_stride", "x"),
         ("dense", "estimator.parameters.n_negatives", -1),
         ("dense", "estimator.parameters.no_such", 1),
+        ("dense", "estimator.parameters.noise", 1),
+        ("dense", "estimator.parameters.noise", None),
         ("dense", "estimator.seed", "9" * 5000),
         ("dense", "estimator.history", [3]),
         ("dense", "components", {"a": 1}),
@@ -260,6 +274,7 @@ def set_at(tree: Any, place: str, value: Any) -> None:
         ("beam", "search_beam.config.max_stride", 0),
         ("text", "text.options.hash_bits", 20),
         ("text", "text.options.char_ngrams", ["a", 3]),
+        ("dense_text", "text.options.hash_bits", 28),
         ("unfinished", "training.sums.shape", [10**12, 10**12]),
         ("sparse", "weights.n_dense", -1),
     ],

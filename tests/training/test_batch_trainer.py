@@ -500,8 +500,8 @@ def test_memory_counts_a_tree_where_there_is_one(data):
     examples = Examples(X, y)
     needs = {}
     for name, numbers in {"cells": CELLS, "no cells": DEFAULTS}.items():
-        config = make_config(examples, 12, numbers=numbers, objective="shared_softmax", n_shared=8)
-        trainer = BatchTrainer(config, Context())
+        options = {"objective": "shared_softmax", "n_shared": 8, "precondition": False}
+        trainer = BatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
         needs[name] = trainer.memory(ProblemSize(300, 300, 5, 12))
     assert set(needs["cells"]) - set(needs["no cells"]) == {"tree", "tree features"}
     state, _ = prepared(data, n_shared=8)

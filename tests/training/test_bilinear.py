@@ -152,6 +152,34 @@ def test_similarity_alone_finds_the_class_of_new_rows():
     assert accuracy(0.02) > 0.9
 
 
+@pytest.mark.identity
+def test_rows_that_keep_their_length_have_that_of_the_training_rows_on_average():
+    X, y, X_test, _ = analogies(12)
+    X, X_test = X.copy(), X_test.copy()
+    rng = np.random.default_rng(0)
+    X.data *= np.repeat(rng.uniform(0.5, 1.5, X.shape[0]), np.diff(X.indptr)).astype(np.float32)
+    labels = np.unique(y, return_inverse=True)[1].astype(np.int32)
+    n, n_classes, rows = len(labels), int(labels.max()) + 1, csr_rows(X)
+    training = TrainingRows(Examples(X, labels), rows, feature_mean(rows, X.shape[1]))
+    classes = np.column_stack([labels, (labels + 1) % n_classes]).astype(np.int32)
+    candidates = Candidates(
+        classes, np.zeros((n, 2), np.float32), np.full(n, -30.0, np.float32), np.arange(n),
+        np.ones(n, np.float32),
+    )  # fmt: skip
+    job = Job(replace(Small._numbers.sparse, bilinear_epochs=2), 0, 1)
+    columns = choose_columns(training, 0, job)
+    unit, kept = (
+        fit_bilinear(training, candidates, columns, n_classes, job, keeps_length=keeps).part
+        for keeps in (False, True)
+    )
+    lengths = np.sqrt(X[:, columns].multiply(X[:, columns]).sum(axis=1).A1)
+    typical = np.sqrt(np.mean(lengths[lengths > 0] ** 2))
+    expected = unit.coordinates(X) * (lengths / typical)[:, None]
+    np.testing.assert_allclose(kept.coordinates(X), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(unit.factors, kept.factors)
+    np.testing.assert_allclose(kept.coordinates(2 * X_test), 2 * kept.coordinates(X_test), rtol=1e-5)
+
+
 @pytest.mark.invariance
 def test_the_number_of_threads_changes_nothing():
     X, y, X_test, _ = analogies(30)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax import LabelTree
-from extremax.defaults import BatchConfig
+from extremax import ExtremeClassifier, LabelTree
+from extremax.defaults import DEFAULTS, BatchConfig, replace_numbers
 from extremax.kernels.batch_softmax import draw_shared
-from extremax.training.class_sets import ClassSets, count_cells, inclusion_probabilities, route
+from extremax.training.class_sets import ClassSets, cell_gain, count_cells, inclusion_probabilities, route
 from planted import a_dozen_classes
 
 pytestmark = pytest.mark.small
@@ -110,3 +110,55 @@ def test_cells_thread_count_invariant():
 def test_number_of_cells(n_pairs, depth, n_cells):
     config = BatchConfig(rows_per_cell=100, max_cells=16, cell_levels=2)
     assert count_cells(n_pairs, depth, config) == n_cells
+
+
+@pytest.mark.reference
+def test_inclusion_probabilities_are_those_that_draws_state():
+    rng = np.random.default_rng(3)
+    y = rng.integers(60, size=900).astype(np.int32)
+    cells = (rng.integers(3, size=900) * 2).astype(np.int32)  # cells 1 and 3 have no row
+    sets = ClassSets.build(np.bincount(y).astype(float), 20, exponent=0.5, cells=cells, y=y)
+    classes, minus = np.empty(40, np.int32), np.empty(40, np.float32)
+    for first, second in rng.random((50, 2)):
+        n = draw_shared(
+            sets.everywhere, *sets.of_cell(2), first, second, classes, minus, np.empty(80, np.int64)
+        )
+        found = sets.inclusion(classes[:n], np.full(n, 2, np.int32))
+        np.testing.assert_allclose(found, np.exp(-minus[:n]), rtol=1e-5)
+    everywhere = np.diff(sets.everywhere, prepend=0.0)
+    np.testing.assert_allclose(sets.inclusion(y, np.full(len(y), 3, np.int32)), everywhere[y])
+
+
+@pytest.mark.reference
+def test_gain_of_cells_is_that_of_the_variance_they_save():
+    """Classes of the same size, half of each set from a cell: written out."""
+    n_classes, size, n_cells = 64, 8, 4
+    y = np.tile(np.arange(n_classes, dtype=np.int32), 10)
+    cells = (y // 16).astype(np.int32)
+    held_out = np.arange(len(y)) >= 9 * n_classes
+    rng = np.random.default_rng(0)
+    cells[held_out] = np.where(rng.random(n_classes) < 0.7, cells[held_out], (cells[held_out] + 1) % n_cells)
+    right = float(np.mean(cells[held_out] == y[held_out] // 16))
+    a, b = (size / 2) / n_classes, (size / 2) / 16
+    expected = (n_classes / size - 1) / (right / (1 - (1 - a) * (1 - b)) + (1 - right) / a - 1)
+    assert cell_gain(cells, y, held_out, n_classes, size, 0.5) == pytest.approx(expected)
+
+
+def fit_with_cells(X, y):
+    numbers = replace_numbers(DEFAULTS, batch={"rows_per_cell": 256})
+    estimator = type("SmallCells", (ExtremeClassifier,), {"_numbers": numbers})
+    return estimator("shared_softmax", n_shared=64, n_epochs=1, random_state=0, n_jobs=1).fit(X, y)
+
+
+@pytest.mark.planted
+def test_cells_are_used_where_they_hold_the_labels_of_new_rows():
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(1000), 4)
+    nothing = rng.normal(size=(4000, 8)).astype(np.float32)  # many classes of four rows, and no structure
+    choices = fit_with_cells(nothing, y).choices_
+    assert choices["n_cells"] == 0
+    assert choices["cell_gain"] < 0.8
+    clear = rng.normal(size=(1000, 8))[y] + 0.2 * rng.normal(size=(4000, 8))
+    choices = fit_with_cells(clear.astype(np.float32), y).choices_
+    assert choices["n_cells"] == 8
+    assert choices["cell_gain"] > 1.5

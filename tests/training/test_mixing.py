@@ -82,8 +82,8 @@ def test_hard_rows_do_not_switch_all_models_off(problem):
 def test_few_and_many_classes_have_their_own_weight_on_accuracy(problem):
     experts, data = problem
     named = {"start": experts["a"], "svm": experts["b"]}
-    data = Examples(data.X[:300], data.y[:300])
-    slope = {"accuracy_slope": 30.0, **ALL}
+    data = Examples(data.X[:100], data.y[:100])
+    slope = {"accuracy_slope": 3.0, **ALL}
     few = {"few_classes": N_CLASSES, "accuracy_weight_many": 7.0, **slope}
     many = {"few_classes": N_CLASSES - 1, "accuracy_weight": 7.0, **slope}
     plain = fit(named, data, accuracy_weight=0.0, **few)
@@ -111,6 +111,16 @@ def test_a_bound_that_costs_too_much_does_not_apply(problem, most, expected):
     assert found[0] == pytest.approx(expected, abs=1e-6 if expected == most else 0.1)
     strict = fit(named, data, max_bilinear_weight=most, max_bound_loss=np.inf, **ALL)
     assert strict[0] == pytest.approx(most, abs=1e-6)
+
+
+@pytest.mark.planted
+def test_beside_the_cosine_the_bilinear_part_has_no_bound(problem):
+    experts, data = problem
+    named = {"bilinear": experts["a"], "centroid": experts["b"]}
+    bounds = {"max_bilinear_weight": 0.1, "min_centroid_weight": 1.0, "max_bound_loss": np.inf}
+    found = fit(named, data, **bounds, **ALL)
+    assert found[0] > 0.3
+    assert found[1] >= 1.0
 
 
 @pytest.mark.reference

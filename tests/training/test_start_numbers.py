@@ -7,8 +7,9 @@ import pytest
 
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
+from extremax.kernels.row_updates import CSRRows
 from extremax.sparse_weights import csr_rows
-from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.training.sparse_start import ClassSums, fit_numbers, make_start, sample_sizes
 from planted import word_rows
 
 N_CLASSES, N_WORDS = 120, 1500
@@ -51,3 +52,10 @@ def test_classes_of_about_equal_size_are_not_told_by_their_size(balanced):
     # Found 0.840 / -0.61 against 0.622 / -2.00.
     assert accuracy > max(0.78, unbounded + 0.1)
     assert log_likelihood > unbounded_likelihood + 0.5
+
+
+@pytest.mark.parametrize(("entries", "expected"), [(1, (2000, 600)), (500, (2000, 600)), (1000, (1000, 300)),
+                                                   (10_000, (300, 90))])  # fmt: skip
+def test_long_rows_are_sampled_less(entries, expected):
+    rows = CSRRows(np.zeros(3 * entries, np.float32), np.zeros(3 * entries, np.int32), np.arange(4) * entries)
+    assert sample_sizes(rows, SparseConfig()) == expected

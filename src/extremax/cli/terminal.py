@@ -157,13 +157,18 @@ class Bar:
 def atomic_file(path: Path | None) -> Iterator[IO[bytes]]:
     """Open a binary file that gets the name `path` when the block ends without error.
 
-    None is standard output.
+    None is standard output. A device or pipe is written to directly, and never replaced by a file.
     """
     if path is None:
         with naming(STDOUT):
             yield _EscapedOutput() if sys.stdout.isatty() else sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with naming(path), path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve() if path.is_symlink() else path
     check_file(path)
     stage = stage_of(path)
     try:

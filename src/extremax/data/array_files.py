@@ -455,12 +455,13 @@ def _sliced(batches: Iterator[Any], size: int) -> Iterator[Any]:
 def _choose_columns(
     pa: Any, name: str, schema: Any, vector: str | None, text: str | None, label: str | None
 ) -> tuple[str | None, str | None, str | None]:
+    with foreign(name, "the names of its columns are damaged"):
+        kinds = {field.name: field.type for field in schema}
     for column in (vector, text, label):
-        if column is not None and column not in schema.names:
+        if column is not None and column not in kinds:
             raise DataFileError(
                 name, f"there is no column {column!r}; columns are {', '.join(schema.names[:20])}."
             )
-    kinds = {field.name: field.type for field in schema}
     if vector is None and text is None:
         lists = [
             column

@@ -31,6 +31,7 @@ _EXPECTED = {
     kernel.LABEL_RANGE: "expected a label from 0 to {last_label}",
 }
 _MAX_REPORTS = 20
+_MOST_LINES = 1 << 18  # of a chunk, whose numbers are in memory together
 _NO_LIMIT = 2**31 - 1
 _MOST = (2**48, _NO_LIMIT, _NO_LIMIT)  # rows, features and labels: indices are numbers of 32 bits
 _FIRST_LOOK = 1 << 28  # bytes of rows between two looks at the memory that is left
@@ -78,9 +79,10 @@ class SparseTextReader:
                 line = 1
             if start == len(chunk):
                 continue
-            buffer = np.frombuffer(chunk, dtype=np.uint8, offset=start)
-            yield self._parse(buffer, line)
-            line += self._lines
+            for first, last in _pieces(chunk, start):
+                buffer = np.frombuffer(chunk, dtype=np.uint8, count=last - first, offset=first)
+                yield self._parse(buffer, line)
+                line += self._lines
 
     def _read_header(self, text: bytes) -> None:
         words = text.split()
@@ -157,6 +159,17 @@ class SparseTextReader:
             else "; correct it, or pass skip_bad_lines=True to leave such lines out."
         )
         return DataFileError(self.stream.name, message + hint, line=first_line + line + 1, column=column + 1)
+
+
+def _pieces(chunk: bytearray, start: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of whole lines: all at once, or in pieces where blank lines make them very many."""
+    if chunk.count(b"\n", start) <= _MOST_LINES:
+        yield start, len(chunk)
+        return
+    while start < len(chunk):
+        stop = chunk.find(b"\n", start + _MOST_LINES) + 1 or len(chunk)
+        yield start, stop
+        start = stop
 
 
 class _Growing:

@@ -26,6 +26,8 @@ SUFFIXES = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 8 << 20
 MAX_LINE_BYTES = 256 << 20  # of one line: a longer one is no line, but a file of another kind
 _SPARE_BYTES = 1 << 30  # of disk space that unpacking leaves free
+_XZ_MEMORY = 256 << 20  # bytes that unpacking may take; a file of xz -9 takes 65 MiB
+_XZ_BYTES = 1 << 16  # read at a time
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -280,7 +282,7 @@ def _decompressed(raw: Any, compression: str, name: str) -> Any:
     if compression == "gz":
         return gzip.GzipFile(fileobj=raw)
     if compression == "xz":
-        return lzma.LZMAFile(raw)
+        return _XzFile(raw, name)
     if compression == "zst":
         return _open_zstd(raw, name)
     return _ShortReads(raw, close=True)
@@ -300,6 +302,49 @@ def _open_zstd(raw: Any, name: str) -> Any:
             f"{name} is compressed with Zstandard; install a reader for it: pip install zstandard."
         ) from error
     return _ZstdFile(raw, zstandard.ZstdDecompressor().decompressobj)
+
+
+class _XzFile(io.RawIOBase):
+    """Streams of xz, unpacked in bounded memory: a header may ask for a dictionary of gigabytes."""
+
+    def __init__(self, raw: Any, name: str) -> None:
+        self._raw, self._name = raw, name
+        self._decoder: lzma.LZMADecompressor | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        while True:
+            if self._decoder is None or self._decoder.eof:
+                given = self._next_stream()
+                if not given:
+                    return b""
+            else:
+                given = self._raw.read(_XZ_BYTES) if self._decoder.needs_input else b""
+                if self._decoder.needs_input and not given:
+                    raise EOFError("the last stream is not complete")
+            if data := self._unpack(given, n):
+                return data
+
+    def _next_stream(self) -> bytes:
+        """Begin the next stream; return its first bytes, none at the end of the file."""
+        data = b"" if self._decoder is None else self._decoder.unused_data
+        while not (data := data.lstrip(b"\0")):  # streams may be padded with zeros
+            if not (data := self._raw.read(_XZ_BYTES)):
+                return b""
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        return data
+
+    def _unpack(self, given: bytes, n: int) -> bytes:
+        assert self._decoder is not None  # `_next_stream` has made one
+        try:
+            return self._decoder.decompress(given, max_length=n)
+        except lzma.LZMAError as error:
+            if "memory usage limit" not in str(error).lower():
+                raise
+            message = f"unpacking it takes more than {format_bytes(_XZ_MEMORY)}; compress it again with a"
+            raise DataFileError(self._name, f"{message} smaller dictionary, such as that of xz -9.") from None
 
 
 class _ZstdFile(io.RawIOBase):

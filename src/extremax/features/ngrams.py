@@ -38,11 +38,13 @@ from extremax.kernels.ngram_hash import (
     Weighing,
     count_texts,
     find_ngrams,
+    weigh_counts,
     weigh_texts,
 )
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
-from extremax.runtime.threads import resolve_threads, run
+from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
@@ -53,6 +55,7 @@ _FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4
 _FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
 _MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
 _GROUP_BLOCKS = 16  # blocks per thread between two calls of `progress`
+_JOINED_BLOCKS = 2  # blocks per thread whose rows are in memory beside those of the blocks before
 _CACHES = ("idf_", "_weighing", "_tables")
 _BYTE = 255  # counts from here on are stored apart
 _LONGEST_NAME = 255  # bytes
@@ -60,6 +63,7 @@ _LONGEST_NAME = 255  # bytes
 # of random letters have.
 _LEAST_KNOWN, _LEAST_KNOWN_QUANTILE = 0.45, 0.01
 _SAMPLE = 1000  # texts that may lower it
+_COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
 @dataclass(frozen=True)
@@ -275,11 +279,22 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
         `progress` is called with the number of texts done and of all texts.
         """
+        self._fit(texts, n_jobs, progress)
+        return self
+
+    def _fit(
+        self,
+        texts: Sequence[str],
+        n_jobs: int | None,
+        progress: Callable[[int, int], None] | None,
+        kept: list[_Part] | None = None,
+    ) -> None:
+        """Find the columns and their weights; append buckets and counts of the texts to `kept`."""
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
         self._fitted = NgramOptions(**self.to_options())
-        seen = self._count(texts, resolve_threads(n_jobs), progress)
+        seen = self._count(texts, resolve_threads(n_jobs), progress, kept)
         self._forget_caches()
         self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
         self.text_counts_ = seen.n_texts[self.buckets_].astype(np.int64)
@@ -289,7 +304,32 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         self._names = _Names.none()
         chosen = self.options.least_known
         self.least_known_ = self._choose_least_known(texts) if chosen is None else chosen
-        return self
+
+    def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
+        """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
+        options = NgramOptions(**self.to_options())
+        sample = texts[:: max(1, len(texts) // _COUNTED)]
+        found = [_distinct_buckets(text, options) for text in sample]
+        factor = len(texts) / max(len(sample), 1)
+        entries = int(factor * sum(map(len, found)))
+        # Columns grow as a power of the number of texts: that between half of the sample and all of it.
+        half, every = (len(np.unique(np.concatenate(part))) if part else 1 for part in (found[::2], found))
+        power = np.log2(every / max(half, 1)) if every > half > 0 else 0.0
+        columns = min(int(every * factor**power), entries, options.n_buckets)
+        counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
+        kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
+        return largest_phase(
+            {"text features": 8 * entries, "tables of n-grams": counting + kept - 4 * options.n_buckets},
+            {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the fitted features and of their tables."""
+        first = 0 if self._first is None else self._first.nbytes
+        tables = 4 * len(self.buckets_) * len(self._tables.all)
+        arrays = self.buckets_, self.text_counts_, self.idf_, self._filter, self._weighing.places
+        return int(first + tables + sum(array.nbytes for array in arrays))
 
     def _choose_least_known(self, texts: Sequence[str]) -> float:
         """Return the fraction of known character n-grams that nearly every training text has by the others.
@@ -317,21 +357,42 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         self._check_fitted()
         check_texts(texts)
         blocks = text_blocks(texts)
-        parts: list[Any] = [None] * len(blocks)
-        weighing, tables = self._weighing, self._tables
+        # Counting processors takes as long as a short text.
+        n_threads = 1 if len(blocks) == 1 and n_jobs != 0 else resolve_threads(n_jobs)
+        weighing, tables, rows = self._weighing, self._tables, _Rows(len(texts))
+        for first, last in split(len(blocks), _JOINED_BLOCKS * n_threads):
+            parts: list[Any] = [None] * (last - first)
 
-        def weigh(i: int) -> None:
-            with tables.use() as counts:
-                parts[i] = self._weigh_block(texts[slice(*blocks[i])], weighing, counts)
+            def weigh(i: int, first: int = first, parts: list[Any] = parts) -> None:
+                with tables.use() as counts:
+                    parts[i] = self._weigh_block(texts[slice(*blocks[first + i])], weighing, counts)
 
-        run(weigh, len(blocks), resolve_threads(n_jobs))
-        return _join(parts, self.n_features)
+            run(weigh, last - first, n_threads)
+            rows.add(parts)
+        return rows.matrix(self.n_features)
 
     def fit_transform(
-        self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None
+        self,
+        texts: Sequence[str],
+        y: Any = None,
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> sp.csr_matrix:
-        """Fit to the texts and return their features; `y` is not used."""
-        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+        """Fit to the texts and return their features, for half the work of both; `y` is not used."""
+        parts: list[Any] = []
+        self._fit(texts, n_jobs, progress, parts)
+        weighing = self._weighing
+
+        def weigh(i: int) -> None:
+            weigh_counts(parts[i].ends, weighing, parts[i].columns, parts[i].values)
+
+        run(weigh, len(parts), resolve_threads(n_jobs))
+        rows = _Rows(len(texts))
+        while parts:
+            some, parts[:_JOINED_BLOCKS] = parts[:_JOINED_BLOCKS], []
+            rows.add(some)
+        return rows.matrix(self.n_features)
 
     def occurrences(self, text: str) -> Occurrences:
         """Return the known n-grams of a text, with their places."""
@@ -511,23 +572,28 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return _Part(columns[: row_ends[-1]].copy(), values[: row_ends[-1]].copy(), row_ends)
 
     def _count(
-        self, texts: Sequence[str], n_threads: int, progress: Callable[[int, int], None] | None
+        self,
+        texts: Sequence[str],
+        n_threads: int,
+        progress: Callable[[int, int], None] | None,
+        kept: list[_Part] | None,
     ) -> Seen:
-        """Return what the training texts hold, by bucket."""
+        """Return what the training texts hold, by bucket, and append buckets and counts of each to `kept`."""
         n_buckets = self.options.n_buckets
         tables = Scratch(lambda: _empty_seen(n_buckets))
         blocks = text_blocks(texts)
         n_threads = min(n_threads, _MOST_TABLES)
         for first in range(0, len(blocks), _GROUP_BLOCKS * n_threads):
             group = blocks[first : first + _GROUP_BLOCKS * n_threads]
+            parts: list[Any] = [None] * len(group)
 
-            def count(i: int, group: list[tuple[int, int]] = group) -> None:
-                codes, kinds, ends = code_points(texts[slice(*group[i])])
-                found = _room(self.options.most_ngrams(int(np.diff(ends, prepend=0).max())))
+            def count(i: int, group: list[tuple[int, int]] = group, parts: list[Any] = parts) -> None:
                 with tables.use() as seen:
-                    count_texts(codes, kinds, ends, group[i][0], self.options.sizes, found, seen)
+                    parts[i] = self._count_block(texts[slice(*group[i])], group[i][0], seen, kept is not None)
 
             run(count, len(group), n_threads)
+            if kept is not None:
+                kept += parts
             if progress is not None:
                 progress(group[-1][1], len(texts))
         total, *others = tables.all
@@ -537,6 +603,18 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             total.n_texts[:] += other.n_texts
             total.filter[:] |= other.filter
         return total
+
+    def _count_block(self, texts: Sequence[str], first_text: int, seen: Seen, keeps: bool) -> _Part:
+        codes, kinds, ends = code_points(texts)
+        lengths = np.diff(ends, prepend=0)
+        found = _room(self.options.most_ngrams(int(lengths.max())))
+        most = sum(map(self.options.most_ngrams, lengths.tolist())) if keeps else 0
+        buckets, counts = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
+        row_ends = np.empty(len(ends), dtype=np.int64)
+        count_texts(
+            codes, kinds, ends, first_text, self.options.sizes, found, seen, buckets, counts, row_ends
+        )
+        return _Part(buckets[: row_ends[-1]].copy(), counts[: row_ends[-1]].copy(), row_ends)
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -583,6 +661,13 @@ def spell(ngram: str, of_characters: bool) -> str:
     return f"{'' if begins else '…'}{inside}{'' if ends else '…'}"
 
 
+def _distinct_buckets(text: str, options: NgramOptions) -> Int32:
+    codes, kinds, _ = code_points([text])
+    found = _room(options.most_ngrams(len(codes)))
+    buckets = np.empty(len(found.keys), dtype=np.int32)
+    return np.unique(buckets[: find_ngrams(codes, kinds, options.sizes, found, buckets)])
+
+
 class _Part(NamedTuple):
     """Rows of a block."""
 
@@ -591,30 +676,39 @@ class _Part(NamedTuple):
     ends: Int64
 
 
-def _join(parts: list[Any], n_columns: int) -> sp.csr_matrix:
-    """Return one matrix of the parts, which are given up one by one."""
-    sizes = [len(part.columns) for part in parts]
-    kind = np.int32 if sum(sizes) <= np.iinfo(np.int32).max else np.int64
-    indptr = np.zeros(1 + sum(len(part.ends) for part in parts), dtype=kind)
-    indices, data = np.empty(sum(sizes), dtype=kind), np.empty(sum(sizes), dtype=np.float32)
-    row, at = 0, 0
-    for i, size in enumerate(sizes):
-        part, parts[i] = parts[i], None
-        indices[at : at + size], data[at : at + size] = part.columns, part.values
-        indptr[row + 1 : row + 1 + len(part.ends)] = part.ends + at
-        row, at = row + len(part.ends), at + size
-    X = sp.csr_matrix((data, indices, indptr), shape=(row, n_columns))
-    X.has_sorted_indices = X.has_canonical_format = True
-    return X
+class _Rows:
+    """Rows of all blocks so far, in arrays that grow; the system moves large ones without a copy."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._ends, self._n_rows, self._size = np.zeros(1 + n_rows, np.int64), 0, 0
+        self._columns, self._values = np.empty(0, np.int32), np.empty(0, np.float32)
+
+    def add(self, parts: list[_Part]) -> None:
+        """Append the rows of some blocks, which are given up one by one."""
+        room = self._size + sum(len(part.columns) for part in parts)
+        if room > len(self._columns):
+            for array in (self._columns, self._values):
+                array.resize(max(room, 3 * len(array) // 2), refcheck=False)  # no other variable has them
+        while parts:
+            part = parts.pop(0)
+            stop = self._size + len(part.columns)
+            self._columns[self._size : stop], self._values[self._size : stop] = part.columns, part.values
+            self._ends[self._n_rows + 1 : self._n_rows + 1 + len(part.ends)] = part.ends + self._size
+            self._n_rows, self._size = self._n_rows + len(part.ends), stop
+
+    def matrix(self, n_columns: int) -> sp.csr_matrix:
+        """Return the rows as a matrix; the object must not be used any more."""
+        for array in (self._columns, self._values):
+            array.resize(self._size, refcheck=False)
+        kind = np.int32 if self._size <= np.iinfo(np.int32).max else np.int64
+        indices, indptr = self._columns.astype(kind, copy=False), self._ends.astype(kind)
+        X = sp.csr_matrix((self._values, indices, indptr), shape=(self._n_rows, n_columns))
+        X.has_sorted_indices = X.has_canonical_format = True
+        return X
 
 
 def _empty_seen(n_buckets: int) -> Seen:
-    return Seen(
-        np.zeros(n_buckets, dtype=np.int32),
-        np.zeros(n_buckets, dtype=np.int32),
-        np.zeros((n_buckets, 3), dtype=np.int32),
-        np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8),
-    )
+    return Seen(np.zeros((n_buckets, 5), dtype=np.int32), np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8))
 
 
 def _room(n: int) -> Found:

@@ -36,6 +36,8 @@ _SPARSE_FEATURES = 4096  # features beyond which sparse rows are not unpacked
 _SAMPLE_ROWS = 4096  # rows that tell the size of the numbers
 _USUAL_EXPONENT = 20  # numbers between 2**-20 and 2**20 are squared and summed as they are
 _RELATIVE_RANK = 1e-7  # of the largest variance: a smaller one is rounding error in float32
+MAX_ROWS = 100_000  # rows of a longer X that a fit uses
+_MOST_LANES = 16  # partial sums
 _SUM_ENTRIES = 2**24  # float64 numbers of all partial sums together, at most
 
 
@@ -82,8 +84,9 @@ class PCA:
         n_components: int,
         *,
         sample_weight: NDArray[Any] | None = None,
-        max_rows: int | None = 100_000,
+        max_rows: int | None = MAX_ROWS,
         n_jobs: int | None = None,
+        scaling: ColumnScaling | None = None,
         config: PCAConfig = _CONFIG,
     ) -> PCA:
         """Find the directions of largest variance.
@@ -101,6 +104,8 @@ class PCA:
             rows.
         n_jobs : int or None
             Threads; the result does not depend on it.
+        scaling : ColumnScaling or None
+            How columns of a dense X are standardised first: the directions are those of standardised rows.
         config : PCAConfig
             Numbers of the algorithm.
         """
@@ -111,7 +116,8 @@ class PCA:
             )
         if n_components < 0:
             raise ValueError(f"n_components is {n_components}; it must not be negative.")
-        rows, n_threads = _Rows(X, sample_weight, max_rows, config.block_rows), resolve_threads(n_jobs)
+        rows = _Rows(X, sample_weight, max_rows, config.block_rows, scaling)
+        n_threads = resolve_threads(n_jobs)
         n_components = min(n_components, rows.n_features)
         with one_blas_thread():
             total = rows.total_weight()
@@ -298,12 +304,38 @@ class _Rows:
         return None if self.weight is None else np.sqrt(self.weight[start:stop]).astype(np.float32)
 
 
+def fit_bytes(
+    shape: tuple[int, int],
+    n_components: int,
+    n_threads: int,
+    *,
+    is_sparse: bool = False,
+    config: PCAConfig = _CONFIG,
+) -> int:
+    """Return the bytes that `PCA.fit` takes: blocks of rows, products, their sums, eigenvectors."""
+    n_rows, n_features = shape
+    exact = n_features <= config.exact_features
+    width = n_features if exact else min(n_components + config.oversampling, n_features)
+    stays_sparse = is_sparse and n_features > _SPARSE_FEATURES
+    block_rows = config.block_rows * (4 if stays_sparse else 1)
+    n_blocks = -(-min(n_rows, MAX_ROWS) // block_rows)
+    product = (width + 1) * n_features
+    lanes = _count_lanes(product, n_blocks)
+    unpacked = 0 if stays_sparse else 2 * min(n_rows, block_rows) * n_features
+    return 8 * (lanes + (5 if exact else 3)) * product + 4 * n_threads * (product + unpacked)
+
+
+def _count_lanes(size: int, n_blocks: int) -> int:
+    """Return the number of partial sums of so many numbers each."""
+    return max(2, min(_MOST_LANES, _SUM_ENTRIES // size, n_blocks))
+
+
 def find_moments(
     X: Any,
     scaling: ColumnScaling,
     *,
     sample_weight: NDArray[Any] | None = None,
-    max_rows: int | None = 100_000,
+    max_rows: int | None = MAX_ROWS,
     n_threads: int = 1,
     config: PCAConfig = _CONFIG,
 ) -> tuple[Float64, Float64]:
@@ -349,7 +381,7 @@ def _sum_blocks(
     Lane j adds blocks j, j + lanes, ...; the number of lanes depends on the shapes alone, and so does every
     rounding.
     """
-    lanes = max(2, min(16, _SUM_ENTRIES // int(np.prod(shape)), len(rows.blocks)))
+    lanes = _count_lanes(int(np.prod(shape)), len(rows.blocks))
     sums = np.zeros((lanes, *shape))
 
     def add(lane: int) -> None:

@@ -16,6 +16,7 @@ the same bits of u, a column times any other factor the same numbers up to round
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.defaults import ScaleConfig
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import one_blas_thread, row_blocks, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Float32, Float64, Int64
+from extremax.types import Features, Float32, Float64, Int64
 
 _BLOCK_ROWS = 1024  # rows that are summed together
+_BLOCK_CLASSES = 4096  # classes that a thread converts at a time
 _LANES = 8  # partial sums; independent of the threads, so that they change no result
 
 
@@ -153,9 +155,44 @@ class ColumnScaling:
         return float(variance.mean() / np.median(variance))
 
     @property
+    def offset(self) -> float:
+        """Squared distance of the centre from zero over the mean squared distance of rows from the centre."""
+        variance = float(np.sum(self.inverse_factor**2)) / len(self.factor)
+        return float(np.sum(self.centre.astype(np.float64) ** 2)) / variance
+
+    @property
     def inverse_factor(self) -> Float64:
         """One over `factor`."""
         return 1.0 / self.factor.astype(np.float64)
+
+    def is_needed(self, n_limited: int, config: ScaleConfig) -> bool:
+        """Whether rows are outlying, columns of very different scales, or rows far from zero."""
+        return n_limited > 0 or max(self.unevenness, self.offset) > config.max_unevenness
+
+    def to_features(self, weights: Float32, biases: Float32, n_threads: int) -> None:
+        """Turn weights for u into weights for f x, in place."""
+        centre = self.centre.astype(np.float64)
+
+        def change(w: Float32, b: Float32) -> tuple[Float32, Float32]:
+            given = w * self.factor
+            return given, (b - given @ centre).astype(np.float32)
+
+        change_blocks(weights, biases, n_threads, change)
+
+    def to_training(self, weights: Float32, biases: Float32, n_threads: int) -> None:
+        """Turn weights for f x into weights for u, in place."""
+        inverse, centre = self.inverse_factor, self.centre.astype(np.float64)
+
+        def change(w: Float32, b: Float32) -> tuple[Float32, Float32]:
+            return (w * inverse).astype(np.float32), (b + w @ centre).astype(np.float32)
+
+        change_blocks(weights, biases, n_threads, change)
+
+    def to_given(self, components: NDArray[Any], mean: NDArray[Any]) -> tuple[Float64, Float64]:
+        """Turn a projection of u, its components and what it takes for the centre, into one of x."""
+        centre: Float64 = (self.centre + mean * self.inverse_factor) / self.feature_scale
+        given: Float64 = components.astype(np.float64) * self.factor * self.feature_scale
+        return given, centre
 
     def state(self) -> State:
         limit = None if self.max_length == np.inf else self.max_length  # JSON has no infinity
@@ -175,6 +212,96 @@ class ColumnScaling:
         return cls(np.array(centre), np.array(factor), scale, limit)
 
 
+def change_blocks(
+    weights: Float32,
+    biases: Float32,
+    n_threads: int,
+    change: Callable[[Float32, Float32], tuple[Float32, Float32]],
+) -> None:
+    """Replace weights and biases by a function of them, in place, a block of classes at a time."""
+    cuts = split(len(weights), _BLOCK_CLASSES)
+
+    def work(i: int) -> None:
+        cut = slice(*cuts[i])
+        weights[cut], biases[cut] = change(weights[cut], biases[cut])
+
+    with one_blas_thread():
+        run(work, len(cuts), n_threads)
+
+
+@dataclass(frozen=True)
+class LargeColumns:
+    """Columns of sparse features that are far larger than others, and what they are multiplied by.
+
+    Factors are powers of two, so that no digit of a feature or of a weight is lost.
+    """
+
+    columns: Int64
+    factors: Float32
+
+    @classmethod
+    def find(cls, X: Any, config: ScaleConfig, n_columns: int | None = None) -> LargeColumns | None:
+        """Look for such columns among the first `n_columns` of a CSR matrix; None where there are none.
+
+        The size of a column is the median of its stored entries: a few outlying rows do not make it large.
+        """
+        n_columns = int(X.shape[1]) if n_columns is None else n_columns
+        inside = slice(None) if n_columns == X.shape[1] else X.indices < n_columns
+        values, indices = np.abs(X.data[inside]), X.indices[inside]
+        if not config.standardize or not len(values):
+            return None
+        some = values[:: max(1, len(values) // config.sparse_sample)]
+        if float(values.max()) <= config.max_column * float(np.median(some)):
+            return None
+        largest = np.zeros(n_columns, np.float32)
+        np.maximum.at(largest, indices, values)
+        typical = float(np.median(largest[largest > 0.0]))
+        is_large = largest > config.max_column * typical
+        candidates = is_large[indices]
+        values, indices = values[candidates], indices[candidates]
+        order = np.lexsort((values, indices))
+        columns, first, number = np.unique(indices[order], return_index=True, return_counts=True)
+        size = values[order][first + (number - 1) // 2].astype(np.float64)
+        large = size > config.max_column * typical
+        if not large.any():
+            return None
+        factors = 2.0 ** -np.round(np.log2(size[large] / typical))
+        return cls(columns[large].astype(np.int64), factors.astype(np.float32))
+
+    def scale(self, X: Features) -> Features:
+        """Return the features with these columns multiplied by their factors, in a copy."""
+        of_column = np.ones(X.shape[1], np.float32)
+        of_column[self.columns] = self.factors
+        if not sp.issparse(X):
+            return X * of_column
+        rows: Any = X
+        scaled = sp.csr_matrix(rows.shape, dtype=np.float32)
+        scaled.data = rows.data * of_column[rows.indices]
+        scaled.indices, scaled.indptr = rows.indices, rows.indptr
+        scaled.has_sorted_indices = rows.has_sorted_indices
+        return scaled
+
+    def to_given(self, weights: Any) -> Any:
+        """Turn weights for scaled columns, an array or a sparse matrix, into weights for those given."""
+        of_column = np.ones(weights.shape[1], np.float32)
+        of_column[self.columns] = self.factors
+        return weights @ sp.diags(of_column) if sp.issparse(weights) else weights * of_column
+
+    def header(self) -> dict[str, list[float]]:
+        """Return what a saved model holds."""
+        return {"columns": self.columns.tolist(), "factors": self.factors.tolist()}
+
+    @classmethod
+    def from_header(cls, header: Any, n_features: int) -> LargeColumns:
+        """Restore what `header` returned; raises ModelFileError for anything else."""
+        columns = checks.get_list(header, "columns", (int,))
+        factors = checks.get_list(header, "factors", (float,))
+        sound = all(0 <= c < n_features for c in columns) and all(0.0 < f < 1.0 for f in factors)
+        if not sound or len(columns) != len(factors) or len(set(columns)) != len(columns):
+            checks.reject("its factors of large columns do not fit")
+        return cls(np.array(columns, np.int64), np.array(factors, np.float32))
+
+
 def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     """Return a CSR matrix without rows that are far longer than others, and how many were shortened.
 
@@ -183,8 +310,7 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     n_rows = int(X.shape[0])
     if not config.standardize or n_rows < config.min_rows:
         return X, 0
-    row = np.repeat(np.arange(n_rows), np.diff(X.indptr))
-    lengths = np.sqrt(np.bincount(row, weights=X.data.astype(np.float64) ** 2, minlength=n_rows))
+    lengths = np.sqrt(square_sums(X.indptr, X.data))
     some = lengths[lengths > 0.0]
     limit = config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
     long = lengths > limit
@@ -192,7 +318,10 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
         return X, 0
     factor = np.where(long, limit / np.where(long, lengths, 1.0), 1.0)
     limited = sp.csr_matrix(X.shape, dtype=np.float32)
-    limited.data = (X.data * factor[row]).astype(np.float32)
+    limited.data = np.empty(len(X.data), np.float32)
+    for first, last in row_blocks(X.indptr):
+        part = slice(X.indptr[first], X.indptr[last])
+        limited.data[part] = X.data[part] * np.repeat(factor[first:last], np.diff(X.indptr[first : last + 1]))
     limited.indices, limited.indptr = X.indices, X.indptr
     limited.has_sorted_indices = X.has_sorted_indices
     return limited, int(long.sum())

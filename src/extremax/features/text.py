@@ -33,6 +33,7 @@ from extremax.types import Float32, Int32, Int64
 
 FORMAT_VERSION = 1
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 20  # texts and characters per task
+_COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 _UNKNOWN = 255
 _kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled as they appear
 
@@ -62,8 +63,8 @@ class TextOptions:
             raise ValueError(f"word_ngrams is {self.word_ngrams}; it must be from 0 to 8.")
         if high == 0 and self.word_ngrams == 0:
             raise ValueError("char_ngrams and word_ngrams are both off; a text needs one of them.")
-        if not 4 <= self.hash_bits <= 28:
-            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 28.")
+        if not 4 <= self.hash_bits <= 24:
+            raise ValueError(f"hash_bits is {self.hash_bits}; it must be from 4 to 24.")
         if self.n_random < 0:
             raise ValueError(f"n_random is {self.n_random}; it must be at least 0.")
         for name in ("n_components", "min_texts", "min_word_texts", "max_columns", "max_svd_texts"):
@@ -202,6 +203,26 @@ class TextFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self.basis_ = np.hstack([basis, _random_directions(basis, options)]) if has_more else basis
         return self
 
+    def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
+        """Return the bytes that `fit` and `transform` of the texts take at most, by part."""
+        options = TextOptions(**self.to_options())
+        sample = texts[:: max(1, len(texts) // _COUNTED)]
+        per_text = len(_hash(sample, options)[0]) / max(len(sample), 1)
+        n_columns = int(min(options.max_columns, 2 << options.hash_bits, per_text * len(texts)))
+        width = options.n_components + options.n_random
+        entries = int(per_text * min(len(texts), options.max_svd_texts))
+        tables = (16 + 4 * n_threads) * (2 << options.hash_bits)
+        return {
+            "weighted texts": 16 * entries + tables,
+            "singular vectors": 4 * n_columns * (2 * width + options.n_random),
+            "text features": 4 * len(texts) * width,
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the fitted features."""
+        return int(self.columns_.nbytes + self.idf_.nbytes + self.basis_.nbytes)
+
     def weigh(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
         """Return TF-IDF of the texts, CSR float32 (n_texts, n_columns): the features before the SVD."""
         self._check_fitted()
@@ -238,9 +259,16 @@ class TextFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         run(project, len(blocks), resolve_threads(n_jobs))
         return Z
 
-    def fit_transform(self, texts: Sequence[str], y: Any = None, *, n_jobs: int | None = None) -> Float32:
+    def fit_transform(
+        self,
+        texts: Sequence[str],
+        y: Any = None,
+        *,
+        n_jobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Float32:
         """Fit to the texts and return their features; `y` is not used."""
-        return self.fit(texts, n_jobs=n_jobs).transform(texts, n_jobs=n_jobs)
+        return self.fit(texts, n_jobs=n_jobs, progress=progress).transform(texts, n_jobs=n_jobs)
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``TextFeatures(**features.to_options())`` makes another."""

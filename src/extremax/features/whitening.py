@@ -5,26 +5,67 @@ a step size that suits the first crawls along the others.  Training on whitened 
 
     x' = s P (f x - mean),     P = (T + ridge * mean eigenvalue of T)^(-1/2),     s such that E|x'|^2 = 1,
 
-with the model's feature scale f and the covariance T of the rows f x around the means of their classes. Where
+with the model's feature scale f and the covariance T of the rows f x around the means of their classes, or
+the same for columns divided by their standard deviations. Where
 columns are standardised (`extremax.features.scaling`), u stands in the place of f x.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
 
-from extremax.features.scaling import ColumnScaling
-from extremax.runtime.products import one_blas_thread
-from extremax.runtime.threads import run, split
+from extremax.features.scaling import ColumnScaling, change_blocks
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.types import Float32, Float64
 
-_BLOCK = 4096  # classes that a thread converts at a time
+_LEAST_VARIANCE = 1e-10  # of the largest variance of a column
+
+
+@dataclass(frozen=True)
+class WhiteningFamily:
+    """The whitenings of one covariance, by the ridge.
+
+    The ridge is a fraction of the mean variance, or of each column's own: the covariance is then taken of
+    columns divided by `unit`, their standard deviations, and the rows x' do not depend on the scale of any
+    column.
+    """
+
+    variance: Float64
+    basis: Float64
+    unit: Float64
+    varies: bool
+
+    @classmethod
+    def of(
+        cls, covariance: Float64, *, own_variance: bool = False, no_variance: float = 1e-14
+    ) -> WhiteningFamily:
+        """Decompose a covariance, or with `own_variance` that of columns over their standard deviations."""
+        diagonal = np.diag(covariance)
+        varies = float(diagonal.sum()) > no_variance
+        unit = np.ones(len(diagonal))
+        if own_variance and varies:
+            # a column that varies no more than others do by rounding stays as small as it is
+            unit = np.sqrt(np.maximum(diagonal, _LEAST_VARIANCE * diagonal.max()))
+            covariance = covariance / unit / unit[:, None]
+        variance, basis = scipy.linalg.eigh(covariance)
+        return cls(np.maximum(variance, 0.0), basis, unit, varies)
+
+    def fit(self, mean: Float32, ridge: float, scaling: ColumnScaling | None = None) -> Whitening:
+        """Return the whitening with a ridge: a fraction of the mean variance, added to every direction."""
+        variance, basis = self.variance, self.basis
+        floor = ridge * float(variance.sum()) / len(variance) if self.varies else 1.0
+        scale = float(np.sum(variance / (variance + floor))) ** -0.5 if self.varies else 1.0
+        roots = np.sqrt(variance + floor)
+        matrix, inverse = scale * (basis / roots) @ basis.T, (basis * roots) @ basis.T / scale
+        matrix /= self.unit[:, None]
+        inverse *= self.unit
+        return Whitening(
+            matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32), scaling
+        )
 
 
 @dataclass(frozen=True)
@@ -70,15 +111,12 @@ class Whitening:
         >>> bool(np.allclose(np.cov(white.rows(X, 1.0).T), np.eye(3) / 3, atol=0.01))
         True
         """
-        variance, basis = scipy.linalg.eigh(covariance)
-        variance = np.maximum(variance, 0.0)
-        total = float(variance.sum())
-        varies = total > no_variance
-        floor = ridge * total / len(variance) if varies else 1.0
-        scale = float(np.sum(variance / (variance + floor))) ** -0.5 if varies else 1.0
-        roots = np.sqrt(variance + floor)
-        matrix, inverse = scale * (basis / roots) @ basis.T, (basis * roots) @ basis.T / scale
-        return cls(matrix.astype(np.float32), inverse.astype(np.float32), mean.astype(np.float32), scaling)
+        return WhiteningFamily.of(covariance, no_variance=no_variance).fit(mean, ridge, scaling)
+
+    @property
+    def max_length(self) -> float:
+        """Length of the longest row u."""
+        return np.inf if self.scaling is None else self.scaling.max_length
 
     def rows(self, X: Float32, feature_scale: float, out: Float32 | None = None) -> Float32:
         """Return x' of some rows."""
@@ -133,20 +171,3 @@ class Whitening:
                 f"the scaling is of {len(scaling.centre):,} columns, the whitening of {len(mean):,}"
             )
         return cls(np.array(matrix), np.array(inverse), np.array(mean), scaling)
-
-
-def change_blocks(
-    weights: Float32,
-    biases: Float32,
-    n_threads: int,
-    change: Callable[[Float32, Float32], tuple[Float32, Float32]],
-) -> None:
-    """Replace weights and biases by a function of them, in place, a block of classes at a time."""
-    cuts = split(len(weights), _BLOCK)
-
-    def work(i: int) -> None:
-        cut = slice(*cuts[i])
-        weights[cut], biases[cut] = change(weights[cut], biases[cut])
-
-    with one_blas_thread():
-        run(work, len(cuts), n_threads)

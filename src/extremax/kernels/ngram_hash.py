@@ -73,20 +73,25 @@ class Seen(NamedTuple):
 
     Attributes
     ----------
-    n_texts : int32 (3 * n_buckets,)
-        Number of texts that have the bucket.
-    last : int32 (3 * n_buckets,)
-        The last text that has it, counted from 1: a text counts once.
-    first : int32 (3 * n_buckets, 3)
-        The first text that has it, counted from 0, and start and length of the n-gram there.
+    table : int32 (3 * n_buckets, 5)
+        Number of texts that have the bucket; its n-grams in the text at hand, zero between texts; the first
+        text that has it, counted from 0, and start and length of the n-gram there.
     filter : uint8 (n_bits / 8,)
         Bloom filter of all character n-grams and single words.
     """
 
-    n_texts: Any
-    last: Any
-    first: Any
+    table: Any
     filter: Any
+
+    @property
+    def n_texts(self) -> Any:
+        """Number of texts that have each bucket."""
+        return self.table[:, 0]
+
+    @property
+    def first(self) -> Any:
+        """The first text of each bucket, and start and length of its n-gram there."""
+        return self.table[:, 2:]
 
 
 class Weighing(NamedTuple):
@@ -244,44 +249,6 @@ def find_ngrams(codes, kinds, sizes, found, buckets):
     return n
 
 
-@njit
-def count_texts(codes, kinds, text_ends, first_text, sizes, found, seen):
-    """Count the texts that have each bucket, and remember where it came first.
-
-    Parameters
-    ----------
-    codes, kinds : uint32, uint8 (n_characters,)
-        Code points of all texts in sequence, and their kinds.
-    text_ends : int64 (n_texts,)
-    first_text : int
-        Number of the first of these texts.
-    sizes : Sizes
-    found : Found
-        Room for the n-grams of the longest text.
-    seen : Seen
-        Changed.
-    """
-    start = 0
-    for t in range(len(text_ends)):
-        number = first_text + t
-        n = _find(codes, kinds, start, text_ends[t], sizes, found)
-        for i in range(n):
-            key, order = found.keys[i], found.orders[i]
-            bucket = _bucket(key, order, sizes.bits)
-            if seen.n_texts[bucket] == 0 or number < seen.first[bucket, 0]:
-                seen.first[bucket, 0] = number
-                seen.first[bucket, 1] = found.starts[i]
-                seen.first[bucket, 2] = found.lengths[i]
-            if seen.last[bucket] != number + 1:
-                seen.last[bucket] = number + 1
-                seen.n_texts[bucket] += 1
-            if order == 0:
-                _remember(key, _CHARACTER_PROBES, seen.filter)
-            elif order == 1:
-                _remember(key, _WORD_PROBES, seen.filter)
-        start = text_ends[t]
-
-
 @helper
 def _says_something(found, n, weighing):
     """Whether a text has a known word, or enough known n-grams of characters."""
@@ -323,6 +290,109 @@ def _sort(columns, n, n_columns, room, ends):
             columns[j] = columns[j - 1]
             j -= 1
         columns[j] = column
+
+
+@njit
+def count_texts(codes, kinds, text_ends, first_text, sizes, found, seen, buckets, counts, row_ends):
+    """Count the texts that have each bucket, and remember where it came first.
+
+    Parameters
+    ----------
+    codes, kinds : uint32, uint8 (n_characters,)
+        Code points of all texts in sequence, and their kinds.
+    text_ends : int64 (n_texts,)
+    first_text : int
+        Number of the first of these texts.
+    sizes : Sizes
+    found : Found
+        Room for the n-grams of the longest text.
+    seen : Seen
+        Changed.
+    buckets, counts : int32, float32
+        Filled with the buckets of each text, rising, and its n-grams in each, as `weigh_counts` takes them;
+        not where they are empty.
+    row_ends : int64 (n_texts,)
+        Filled with the end of each text's buckets.
+    """
+    room = np.empty(1024, dtype=np.int32)
+    ends = np.empty(2049, dtype=np.int32)
+    table = seen.table
+    own = found.starts  # buckets of the text, written behind what is still to be read
+    start, end = 0, 0
+    for t in range(len(text_ends)):
+        number = first_text + t
+        n = _find(codes, kinds, start, text_ends[t], sizes, found)
+        start = text_ends[t]
+        n_own, has_part = 0, False
+        for i in range(n):
+            key, order = found.keys[i], found.orders[i]
+            bucket = _bucket(key, order, sizes.bits)
+            if table[bucket, 1] == 0:
+                if table[bucket, 0] == 0 or number < table[bucket, 2]:
+                    table[bucket, 2] = number
+                    table[bucket, 3] = found.starts[i]
+                    table[bucket, 4] = found.lengths[i]
+                table[bucket, 0] += 1
+                own[n_own] = bucket
+                n_own += 1
+            table[bucket, 1] += 1
+            if order <= 1:
+                has_part = True
+                _remember(key, _CHARACTER_PROBES if order == 0 else _WORD_PROBES, seen.filter)
+        if buckets.size > 0 and has_part:  # a text of runs alone says nothing, see `_says_something`
+            _sort(own, n_own, table.shape[0], room, ends)
+            for i in range(n_own):
+                buckets[end] = own[i]
+                counts[end] = table[own[i], 1]
+                end += 1
+        for i in range(n_own):
+            table[own[i], 1] = 0
+        row_ends[t] = end
+
+
+@helper
+def _weigh_row(columns, values, first, last, squares, weighing):
+    """Turn the counts of a row, `values`, into TF-IDF: groups and row of fixed length.
+
+    `squares` is what unknown n-grams add to the squared lengths of characters and of tokens.
+    """
+    squares_characters, squares_tokens = squares
+    middle = first
+    for i in range(first, last):
+        column = columns[i]
+        count = values[i]
+        value = np.float64(weighing.idf[column])
+        if count > 1:
+            value *= 1.0 + np.log(np.float64(count))
+        values[i] = value
+        if column < weighing.n_character_columns:
+            squares_characters += value * value
+            middle = i + 1
+        else:
+            squares_tokens += value * value
+    length_characters = np.float64(weighing.weights[0]) if squares_characters > 0.0 else 0.0
+    length_tokens = np.float64(weighing.weights[1]) if squares_tokens > 0.0 else 0.0
+    length = np.sqrt(length_characters * length_characters + length_tokens * length_tokens)
+    if length > 0.0:
+        if squares_characters > 0.0:
+            length_characters /= length * np.sqrt(squares_characters)
+        if squares_tokens > 0.0:
+            length_tokens /= length * np.sqrt(squares_tokens)
+    for i in range(first, middle):
+        values[i] *= length_characters
+    for i in range(middle, last):
+        values[i] *= length_tokens
+
+
+@njit
+def weigh_counts(row_ends, weighing, columns, values):
+    """Turn buckets and counts of texts, as `count_texts` fills them, into columns and TF-IDF in place."""
+    start = 0
+    for t in range(len(row_ends)):
+        for i in range(start, row_ends[t]):
+            columns[i] = weighing.places[columns[i]]
+        _weigh_row(columns, values, start, row_ends[t], (0.0, 0.0), weighing)
+        start = row_ends[t]
 
 
 @njit
@@ -371,30 +441,8 @@ def weigh_texts(codes, kinds, text_ends, sizes, weighing, found, counts, columns
                 else:
                     squares_tokens += weighing.unknown_square
             _sort(columns[first:n], n - first, n_columns, room, ends)
-        middle = first
         for i in range(first, n):
-            column = columns[i]
-            count = counts[column]
-            counts[column] = 0
-            value = np.float64(weighing.idf[column])
-            if count > 1:
-                value *= 1.0 + np.log(np.float64(count))
-            values[i] = value
-            if column < weighing.n_character_columns:
-                squares_characters += value * value
-                middle = i + 1
-            else:
-                squares_tokens += value * value
-        length_characters = np.float64(weighing.weights[0]) if squares_characters > 0.0 else 0.0
-        length_tokens = np.float64(weighing.weights[1]) if squares_tokens > 0.0 else 0.0
-        length = np.sqrt(length_characters * length_characters + length_tokens * length_tokens)
-        if length > 0.0:
-            if squares_characters > 0.0:
-                length_characters /= length * np.sqrt(squares_characters)
-            if squares_tokens > 0.0:
-                length_tokens /= length * np.sqrt(squares_tokens)
-        for i in range(first, middle):
-            values[i] *= length_characters
-        for i in range(middle, n):
-            values[i] *= length_tokens
+            values[i] = counts[columns[i]]
+            counts[columns[i]] = 0
+        _weigh_row(columns, values, first, n, (squares_characters, squares_tokens), weighing)
         row_ends[t] = n

@@ -248,11 +248,11 @@ def _mass_below(sums, step, offset, factors, bases, threshold, inverse_temperatu
 
 
 @njit
-def set_thresholds(blocks, tables, kept, inverse_temperature, thresholds, tails):
+def set_thresholds(blocks, tables, kept, inverse_temperatures, thresholds, tails):
     """Find for each row the approximate score that `kept` of the classes reach.
 
-    It is the least number where there are fewer.  ``tails`` gets the mass of the classes below, relative to
-    that of a class at the threshold.
+    It is the least number where there are fewer.  ``tails[t]`` gets the mass of the classes below, relative
+    to that of a class at the threshold, at ``inverse_temperatures[t]``.
     """
     codes, factors, bases, bounds = blocks
     entries, steps, offsets = tables
@@ -282,19 +282,21 @@ def set_thresholds(blocks, tables, kept, inverse_temperature, thresholds, tails)
                         )
                         if score > heap[0]:
                             _replace_worst(heap, ids, kept, score, np.int32(0))
-            mass = _ZERO
-            if heap[0] > _MINUS_INF:
-                for block in range(n_blocks):
-                    mass += _mass_below(
-                        sums[r, block],
-                        step,
-                        offset,
-                        factors[block],
-                        bases[block],
-                        heap[0],
-                        inverse_temperature,
-                    )
-            thresholds[g, r], tails[g, r] = max(heap[0], _LEAST), mass
+            thresholds[g, r] = max(heap[0], _LEAST)
+            for t in range(inverse_temperatures.size):
+                mass = _ZERO
+                if heap[0] > _MINUS_INF:
+                    for block in range(n_blocks):
+                        mass += _mass_below(
+                            sums[r, block],
+                            step,
+                            offset,
+                            factors[block],
+                            bases[block],
+                            heap[0],
+                            inverse_temperatures[t],
+                        )
+                tails[t, g, r] = mass
 
 
 @njit
@@ -395,15 +397,17 @@ def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
 
 
 @njit
-def choose_classes(scores, found, counts, order, inverse_temperature, tail, labels, log_prob):
+def choose_classes(scores, found, counts, order, inverse_temperatures, tail, labels, log_prob):
     """Choose the k best classes of each row among those found, best first; ties by smaller class.
 
-    Normalised over the classes found and all others, whose log-mass is ``tail`` (rows,).
+    Normalised over the classes found and all others, whose log-mass is ``tail`` (rows,), at the row's
+    ``inverse_temperatures`` (rows,).
     """
     most, k = found.shape[1], labels.shape[1]
     for i in range(found.shape[0]):
         n = min(counts[i], most)
         best_scores, best_labels = log_prob[i], labels[i]
+        inverse_temperature = inverse_temperatures[i]
         best_scores[:] = _MINUS_INF
         best_labels[:] = NO_LABEL
         for j in range(n):

@@ -24,6 +24,7 @@ from extremax.kernels.rng import draw_key
 from extremax.kernels.sparse_scores import (
     clear_frequent,
     find_class,
+    find_class_near,
     frequent_gap,
     project_frequent,
     row_mass,
@@ -34,6 +35,7 @@ from extremax.kernels.topk import exp_nonpositive
 
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
 _EMPTY = np.float32(-np.inf)
+_LOOK_UP = 30  # classes of a feature per candidate from which the candidates are looked up among them
 
 
 class Sums(NamedTuple):
@@ -198,9 +200,10 @@ def add_entry_sums(sums_values, classes, out_mass, out_squares):
 
 
 @njit
-def fill_weights(sums, numbers, out, first, last):
-    """Fill the weights of the start for features of a range."""
-    for f in range(first, last):
+def fill_weights(sums, numbers, features, out, first, last):
+    """Fill the weights of the start for a range of some features."""
+    for i in range(first, last):
+        f = features[i]
         low, high = sums.offsets[f], sums.offsets[f + 1]
         if high == low:
             continue
@@ -215,7 +218,7 @@ def fill_weights(sums, numbers, out, first, last):
 
 
 @helper
-def _fill_features(row, sums, numbers, slot, phi):
+def _fill_features(row, sums, numbers, slot, candidates, phi):
     """Add the terms of each candidate to ``phi`` (n_candidates, 2 n_buckets + 3), its own row left out."""
     n_buckets, left = numbers.log_weights.size, _total_without(row, sums)
     for p in range(row.indices.size):
@@ -226,12 +229,26 @@ def _fill_features(row, sums, numbers, slot, phi):
             continue
         b = _bucket(f, n_having, numbers)
         inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
-        for q in range(sums.offsets[f], sums.offsets[f + 1]):
+        low, high = sums.offsets[f], sums.offsets[f + 1]
+        if high - low > _LOOK_UP * candidates.size:  # candidates are found faster than all classes are read
+            for k in range(candidates.size):
+                q = find_class_near(sums.classes, low, high, candidates[k], slot.size)
+                if q >= 0:
+                    _add_terms(
+                        x, own if k == 0 else np.float64(sums.values[q]), inverse, b, n_buckets, phi[k]
+                    )
+            continue
+        for q in range(low, high):
             k = slot[sums.classes[q]]
             if k >= 0:
-                value = own if k == 0 else np.float64(sums.values[q])
-                phi[k, b] += x * math.log1p(max(value, 0.0) * inverse)
-                phi[k, n_buckets + b] += x * value
+                _add_terms(x, own if k == 0 else np.float64(sums.values[q]), inverse, b, n_buckets, phi[k])
+
+
+@inline
+def _add_terms(x, value, inverse, b, n_buckets, terms):
+    """Add naive Bayes and the dot product of one feature to the terms of a class."""
+    terms[b] += x * math.log1p(max(value, 0.0) * inverse)
+    terms[n_buckets + b] += x * value
 
 
 @njit
@@ -257,8 +274,10 @@ def describe_row(row, sums, numbers, guess, sizes, seed, scores, slot, candidate
     mass = np.float64(row_mass(row.values, 0, row.values.size))
     for p in range(row.indices.size):
         f, x = row.indices[p], row.values[p]
-        for q in range(sums.offsets[f], sums.offsets[f + 1]):
-            scores[sums.classes[q]] += x * guess[q]
+        low, high = sums.offsets[f], sums.offsets[f + 1]
+        classes, weights = sums.classes[low:high], guess[low:high]
+        for q in range(classes.size):
+            scores[np.uint32(classes[q])] += x * weights[q]  # unsigned: no look for indices from the end
     scores[row.label] = _EMPTY
     best = np.empty(n_best, np.int32)
     n_found = select_top(scores, n_best, best, np.empty(n_best, np.float32))
@@ -279,7 +298,7 @@ def describe_row(row, sums, numbers, guess, sizes, seed, scores, slot, candidate
         log_weight[n] = math.log(others / min(n_drawn, others))
         slot[label] = n
         n += 1
-    _fill_features(row, sums, numbers, slot, phi)
+    _fill_features(row, sums, numbers, slot, candidates[:n], phi)
     for k in range(n):
         label = candidates[k]
         slot[label] = -1

@@ -290,6 +290,52 @@ def temper_rows(scores, biases, tempering, state, inverse_temperature):
 
 
 @njit
+def temper_groups(states, tempering, inverse_temperature):
+    """Give each row the temperature of its confidence, from the states of all groups of classes.
+
+    Parameters
+    ----------
+    states : RowState
+        With a leading axis of groups, after all classes at the inverse temperature ``tempering[0]``.  Peaks
+        become those at the row's temperature, masses zero: `sum_tile` fills them.
+    tempering : (float, float, float)
+        See `row_inverse_temperature`.
+    inverse_temperature : (n,) float32
+        Filled.
+    """
+    n_groups, n, k = states.heap_scores.shape
+    for i in range(n):
+        best, peak = _MINUS_INF, _MINUS_INF
+        for g in range(n_groups):
+            peak = max(peak, states.peak[g, i])
+            for r in range(k):
+                best = max(best, states.heap_scores[g, i, r])
+        mass = 0.0
+        for g in range(n_groups):
+            mass += states.mass[g, i] * math.exp(states.peak[g, i] - peak)
+        inverse = row_inverse_temperature(tempering, -math.log(mass))
+        inverse_temperature[i] = inverse
+        for g in range(n_groups):
+            states.peak[g, i], states.mass[g, i] = best * inverse, 0.0
+
+
+@njit
+def sum_tile(tile, biases, scale, inverse_temperature, peak, mass):
+    """Add exp(score / temperature - peak) of a tile to the mass of its rows, each at its own temperature.
+
+    `tile` (n, width) are the products of `scan_tile`, without noise; the other arrays but `biases` are (n,).
+    """
+    for i in range(tile.shape[0]):
+        inverse, top = inverse_temperature[i], peak[i]
+        for start in range(0, tile.shape[1], STRIP):
+            products, bias = tile[i, start : start + STRIP], biases[start : start + STRIP]
+            total = _ZERO
+            for j in range(products.size):
+                total += exp_nonpositive(min((products[j] * scale + bias[j]) * inverse - top, _ZERO))
+            mass[i] += total
+
+
+@njit
 def finish_rows(states, inverse_temperatures, labels, log_prob, target_log_prob):
     """Join the groups of classes, sort best first, normalise by the log-sum-exp over all classes.
 
@@ -323,15 +369,17 @@ def finish_rows(states, inverse_temperatures, labels, log_prob, target_log_prob)
 
 
 @njit
-def choose_candidates(scores, candidates, inverse_temperature, first_row, last_row, labels, log_prob):
+def choose_candidates(scores, candidates, inverse_temperatures, first_row, last_row, labels, log_prob):
     """Choose the k best of each row's candidates, best first, normalised over its candidates.
 
+    ``inverse_temperatures`` (n,) are those of the rows.
     ``scores`` and ``candidates`` (n, width) are read, ``labels`` and ``log_prob`` (n, k) filled.  A candidate
     -1 stands for none.
     """
     width, k = candidates.shape[1], labels.shape[1]
     for i in range(first_row, last_row):
         best_scores, best_labels = log_prob[i], labels[i]
+        inverse_temperature = inverse_temperatures[i]
         best_scores[:] = _MINUS_INF
         best_labels[:] = NO_LABEL
         peak = _MINUS_INF

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from extremax.errors import NotEnoughMemoryError as NotEnoughMemoryError
 
@@ -54,6 +57,21 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps some of it for later."""
+    trim = getattr(_c_library(), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _c_library() -> Any:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
+
+
 def format_bytes(n: float) -> str:
     """Format a number of bytes: ``1536`` as ``1.5 KiB``."""
     power = next((p for p in range(4) if abs(n) < 1024 ** (p + 1)), 4)
@@ -72,6 +90,18 @@ def describe_memory(need: Mapping[str, int]) -> str:
     return (
         f"{format_bytes(sum(need.values()))} ({', '.join(f'{what} {format_bytes(n)}' for what, n in parts)})"
     )
+
+
+def largest_phase(*phases: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts of the phase that needs most, where phases come one after the other.
+
+    Examples
+    --------
+    >>> largest_phase({"rows": 3, "weights": 4}, {"weights": 4, "index": 2})
+    {'rows': 3, 'weights': 4}
+    """
+    largest: Mapping[str, int] = max(phases, key=lambda phase: sum(phase.values()))
+    return dict(largest)
 
 
 def check_memory(

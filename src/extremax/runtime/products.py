@@ -19,6 +19,7 @@ from extremax.runtime.threads import run, split
 from extremax.types import Float32
 
 _ROWS_PER_TASK = 4096
+_SUM_ENTRIES = 1 << 20  # entries of a sparse matrix that are summed or counted at a time
 
 _lock = threading.Lock()
 _users = 0
@@ -97,3 +98,31 @@ def sparse_times_dense(
 
     run(multiply, len(blocks), n_threads)
     return result
+
+
+def row_blocks(indptr: NDArray[Any], size: int = _SUM_ENTRIES) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of a CSR matrix with at most `size` entries; one longer row is a range."""
+    first, n_rows = 0, len(indptr) - 1
+    while first < n_rows:
+        last = int(np.searchsorted(indptr, indptr[first] + size, side="right")) - 1
+        last = min(max(last, first + 1), n_rows)
+        yield first, last
+        first = last
+
+
+def square_sums(indptr: NDArray[Any], data: NDArray[Any], size: int = _SUM_ENTRIES) -> NDArray[np.float64]:
+    """Return the sum of the squared entries of each row of a CSR matrix, in float64 and in their order."""
+    sums = np.zeros(len(indptr) - 1)
+    for first, last in row_blocks(indptr, size):
+        row = np.repeat(np.arange(last - first), np.diff(indptr[first : last + 1]))
+        squares = data[indptr[first] : indptr[last]].astype(np.float64) ** 2
+        sums[first:last] = np.bincount(row, weights=squares, minlength=last - first)
+    return sums
+
+
+def count_indices(indices: NDArray[Any], n: int, size: int = _SUM_ENTRIES) -> NDArray[np.int64]:
+    """Return how often each number below n occurs: `np.bincount`, without a copy of the numbers in int64."""
+    counts = np.zeros(n, np.int64)
+    for first, last in split(len(indices), size):
+        counts += np.bincount(indices[first:last], minlength=n)
+    return counts

@@ -77,8 +77,16 @@ class Scorer:
 
     @property
     def tempers_rows(self) -> bool:
-        """Whether the temperature may depend on the row: sparse weights, which score all classes at once."""
-        return self.weights.row_major and self.noise_term is None and self.weights.feature_scale == 1.0
+        """Whether the temperature may depend on the row: without a noise term."""
+        plain = not self.weights.row_major or self.weights.feature_scale == 1.0
+        return plain and self.noise_term is None
+
+    def temper(self, log_top: Float32) -> Float32:
+        """Return the inverse temperatures of rows from log p_1 at the temperature of all rows, (n,)."""
+        found: Float32 = (1.0 / self.calibration.row_temperature(log_top.astype(np.float64))).astype(
+            np.float32
+        )
+        return found
 
     def project(self, X: Features, n_threads: int) -> Float32 | None:
         """Return the features that the noise term reads, or None if it reads none."""
@@ -106,8 +114,8 @@ class Scorer:
         self.calibration.check()
         if self.calibration.temperature_slope != 0.0 and not self.tempers_rows:
             raise ValueError(
-                f"temperature_slope is {self.calibration.temperature_slope}, but only sparse weights have a"
-                " temperature that depends on the row; pass 0."
+                f"temperature_slope is {self.calibration.temperature_slope}, but with a noise term all rows"
+                " have the same temperature; pass 0."
             )
 
 

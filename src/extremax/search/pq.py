@@ -59,6 +59,8 @@ _MAX_SUBVECTORS = 256  # sums of as many table entries, a byte each, fit into 16
 _COMMON_ROWS = 4  # rows of `rotation` behind the coordinates: the shared term of the scores, and padding
 
 _ARRAYS = ("order", "codes", "factors", "bases", "rotation", "shift", "centroids")
+_SPREAD = np.float32(1.05)  # around the temperatures of rows, where tails are summed ...
+_KNOTS = 4  # ... at so many of them
 _NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "n_epochs")
 
 
@@ -334,7 +336,7 @@ class PQSearch:
         most = self.config.max_candidates * expected + LANES
         weights = np.require(scorer.weights.to_dense(), np.float32, ["C", "W"])
         biases = np.require(scorer.weights.biases, np.float32, ["C", "W"])
-        scale, inverse = np.float32(scorer.weights.feature_scale), scorer.inverse_temperature
+        scale, inverses = np.float32(scorer.weights.feature_scale), _tail_temperatures(scorer)
         rows_at_once = int(np.clip(_BLOCK_CANDIDATES // most, ROWS_AT_ONCE, _BLOCK_ROWS))
         tasks = split(n_rows, max(1, min(rows_at_once, -(-n_rows // n_threads))))
         labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
@@ -345,17 +347,21 @@ class PQSearch:
             x: Any = X[rows]
             x = np.require(x.toarray() if sparse.issparse(x) else x, np.float32, ["C", "W"])
             places, count = np.empty((len(x), most), np.int32), counts[rows]
-            tail = np.empty(len(x), np.float32)
+            tails = np.empty((len(inverses), len(x)), np.float32)
             for a, b in split(len(x), _TABLE_ROWS):
-                tail[a:b] = self._find_candidates(x[a:b], n_threshold, inverse, places[a:b], count[a:b])
+                tails[:, a:b] = self._find_candidates(x[a:b], n_threshold, inverses, places[a:b], count[a:b])
             scores = np.empty((len(x), most), np.float32)
             ends = np.empty(n_classes, np.int64)
             listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
             kernels.list_rows(places, count, ends, listed)
             kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
-            kernels.choose_classes(
-                scores, places, count, self.order, inverse, tail, labels[rows], log_prob[rows]
-            )
+            inverse = np.full(len(x), scorer.inverse_temperature)
+            given = (scores, places, count, self.order)
+            kernels.choose_classes(*given, inverse, tails[0], labels[rows], log_prob[rows])
+            if len(inverses) > 1:
+                inverse = scorer.temper(log_prob[rows, 0])
+                tail = _interpolate(inverses, tails, inverse)
+                kernels.choose_classes(*given, inverse, tail, labels[rows], log_prob[rows])
 
         run(work, len(tasks), n_threads)
         mixed = mix_uniform(log_prob, scorer.calibration.uniform_mix, n_classes)
@@ -365,9 +371,9 @@ class PQSearch:
         return labels, mixed
 
     def _find_candidates(
-        self, x: Float32, n_threshold: int, inverse: np.float32, places: Int32, counts: Int32
+        self, x: Float32, n_threshold: int, inverses: Float32, places: Int32, counts: Int32
     ) -> Float32:
-        """Fill `places` and `counts` of each row; return the log of the tail mass."""
+        """Fill `places` and `counts` of each row; return the log of the tail mass at each temperature."""
         n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * self.codes.shape[1]
         rotated = np.empty((len(x), len(self.rotation)), np.float32)
         kernels.rotate_rows(x, self.rotation, self.shift, rotated)
@@ -375,7 +381,8 @@ class PQSearch:
         tables = kernels.Tables(
             np.empty((*shape, n_tables, kernels.N_CENTROIDS), np.uint8), *np.empty((2, *shape), np.float32)
         )
-        squares, thresholds, tails = np.empty((3, *shape), np.float32)
+        squares, thresholds = np.empty((2, *shape), np.float32)
+        tails = np.empty((len(inverses), *shape), np.float32)
         kernels.make_tables(
             rotated,
             self.centroids,
@@ -384,11 +391,16 @@ class PQSearch:
             tables.offsets.reshape(-1),
             squares.reshape(-1),
         )
-        kernels.set_thresholds(self.sample, tables, n_threshold, inverse, thresholds, tails)
+        kernels.set_thresholds(self.sample, tables, n_threshold, inverses, thresholds, tails)
         kernels.find_classes(self.blocks, tables, thresholds, places, counts)
         tails *= np.float32(self.stride)
-        threshold, tail, square = (a.reshape(-1)[: len(x)] for a in (thresholds, tails, squares))
-        return self.log_tail_mass(rotated[:, -_COMMON_ROWS] + threshold, tail, square, float(inverse))
+        threshold, square = (a.reshape(-1)[: len(x)] for a in (thresholds, squares))
+        threshold = rotated[:, -_COMMON_ROWS] + threshold
+        found = [
+            self.log_tail_mass(threshold, tail.reshape(-1)[: len(x)], square, float(inverse))
+            for tail, inverse in zip(tails, inverses, strict=True)
+        ]
+        return np.stack(found)
 
     def log_tail_mass(
         self, threshold: Float32, tail: Float32, square: Float32, inverse_temperature: float
@@ -625,3 +637,32 @@ def _order_classes(lengths: Float32, bases: Float32) -> Int32:
         part = order[first : first + strip]
         part[:] = part[np.argsort(bases[part], kind="stable")]
     return order
+
+
+def _tail_temperatures(scorer: Scorer) -> Float32:
+    """Return the inverse temperatures at which tails are summed: that of all rows, then those that rows span.
+
+    With a temperature by row, p_1 is from 0 to 1.
+    """
+    base = scorer.inverse_temperature
+    if scorer.calibration.temperature_slope == 0.0:
+        return np.array([base], np.float32)
+    low, high = np.sort(scorer.temper(np.log(np.array([1e-9, 1.0], np.float32))))
+    low, high = low / _SPREAD, high * _SPREAD  # apart, however small the slope
+    return np.append(base, np.linspace(low, high, _KNOTS)).astype(np.float32)
+
+
+def _interpolate(knots: Float32, values: Float32, at: Float32) -> Float32:
+    """Return the polynomial through all values (m, n) but the first, at a place of each row.
+
+    ``knots`` (m,) are the places of the values.  The log of a mass, as a function of the inverse temperature,
+    is convex and nearly straight: its slope is a mean score, its curvature their variance.
+    """
+    places, x = knots[1:].astype(np.float64), at.astype(np.float64)
+    total = np.zeros(len(x))
+    with np.errstate(invalid="ignore"):
+        for number, place in enumerate(places):
+            others = np.delete(places, number)
+            total += values[number + 1] * np.prod((x[:, None] - others) / (place - others), axis=1)
+    total[~np.isfinite(values[1:]).all(axis=0)] = -np.inf
+    return total.astype(np.float32)

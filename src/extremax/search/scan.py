@@ -62,8 +62,13 @@ class ScanResult(NamedTuple):
 
     def finish(self, states: topk.RowState, first: int, last: int) -> None:
         """Fill rows `first` to before `last` from their states."""
-        labels, log_prob, target_log_prob, inverse = (part[first:last] for part in self)
+        labels, log_prob, target_log_prob, inverse = self.rows(first, last)
         topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
+
+    def rows(self, first: int, last: int) -> ScanResult:
+        """Return views of rows `first` to before `last`."""
+        labels, log_prob, target, inverse = self
+        return ScanResult(labels[first:last], log_prob[first:last], target[first:last], inverse[first:last])
 
 
 class Tiles(Protocol):
@@ -106,7 +111,8 @@ class ClassTiles:
         self.row_step = 1 if shared is None else 0  # 0: one row of log p_n serves all
         if scorer.weights.row_major:
             n_features = n_classes
-        row_bytes = 4 * (n_features + (n_classes if shared is None else topk.STRIP))
+        tempers = scorer.calibration.temperature_slope != 0.0  # the scores of a block are summed twice
+        row_bytes = 4 * (n_features + (n_classes if shared is None or tempers else topk.STRIP))
         self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
         tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
         width = min(tile_scores // self.block_rows, -(-n_classes // config.class_groups))
@@ -224,8 +230,13 @@ class _Scan:
         except IndexError:  # asking for the length first would be a race
             return Buffers(self.config.tile_scores)
 
-    def scan_group(self, rows: BlockScores, block: Any, states: topk.RowState, group: int) -> None:
-        """Merge the tiles of one group of classes into the states of all rows of a block."""
+    def scan_group(
+        self, rows: BlockScores, block: Any, states: topk.RowState, kept: Float32 | None, group: int
+    ) -> None:
+        """Merge the tiles of one group of classes into the states of all rows of a block.
+
+        Products go to `kept` (n_rows * n_classes), tile after tile, where it is given.
+        """
         buffers, tiles = self._take_buffers(), self.tiles
         state = states._replace(
             **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
@@ -233,12 +244,27 @@ class _Scan:
         strip, n = np.empty(topk.STRIP, np.float32), rows.n_rows
         for number in range(*self.groups[group]):
             start, stop = tiles.bounds[number]
-            products = rows.products(start, stop, buffers, buffers.get("products", n, stop - start))
+            out = buffers.get("products", n, stop - start) if kept is None else _tile(kept, n, start, stop)
+            products = rows.products(start, stop, buffers, out)
             for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
                 topk.scan_tile(
                     products, tiles.columns(number), log_noise, self.scaling, first, last, state, strip
                 )
         self.spare.append(buffers)
+
+    def temper_group(self, kept: Float32, states: topk.RowState, inverse: Float32, group: int) -> None:
+        """Sum the kept scores of one group of classes at the temperature of each row."""
+        for number in range(*self.groups[group]):
+            tile = _tile(kept, len(inverse), *self.tiles.bounds[number])
+            biases = self.tiles.columns(number).biases
+            topk.sum_tile(
+                tile, biases, self.scaling.features, inverse, states.peak[group], states.mass[group]
+            )
+
+
+def _tile(kept: Float32, n_rows: int, start: int, stop: int) -> Float32:
+    """Return the part of the kept products that belongs to columns `start` to before `stop`."""
+    return kept[n_rows * start : n_rows * stop].reshape(n_rows, stop - start)
 
 
 def scan(
@@ -273,12 +299,18 @@ def scan(
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     # BLAS threads of its own would spin beside the kernels, on the processors that these need.
     large = n_rows * n_classes * scorer.weights.n_features > config.small_work
+    tempers = scorer.calibration.temperature_slope != 0.0
+    kept = np.empty(min(tiles.block_rows, n_rows) * n_classes, np.float32) if tempers else None
     with one_blas_thread() if large else nullcontext():
         for first, last in split(n_rows, tiles.block_rows):
             states = _new_states(len(shared.groups), last - first, k, columns[first:last])
             rows = scorer.weights.open_block(X, first, last, tiles.order)
             block = tiles.start_block(first, last)
-            run(partial(shared.scan_group, rows, block, states), len(shared.groups), n_threads)
+            run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
+            if kept is not None:
+                inverse = result.inverse_temperature[first:last]
+                topk.temper_groups(states, scorer.tempering, inverse)
+                run(partial(shared.temper_group, kept, states, inverse), len(shared.groups), n_threads)
             result.finish(states, first, last)
     return result
 
@@ -296,32 +328,36 @@ def _scan_rows(
     n_rows, n_classes = X.shape[0], scorer.n_classes
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    tasks = split(n_rows, int(np.clip(config.row_task_scores // n_classes, 1, config.block_rows)))
+    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
     kept = 4 * n_classes <= _KEPT_BYTES
     scratch = _row_scratch if kept else Scratch(Buffers)
     plain = scorer.noise_term is None and scorer.weights.feature_scale == 1.0
     tiles = None if plain else ClassTiles(scorer, Z, 1, config, 1)
-    inverse_temperature = scorer.inverse_temperature
+    tempering = scorer.tempering
 
     def work(i: int) -> None:
         first, last = tasks[i]
         with scratch.use() as buffers:
-            rows = scorer.weights.open_block(X, first, last)
+            rows: Any = scorer.weights.open_block(X, first, last)
             scores = buffers.get("products", last - first, n_classes)
+            part = result if len(tasks) == 1 else result.rows(first, last)
+            own = columns[first:last]
+            if tiles is None and rows.find_best(tempering, own, scores, part.labels, part[1:]):
+                return
             rows.products(0, n_classes, buffers, scores)
-            states = _new_states(1, last - first, k, columns[first:last])
+            states = _new_states(1, last - first, k, own)
             single = states._replace(
                 **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
             )
             strip = np.empty(topk.STRIP, np.float32)
             if tiles is None:
-                topk.scan_scores(scores, scorer.weights.biases, inverse_temperature, single, strip)
+                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, single, strip)
                 if scorer.calibration.temperature_slope != 0.0:
-                    own = result.inverse_temperature[first:last]
-                    topk.temper_rows(scores, scorer.weights.biases, scorer.tempering, single, own)
+                    inverse = part.inverse_temperature
+                    topk.temper_rows(scores, scorer.weights.biases, tempering, single, inverse)
             else:
                 table, step = _noise_of_rows(scorer, Z, tiles, first, last)
-                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), inverse_temperature)
+                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
                 classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
                 noise = topk.LogNoise(table, 0, step, 0)
                 topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)

@@ -175,10 +175,11 @@ def choose_calibration(
     search_config: SearchConfig | None = None,
 ) -> Calibration:
     """Choose temperature and uniform mixing on examples that the model was not trained on."""
-    blocks = search_config or SearchConfig()
+    blocks, config = search_config or SearchConfig(), config or CalibrationConfig()
     scorer.check(examples.X)
     X, targets = examples.X, check_targets(examples, scorer.n_classes)
     Z = scorer.project(X, n_threads)
+    few_classes = scorer.n_classes <= config.max_tempered_classes
 
     def score_rows(first: int, last: int) -> Float32:
         projected = None if Z is None else Z[first:last]
@@ -189,7 +190,7 @@ def choose_calibration(
             score_rows,
             Examples(X, targets, examples.row_index),
             scorer.n_classes,
-            by_row=scorer.tempers_rows,
+            by_row=scorer.tempers_rows and (scorer.weights.row_major or few_classes),
             n_threads=n_threads,
             config=config,
         )

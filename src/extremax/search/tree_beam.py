@@ -111,8 +111,12 @@ def _choose(
 ) -> None:
     """Fill `labels` and `log_prob` with the best candidates of each row."""
     tasks = split(len(candidates), _TASK_ROWS)
+    inverse = np.full(len(candidates), scorer.inverse_temperature)
 
     def work(i: int) -> None:
-        topk.choose_candidates(scores, candidates, scorer.inverse_temperature, *tasks[i], labels, log_prob)
+        topk.choose_candidates(scores, candidates, inverse, *tasks[i], labels, log_prob)
 
     run(work, len(tasks), n_threads)
+    if scorer.calibration.temperature_slope != 0.0:
+        inverse = scorer.temper(log_prob[:, 0])
+        run(work, len(tasks), n_threads)

@@ -163,3 +163,14 @@ def shown(value: Any) -> str:
         text = f"a {type(value).__name__}"
     text = text if len(text) <= 80 else f"{text[:77]}..."
     return text if text.isprintable() else repr(text)
+
+
+def is_rising(offsets: NDArray[Any]) -> bool:
+    """Whether no number of an array is smaller than the one before; a difference could overflow.
+
+    Examples
+    --------
+    >>> is_rising(np.array([0, 6, -(2**63), -(2**31), 6, 30]))
+    False
+    """
+    return bool((offsets[1:] >= offsets[:-1]).all())

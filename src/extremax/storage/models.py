@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.storage import checks
@@ -23,6 +24,7 @@ from extremax.storage.version1 import translate
 from extremax.training.base import TrainState
 from extremax.training.optimizers import Tables
 from extremax.training.sparse_trainer import FinishedTables, SparseTables
+from extremax.training.stream import StreamMoments
 from extremax.types import Float32
 
 KIND = "classifier"
@@ -105,15 +107,23 @@ def _restore_training(model: Model, state: State) -> TrainState:
         checks.reject(
             f"the whitening is of {len(whitening.mean):,} features, weights of {model.n_features:,}"
         )
+    scaling = ColumnScaling.from_state(state.nested("scaling")) if "scaling" in state.header else None
+    if scaling is not None and len(scaling.centre) != model.n_features:
+        checks.reject(f"the scaling is of {len(scaling.centre):,} columns, weights of {model.n_features:,}")
+    stream = None
+    if "stream" in state.header:
+        stream = StreamMoments.from_state(state.nested("stream"), model.n_classes, model.n_features)
     return TrainState(
         tables,
         model.weights.feature_scale,
         model.noise,
         model.projection,
         whitening,
+        scaling,
         n_epochs=checks.get_int(state.header, "n_epochs"),
         pair_values=None if values is None else np.asarray(values),
         pair_key=checks.get_int(state.header, "pair_key", -(2**63), 2**64),
+        stream=stream,
         class_means=model.classes.means,
         chosen=dict(model.chosen),
     )

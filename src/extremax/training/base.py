@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -13,16 +14,18 @@ from scipy import sparse
 from extremax.config import FitConfig
 from extremax.defaults import ProblemSize, ScaleConfig
 from extremax.examples import Examples
-from extremax.features.pca import PCA
-from extremax.features.scaling import limit_sparse_rows
+from extremax.features.pca import PCA, fit_bytes
+from extremax.features.scaling import ColumnScaling, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.noise import Noise
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
 from extremax.storage.state import State, merge
+from extremax.training.stream import StreamMoments
 from extremax.types import Bool, Features, Float32
-from extremax.weights import Weights
+from extremax.weights import DenseWeights, Weights
 
+_BLOCK_VALUES = 1 << 24  # of rows that are squared in float64 at a time
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
 
 
@@ -61,13 +64,16 @@ class TrainState:
         The distribution that negatives, or the cells of minibatches, come from; None where nothing uses one.
     projection
         Projection of the features for the tree; None without a tree.
-    whitening
-        The coordinates in which an epoch trains; None for those of the features.
+    whitening, scaling
+        The coordinates in which an epoch trains, of trainers on whitened rows and of others; None for those
+        of the features.
     n_epochs
         Epochs trained; with the seed it determines all random draws of the next one.
     pair_values, pair_key
         The number eta of each training pair that Augment and Reduce keeps, and a checksum of the pairs it
         belongs to.
+    stream
+        Sums over the parts of a stream, while its whitening is made anew from them.
     class_means
         Mean of the projected rows of each class, where there is a tree: a typical row as the tree sees it.
     chosen
@@ -83,13 +89,20 @@ class TrainState:
     noise: Noise | None = None
     projection: PCA | None = None
     whitening: Whitening | None = None
+    scaling: ColumnScaling | None = None
     n_epochs: int = 0
     pair_values: Float32 | None = None
     pair_key: int = 0
+    stream: StreamMoments | None = None
     class_means: NDArray[np.float16] | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     in_training_coordinates: bool = False
     cut_short: bool = False
+
+    @property
+    def coordinates(self) -> Whitening | ColumnScaling | None:
+        """The coordinates in which an epoch trains."""
+        return self.scaling if self.whitening is None else self.whitening
 
     def state(self) -> State:
         """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
@@ -101,6 +114,10 @@ class TrainState:
         if self.tables.kind != "dense":
             header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
+        if self.scaling is not None:
+            parts["scaling"] = self.scaling.state()
+        if self.stream is not None:
+            parts["stream"] = self.stream.state()
         return merge(header, parts, arrays)
 
 
@@ -140,6 +157,10 @@ class Trainer(Protocol):
 
     def memory(self, problem: ProblemSize) -> dict[str, int]:
         """Return the bytes that training takes beside X, by part."""
+        ...
+
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the shape of the problem with what `memory` must know of the examples."""
         ...
 
     def accept(self, data: Examples) -> Examples:
@@ -187,14 +208,16 @@ class ProjectedRows:
         self.n_threads = n_threads
         self._last: tuple[PCA, Features, Float32] | None = None
 
-    def get(self, projection: PCA | None, X: Features, whitening: Whitening | None = None) -> Float32:
+    def get(
+        self, projection: PCA | None, X: Features, coordinates: Whitening | ColumnScaling | None = None
+    ) -> Float32:
         """Return the rows that a tree sees; without a projection, rows of no columns."""
         if projection is None:
             return np.empty((X.shape[0], 0), np.float32)
         if self._last is None or self._last[0] is not projection or self._last[1] is not X:
             Z = projection.transform(X, n_jobs=self.n_threads)
-            if whitening is not None and whitening.scaling is not None:
-                _limit_rows(Z, _PROJECTED_LIMIT * whitening.scaling.max_length)
+            if coordinates is not None:
+                _limit_rows(Z, _PROJECTED_LIMIT * coordinates.max_length)
             self._last = projection, X, Z
         return self._last[2]
 
@@ -236,8 +259,9 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
         total = float(np.square(data, dtype=np.float64).sum())
     else:
         total = 0.0
-        for i in range(0, len(rows), 4096):  # float64 sums in a fixed order, without a copy of X
-            block = rows[i : i + 4096] if used is None else rows[i : i + 4096][used[i : i + 4096]]
+        size = min(4096, max(1, _BLOCK_VALUES // rows.shape[1]))
+        for i in range(0, len(rows), size):  # float64 sums in a fixed order, without a copy of X
+            block = rows[i : i + size] if used is None else rows[i : i + size][used[i : i + size]]
             total += float(np.square(block, dtype=np.float64).sum())
     mean = total / (rows.shape[0] if used is None else int(used.sum()))
     length: float = mean**0.5
@@ -259,11 +283,26 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
     return means
 
 
+def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> dict[str, int]:
+    """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
+    sample = 28 * min(problem.n_rows, config.numbers.scale.sample_rows) * problem.n_features
+    shape = problem.n_rows, problem.n_features
+    products = 96 * problem.n_features**2  # of class means and between them, and the map and its inverse
+    return {"whitening": sample + max(fit_bytes(shape, problem.n_features, n_threads), products)}
+
+
+def projection_memory(problem: ProblemSize, n_components: int, n_threads: int) -> dict[str, int]:
+    """Return the bytes of finding the principal components of a tree's features."""
+    shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
+    return {"projection": fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)}
+
+
 def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:
-    """Return the bytes of a label tree and of fitting it: projected rows, a sorted copy, a sum per class."""
+    """Return the bytes of a label tree and of fitting it: projected rows, those of pairs, a sorted copy."""
     k = min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
-    rows = 4 * (problem.n_rows + problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
+    copies = 2 if problem.n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
+    rows = 4 * (problem.n_rows + copies * problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
     return {"tree": leaves * 4 * (k + 3), "tree features": rows}
 
 
@@ -279,12 +318,53 @@ class TrainerBase:
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
 
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the problem as it is: its shape says it all."""
+        return problem
+
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""
         X, n_limited = limit_sparse_rows(data.X, self.config.numbers.scale)
         if n_limited:
             self.accepted["limited_rows"] = n_limited
         return data if X is data.X else data.with_features(X)
+
+    def find_scaling(self, data: Examples) -> tuple[ColumnScaling | None, dict[str, Any]]:
+        """Return how columns are standardised and rows limited, and what `choices_` says of it.
+
+        None where columns are of similar scales and no row is outlying.
+        """
+        config, threads, weight = self.config.numbers.scale, self.context.n_threads, row_weight(data)
+        if not config.standardize:
+            return None, {}
+        scaling = ColumnScaling.fit(data.X, weight, config=config, n_threads=threads)
+        n_limited = scaling.count_limited(data.X, threads, weight)
+        if not scaling.is_needed(n_limited, config):
+            return None, {}
+        return scaling, {"limited_rows": n_limited} if n_limited else {}
+
+    def export(self, state: TrainState) -> Weights:
+        """Return weights for the features as given."""
+        weights, biases = state.tables.weights, state.tables.biases
+        if state.in_training_coordinates and state.coordinates is not None:
+            weights, biases = weights.copy(), biases.copy()
+            state.coordinates.to_features(weights, biases, self.context.n_threads)
+        return DenseWeights(weights, biases, state.feature_scale)
+
+    @contextmanager
+    def training_coordinates(self, state: TrainState, threads: int) -> Iterator[None]:
+        """Convert the tables to those of training for the duration of an epoch."""
+        tables, coordinates = state.tables, state.coordinates
+        if coordinates is None:
+            yield
+            return
+        coordinates.to_training(tables.weights, tables.biases, threads)
+        state.in_training_coordinates = True
+        try:
+            yield
+        finally:
+            coordinates.to_features(tables.weights, tables.biases, threads)
+            state.in_training_coordinates = False
 
     def finish(self, state: TrainState, split: Split) -> None:
         """Do nothing after the last epoch."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from extremax.kernels.batch_softmax import (
     shared_softmax,
 )
 from extremax.kernels.compile import JIT_DISABLED
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.base import (
@@ -38,16 +40,20 @@ from extremax.training.base import (
     class_means,
     find_feature_scale,
     labelled_rows,
+    projection_memory,
     row_weight,
     tree_memory,
+    whitening_memory,
 )
-from extremax.training.class_sets import ClassSets, count_cells, route
+from extremax.training.class_sets import ClassSets, cell_gain, count_cells, route
 from extremax.training.noise_fit import fit_noise
 from extremax.training.optimizers import Tables
 from extremax.training.order import DenseRows, Window, epoch_seed, epoch_windows
+from extremax.training.stream import StreamMoments, log_likelihood
 from extremax.training.warm_start import WarmStart, discriminant_projection, start_discriminant
 from extremax.training.whitened import WhitenedTrainer
 from extremax.tree.layout import depth_of
+from extremax.tree.tuning import TunedTree
 from extremax.types import Float32, Float64, Int32, Int64
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; independent of the threads, so that they change no result
@@ -100,13 +106,23 @@ class BatchTrainer(WhitenedTrainer):
         weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
         size, batch = config.set_size(problem.n_classes), min(config.batch_size, problem.n_pairs)
         tables = 4 * (batch * size + (2 * size + 2 * batch) * problem.n_features)
+        threads, needs_tree = self.context.n_threads, self._n_cells(problem) > 1
         need = {
             "weights": weights,
             "accumulators": accumulators,
             "rows": 4 * problem.n_pairs * 10,  # order, cells, and both once more while they are sorted
-            "minibatch": tables + 24 * problem.n_classes + 64 * problem.n_features**2,
         }
-        return need | (tree_memory(problem, config.tree_components) if self._n_cells(problem) > 1 else {})
+        if self._keeps_moments(problem):
+            need["moments"] = 8 * (problem.n_classes + 4 * problem.n_features) * problem.n_features
+        training = {"minibatch": tables + 24 * problem.n_classes}
+        start: dict[str, int] = {}
+        if config.precondition:
+            start = whitening_memory(problem, config, threads)
+        elif needs_tree:
+            start = projection_memory(problem, config.tree_components, threads)
+        if needs_tree:
+            training |= tree_memory(problem, config.tree_components)
+        return need | largest_phase(start, training)
 
     def _n_cells(self, problem: ProblemSize) -> int:
         """Return the number of cells that minibatches come from; with 1 no tree is needed."""
@@ -139,9 +155,65 @@ class BatchTrainer(WhitenedTrainer):
                 state.projection = self._principal_components(state.feature_scale, data, kept)
         if needs_tree:
             Z = self.projected.get(state.projection, X, state.whitening)
-            state.noise, chosen = fit_noise(data, Z, n_classes, config, context, rough=True)
+            state.noise, chosen = fit_noise(
+                data, Z, n_classes, config, context, rough=True, inspect=partial(self._judge_cells, data, Z)
+            )
             state.chosen |= chosen
+        if self._keeps_moments(problem) and (state.whitening is None or state.whitening.scaling is None):
+            # a first part that gave a whitening has twice as many rows before the next one
+            first = self._enough_rows(problem) if state.whitening is None else 2 * data.n_pairs
+            state.stream = StreamMoments.begin(data, n_classes, state.feature_scale, first)
         return state
+
+    def _keeps_moments(self, problem: ProblemSize) -> bool:
+        """Whether the whitening of a stream is made anew from the sums of its parts."""
+        numbers = (problem.n_classes + problem.n_features) * problem.n_features
+        return self.config.renews_whitening and numbers <= self.config.numbers.batch.stream_values
+
+    def _enough_rows(self, problem: ProblemSize) -> int:
+        return int(np.ceil(self.config.numbers.batch.stream_rows * problem.n_features))
+
+    def _add_part(self, state: TrainState, data: Examples) -> None:
+        """Make the whitening anew where that is due, then take a part of the stream into the sums."""
+        stream, batch = state.stream, self.config.numbers.batch
+        if stream is None:
+            return
+        n_classes, n_features = stream.class_sums.shape
+        if stream.n_rows >= stream.next_refresh and stream.expects(data, batch.stream_slack):
+            self._renew_whitening(state, stream, data)
+            stream = replace(stream, next_refresh=2 * stream.n_rows)
+        stream = stream.plus(data, state.feature_scale)
+        done = stream.next_refresh > batch.stream_refresh_rows * max(n_classes, n_features)
+        state.stream = None if done else stream
+
+    def _renew_whitening(self, state: TrainState, stream: StreamMoments, data: Examples) -> None:
+        """Whiten by all parts so far; start anew from their class means where the next part prefers that."""
+        numbers, tables, threads = self.config.numbers, state.tables, self.context.n_threads
+        white, means, prior = stream.discriminant(numbers)
+        X: Any = data.X
+        pairs = np.arange(min(data.n_pairs, numbers.batch.stream_test_rows))
+        rows = np.ascontiguousarray(X[data.rows_of(pairs)], dtype=np.float32)
+        y, weight = data.y[pairs], data.pair_weight[pairs]
+        half = 0.5 * np.einsum("ck,ck->c", means, means)
+        with one_blas_thread():
+            products = white.rows(rows, state.feature_scale) @ means.T - half
+            now = (rows * np.float32(state.feature_scale)) @ tables.weights.T + tables.biases
+        figures = [log_likelihood(scale * products + prior, y, weight) for scale in numbers.warm_start.scales]
+        state.whitening = white
+        if max(figures) <= log_likelihood(now.astype(np.float64), y, weight):
+            return
+        best = numbers.warm_start.scales[int(np.argmax(figures))] * numbers.warm_start.init_scale_factor
+        tables.weights[...] = best * means
+        tables.biases[...] = prior - best * half
+        white.to_features(tables.weights, tables.biases, threads)
+        self._begin_squares(tables, 1.0)
+
+    def _begin_squares(self, tables: Tables, unit: float) -> None:
+        """Start Adagrad's sums, for whitened rows of a mean weight."""
+        batch = self.config.numbers.batch
+        first = max(batch.initial_gradients / tables.weights.shape[1], batch.min_initial_square)
+        tables.squares[...] = first * unit**2
+        tables.bias_squares[...] = batch.initial_bias_square * unit**2
 
     def _warm_start(self, state: TrainState, data: Examples) -> WarmStart:
         """Set the tables to the linear discriminant, for whitened rows."""
@@ -150,14 +222,10 @@ class BatchTrainer(WhitenedTrainer):
         # weights that sum to one train like weights of one
         unit = float(data.pair_weight.mean(dtype=np.float64))
         data = replace(data, weight=data.pair_weight / np.float32(unit))
-        first = max(
-            numbers.batch.initial_gradients / tables.weights.shape[1], numbers.batch.min_initial_square
-        )
-        tables.squares[...] = first * unit**2
-        tables.bias_squares[...] = numbers.batch.initial_bias_square * unit**2
+        self._begin_squares(tables, unit)
         start = start_discriminant(tables, moments, data, numbers.warm_start, self.context)
         state.feature_scale, state.whitening = moments.feature_scale, start.whitening
-        state.chosen |= {**chosen, "init_scale": start.scale}
+        state.chosen |= chosen | start.chosen
         return start
 
     def _principal_components(self, scale: float, data: Examples, kept: int) -> PCA:
@@ -173,8 +241,30 @@ class BatchTrainer(WhitenedTrainer):
             state.tables, state.feature_scale, start, counts, kept, config, self.context.n_threads
         )
 
+    def _judge_cells(self, data: Examples, Z: Float32, tuned: TunedTree) -> dict[str, Any]:
+        """Say whether minibatches come from cells of the tree: where held-out labels are found in them."""
+        config, n_classes = self.config, tuned.tree.n_classes
+        n_cells = self._n_cells(ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes))
+        routed = route(tuned.structure, Z, n_cells, self.context.n_threads)
+        cells = routed if data.row_index is None else routed[data.row_index]
+        gain = cell_gain(
+            cells, data.y, tuned.held_out, n_classes, config.set_size(n_classes), self._class_exponent
+        )
+        pays = gain > config.numbers.batch.min_cell_gain
+        self.context.progress.log(
+            f"classes from cells of the tree: {'yes' if pays else 'no'}, gain {gain:.3g} on held-out rows"
+        )
+        return {"n_cells": n_cells if pays else 0, "cell_gain": gain}
+
+    @property
+    def _class_exponent(self) -> float:
+        """Power of the class frequencies by which classes are drawn."""
+        exponents = {"uniform": 0.0, "frequency": self.config.noise_exponent}
+        return exponents.get(str(self.config.noise), self.config.numbers.batch.class_exponent)
+
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
         config, n_classes = self.config, state.tables.n_classes
+        self._add_part(state, data)
         size = config.set_size(n_classes)
         cells = None
         tree = None if state.noise is None else state.noise.tree
@@ -184,13 +274,11 @@ class BatchTrainer(WhitenedTrainer):
                 state.class_means = class_means(Z, data, n_classes)
             problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
             n_cells = self._n_cells(problem)
-            if n_cells > 1:
+            if n_cells > 1 and state.chosen.get("n_cells", n_cells) > 0:
                 routed = route(tree, Z, n_cells, self.context.n_threads)
                 cells = routed if data.row_index is None else routed[data.row_index]
-        exponents = {"uniform": 0.0, "frequency": config.noise_exponent}
-        exponent = exponents.get(str(config.noise), config.numbers.batch.class_exponent)
         counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
-        sets = ClassSets.build(counts, size, exponent=exponent, cells=cells, y=data.y)
+        sets = ClassSets.build(counts, size, exponent=self._class_exponent, cells=cells, y=data.y)
         max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
         return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)
 

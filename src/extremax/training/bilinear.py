@@ -21,6 +21,7 @@ from extremax.kernels.bilinear import Adam, Gradient, Similarity
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
 from extremax.kernels.sparse_scores import Postings
+from extremax.runtime.products import count_indices
 from extremax.runtime.threads import run, split
 from extremax.sparse_weights import DensePart, csr_rows, restore_dense, select_columns, unit_rows
 from extremax.storage import checks
@@ -42,15 +43,14 @@ class Bilinear:
         """Return what a model folder stores."""
         part = self.part
         arrays = {"factors": part.factors, "columns": part.columns, "projection": part.projection}
-        return State({"n_dense": part.n_dense}, {**arrays, "biases": self.biases})
+        return State(part.header, {**arrays, "biases": self.biases})
 
     @classmethod
     def from_state(cls, state: State) -> Bilinear:
         """Build what `state` described."""
         arrays = state.arrays
         biases = checks.get_array(arrays, "biases", "f4", (None,))
-        part = restore_dense(arrays, checks.get_int(state.header, "n_dense"), 2**31)
-        return cls(part, biases)
+        return cls(restore_dense(state, 2**31), biases)
 
     def check(self, n_classes: int, n_sparse: int, n_dense: int) -> None:
         """Raise ModelFileError for a part that reads columns, or scores classes, that there are not."""
@@ -65,7 +65,7 @@ def choose_columns(training: TrainingRows, first_word: int, job: Job) -> Int64:
     Columns before `first_word` are parts of words.
     """
     config, n_columns = job.config, len(training.mean)
-    having = np.bincount(training.rows.indices, minlength=n_columns)
+    having = count_indices(training.rows.indices, n_columns)
     known = having >= config.bilinear_min_rows
     known[:first_word] = False
     chosen = np.flatnonzero(known)
@@ -76,11 +76,24 @@ def choose_columns(training: TrainingRows, first_word: int, job: Job) -> Int64:
 
 
 def fit_bilinear(
-    training: TrainingRows, candidates: Candidates, columns: Int64, n_classes: int, job: Job
+    training: TrainingRows,
+    candidates: Candidates,
+    columns: Int64,
+    n_classes: int,
+    job: Job,
+    *,
+    keeps_length: bool = False,
 ) -> Bilinear:
-    """Train the similarity on pairs with hard negatives; offsets of the candidates stay fixed."""
+    """Train the similarity on pairs with hard negatives; offsets of the candidates stay fixed.
+
+    Rows have unit length in the chosen columns. With `keeps_length`, for texts, that holds in training alone:
+    in prediction a row keeps its length, in units of the root mean square of the training rows, so that a
+    text of which the similarity knows few words hardly says anything by it.
+    """
     config = job.config
-    X = unit_rows(select_columns(training.rows, columns, len(training.mean)))
+    X = select_columns(training.rows, columns, len(training.mean))
+    length = np.sqrt(np.square(X.data, dtype=np.float64).sum() / max(int((np.diff(X.indptr) > 0).sum()), 1))
+    X = unit_rows(X)
     problem = _Problem.of(X, training.data, n_classes)
     size, batch, n_epochs = config.bilinear_size, config.bilinear_batch, config.bilinear_epochs
     n = len(candidates.rows)
@@ -102,7 +115,10 @@ def fit_bilinear(
     job.check(1.0)
     V = fitter.class_coordinates() * problem.factor[:, None]
     projection = np.ascontiguousarray(P[:, :size])
-    part = DensePart(np.ascontiguousarray(V[:, :size]), columns.astype(np.int32), projection)
+    if keeps_length:
+        projection /= np.float32(max(length, 1e-9))
+    factors = np.ascontiguousarray(V[:, :size])
+    part = DensePart(factors, columns.astype(np.int32), projection, unit_rows=not keeps_length)
     return Bilinear(part, V[:, size].copy())
 
 

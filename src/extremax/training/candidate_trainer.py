@@ -25,9 +25,10 @@ from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.kernels.sparse_start import Proposals
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.training.base import Progress, TrainState
+from extremax.training.base import Progress, TrainState, whitening_memory
 from extremax.training.optimizers import Tables
 from extremax.training.warm_start import leave_one_out_shift, start_discriminant
 from extremax.training.whitened import WhitenedTrainer
@@ -60,12 +61,15 @@ class CandidateTrainer(WhitenedTrainer):
         n_classes, n_features = problem.n_classes, problem.n_features
         slots = min(config.n_candidates, n_classes - 1) + 1
         tasks = min(_TASK_SCORES, _MAX_TASK_ROWS * n_classes)
-        return {
-            "weights": 4 * n_classes * (n_features + 1),
-            "rows": 4 * problem.n_rows * (n_features + 1) + 32 * problem.n_pairs,
-            "candidates": 40 * problem.n_pairs * slots,  # proposed, scored, and listed by class
-            "scores": 4 * self.context.n_threads * tasks + 64 * n_features**2,
+        weights = {"weights": 4 * n_classes * (n_features + 1)}
+        rows = {"rows": 48 * problem.n_pairs}
+        training = {
+            "whitened rows": 4 * problem.n_rows * (n_features + 1),
+            "candidates": 20 * problem.n_pairs * slots,  # classes, scores, and by class
+            "scores": 4 * self.context.n_threads * tasks,
         }
+        start = whitening_memory(problem, self.config, self.context.n_threads)
+        return weights | rows | largest_phase(start, training)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Set the weights to the linear discriminant, and find what own scores are shifted by."""
@@ -81,7 +85,7 @@ class CandidateTrainer(WhitenedTrainer):
             tables, moments, data, config, context, shrinkages=self.config.numbers.candidates.shrinkages
         )
         state.whitening = start.whitening
-        state.chosen |= {"init_scale": start.scale, "shrinkage": start.shrinkage}
+        state.chosen |= start.chosen | {"shrinkage": start.shrinkage}
         state.pair_values = leave_one_out_shift(tables, scale, start, data, config, context.n_threads)
         state.pair_key = _pair_key(data)
         start.whitening.to_features(tables.weights, tables.biases, context.n_threads)
@@ -112,8 +116,9 @@ class CandidateTrainer(WhitenedTrainer):
         threads = 1 if JIT_DISABLED else self.context.n_threads
         config, n_pairs = self.config.numbers.candidates, prepared.data.n_pairs
         share = max(sum(rates), 1e-6) / max(self.config.n_epochs, 1)  # of the regularization of a fit
+        regularization = max(config.regularization, config.regularization_root / prepared.X.shape[1] ** 0.5)
         options = DenseOptions(
-            config.regularization / share,
+            regularization / share,
             config.bias_feature,
             config.passes,
             config.small_dual,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from extremax.config import FitConfig, resolve
+from extremax.config import FitConfig, choose_objective, resolve
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.runtime.context import Context
@@ -39,8 +39,9 @@ def fit_dense(
     Z = dense_columns(data.X, config.n_dense)
     rows = data.with_features(Z)
     problem = ProblemSize(rows.n_rows, rows.n_pairs, config.n_dense, n_classes)
-    given: dict[str, Any] = {**asdict(config), "noise": config.noise, "objective": "shared_softmax"}
-    given |= dict.fromkeys(_CHOSEN_ANEW)
+    given: dict[str, Any] = {**asdict(config), "noise": config.noise} | dict.fromkeys(_CHOSEN_ANEW)
+    chosen = choose_objective(given, problem, config.numbers)
+    given["objective"] = chosen if chosen == "candidate_softmax" else "shared_softmax"
     inner = resolve(given, problem, numbers=config.numbers)
     trainer = make_trainer(inner, context)
     rows = trainer.accept(rows)

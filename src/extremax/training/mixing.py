@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit
 
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
@@ -33,14 +32,22 @@ def fit_mixture(
     """
     if data.n_rows > config.max_mix_rows:
         data = data.sample_rows(config.max_mix_rows)
+    return fit_joint_mixture([(experts, data)], config, context)
+
+
+def fit_joint_mixture(
+    folds: Sequence[tuple[Mapping[str, SparseWeights], Examples]], config: SparseConfig, context: Context
+) -> dict[str, float]:
+    """Choose the weights of models by rows of several folds, each with models of its own."""
+    experts = folds[0][0]
     with one_blas_thread():
-        phi, log_weight = _describe(list(experts.values()), data, config, context)
+        phi, log_weight = _join([_describe(list(e.values()), d, config, context) for e, d in folds])
         guess = dict(zip(PARTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
-        weight = data.pair_weight.astype(np.float64)
+        weight = np.concatenate([data.pair_weight.astype(np.float64) for _, data in folds])
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
-        factor = _accuracy_weight(next(iter(experts.values())).n_classes, data, config)
+        factor = _accuracy_weight(experts, [data for _, data in folds], config)
         if "svm" in experts and factor > 0.0:
             accuracy = factor, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
@@ -51,11 +58,24 @@ def fit_mixture(
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
 
 
-def _accuracy_weight(n_classes: int, data: Examples, config: SparseConfig) -> float:
+def _accuracy_weight(
+    experts: Mapping[str, SparseWeights], parts: Sequence[Examples], config: SparseConfig
+) -> float:
     """Return what a smoothed accuracy of one is worth, in nats."""
-    if data.label_edges is not None:
+    if any(data.label_edges is not None for data in parts):
         return config.accuracy_weight_several
-    return config.accuracy_weight if n_classes <= config.few_classes else config.accuracy_weight_many
+    few = next(iter(experts.values())).n_classes <= config.few_classes
+    return config.accuracy_weight if few else config.accuracy_weight_many
+
+
+def _join(parts: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:
+    """Join what `_describe` returned for several folds; missing candidates have no weight."""
+    n_slots = max(phi.shape[1] for phi, _ in parts)
+    phi = np.concatenate([np.pad(p, ((0, 0), (0, n_slots - p.shape[1]), (0, 0))) for p, _ in parts])
+    weights = [
+        np.pad(w, ((0, 0), (0, n_slots - w.shape[1])), constant_values=np.float32(-np.inf)) for _, w in parts
+    ]
+    return phi, np.concatenate(weights)
 
 
 def _rescaled(theta: Float64, found: Float64, objective: _Objective) -> Float64:
@@ -73,9 +93,10 @@ def _fit_bounded(
     objective: _Objective, theta: Float64, names: list[str], config: SparseConfig
 ) -> tuple[Float64, list[tuple[float, float | None]]]:
     """Return the best weights and their bounds: those of the config, unless they cost too much likelihood."""
-    limits = {
-        "centroid": (config.min_centroid_weight, None), "bilinear": (0.0, config.max_bilinear_weight)
-    }  # fmt: skip
+    # Texts have the cosine, and a bilinear part that says little of a text it knows little of.
+    limits: dict[str, tuple[float, float | None]] = {"bilinear": (0.0, config.max_bilinear_weight)}
+    if "centroid" in names:
+        limits = {"centroid": (config.min_centroid_weight, None)}
     free: list[tuple[float, float | None]] = [(0.0, None)] * len(names)
     bounds = [limits.get(name, (0.0, None)) for name in names]
     best = _maximise(objective, theta, free)
@@ -185,14 +206,16 @@ class _Objective:
         value -= _PENALTY * float(gap @ gap)
         factor, slope = self.accuracy
         if factor > 0.0 and phi.shape[1] > 1:
+            # the probability of the label at a low temperature: smooth, where the best class is not
             scores[self.absent] = -np.inf
-            scores[:, 0], own = -np.inf, scores[:, 0].copy()
-            best = scores.argmax(axis=1)
-            rows = np.arange(len(scores))
-            right = expit(slope * (own - scores[rows, best]).astype(np.float64))
-            change = factor * slope * weight * right * (1.0 - right)
+            scores -= scores.max(axis=1, keepdims=True)
+            sharp = np.exp(np.float32(slope) * scores)
+            sharp /= sharp.sum(axis=1, keepdims=True)
+            right = sharp[:, 0].astype(np.float64)
+            change = factor * slope * weight * right
             value += factor * float(weight @ right)
-            gradient = gradient + change @ (phi[:, 0] - phi[rows, best])
+            sharp *= change.astype(np.float32)[:, None]
+            gradient = gradient + change @ phi[:, 0] - sharp.ravel() @ self.flat
         return -value, -gradient
 
     def fraction_right(self, theta: Float64) -> float:
@@ -203,4 +226,6 @@ class _Objective:
 
 
 def _maximise(objective: _Objective, theta: Float64, bounds: Sequence[tuple[float, float | None]]) -> Float64:
-    return np.asarray(minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds).x, np.float64)
+    options = {"ftol": 1e-12, "gtol": 1e-7}
+    found = minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return np.asarray(found.x, np.float64)

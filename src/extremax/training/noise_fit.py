@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from extremax.config import FitConfig
 from extremax.examples import Examples
@@ -11,12 +12,21 @@ from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, Unifo
 from extremax.paper.tree import fit_literal
 from extremax.runtime.context import Context
 from extremax.tree import LabelTree
-from extremax.tree.tuning import fit_tuned
+from extremax.tree.tuning import TunedTree, fit_tuned
 from extremax.types import Float32
+
+Inspect: TypeAlias = Callable[[TunedTree], dict[str, Any]]
 
 
 def fit_noise(
-    data: Examples, Z: Float32, n_classes: int, config: FitConfig, context: Context, *, rough: bool = False
+    data: Examples,
+    Z: Float32,
+    n_classes: int,
+    config: FitConfig,
+    context: Context,
+    *,
+    rough: bool = False,
+    inspect: Inspect | None = None,
 ) -> tuple[Noise, dict[str, Any]]:
     """Return the noise distribution and what was chosen for it.
 
@@ -26,6 +36,8 @@ def fit_noise(
         Projected rows of the tree; no columns where there is none.
     rough
         Whether a tree is fitted in a third of the time: enough where it only proposes classes.
+    inspect
+        Called with a tree whose regularization was chosen on held-out rows; what it returns was chosen, too.
     """
     noise = config.noise
     if not isinstance(noise, str):
@@ -40,7 +52,7 @@ def fit_noise(
     counts = data.class_counts(n_classes, weighted=True)
     if noise == "frequency":
         return FrequencyNoise(counts, config.noise_exponent), {}
-    tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough)
+    tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough, inspect=inspect)
     if noise == "mixture":
         frequencies = FrequencyNoise(counts, config.noise_exponent)
         return MixtureNoise(TreeNoise(tree), frequencies, weight=config.tree_share), chosen
@@ -48,7 +60,14 @@ def fit_noise(
 
 
 def fit_tree(
-    data: Examples, Z: Float32, n_classes: int, config: FitConfig, context: Context, *, rough: bool
+    data: Examples,
+    Z: Float32,
+    n_classes: int,
+    config: FitConfig,
+    context: Context,
+    *,
+    rough: bool,
+    inspect: Inspect | None = None,
 ) -> tuple[LabelTree, dict[str, Any]]:
     """Fit the label tree, its regularization by level where that is left open."""
     log = context.progress.log
@@ -91,10 +110,11 @@ def fit_tree(
     levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
     held_out = tuned.held_out_log_likelihood
     log(f"tree: regularization by level {levels}; held-out log-likelihood {held_out:.4f}")
-    return tuned.tree, {
+    chosen: dict[str, Any] = {
         "tree_regularization": tuned.strengths.tolist(),
         "tree_held_out_log_likelihood": held_out,
     }
+    return tuned.tree, chosen if inspect is None else chosen | inspect(tuned)
 
 
 def own_projection(noise: str | Noise, n_features: int) -> PCA | None:

@@ -16,6 +16,7 @@ from scipy import sparse
 
 from extremax.defaults import OrderConfig
 from extremax.examples import Examples
+from extremax.features.scaling import ColumnScaling
 from extremax.kernels.row_training import train_csr, train_dense
 from extremax.kernels.row_updates import CSRRows
 from extremax.types import Features, Float32, Int64
@@ -80,7 +81,8 @@ def epoch_windows(
     yield from enumerate(source.windows((pairs, data.rows_of(pairs)) for pairs in shuffled))
 
 
-def _is_on_disk(X: object) -> bool:
+def is_on_disk(X: object) -> bool:
+    """Whether an array is a view of a memory-mapped file."""
     while isinstance(X, np.ndarray):
         if isinstance(X, np.memmap):
             return True
@@ -95,7 +97,7 @@ class DenseRows:
 
     def __init__(self, X: Float32) -> None:
         self.X = X
-        self.on_disk = _is_on_disk(X)
+        self.on_disk = is_on_disk(X)
 
     def _read(self, rows: Int64) -> tuple[Float32, Int64]:
         distinct, local = np.unique(rows, return_inverse=True)  # in the order of the file, and no row twice
@@ -117,6 +119,18 @@ class DenseRows:
                 yield Window(pairs, rows, X, local)
 
 
+class ScaledRows(DenseRows):
+    """Dense rows, standardised as they are copied into a buffer."""
+
+    def __init__(self, X: Float32, scaling: ColumnScaling) -> None:
+        super().__init__(X)
+        self.on_disk, self.scaling = True, scaling
+
+    def _read(self, rows: Int64) -> tuple[Float32, Int64]:
+        X, local = super()._read(rows)
+        return self.scaling.rows(X), local
+
+
 class SparseRows:
     """Rows of a CSR matrix, which is in memory as a whole."""
 
@@ -132,6 +146,8 @@ class SparseRows:
             yield Window(pairs, rows, self.arrays, rows)
 
 
-def row_source(X: Features) -> RowSource:
+def row_source(X: Features, scaling: ColumnScaling | None = None) -> RowSource:
     """Return the rows of X in the form that fits their type."""
+    if scaling is not None and not sparse.issparse(X):
+        return ScaledRows(X, scaling)
     return SparseRows(X) if sparse.issparse(X) else DenseRows(X)

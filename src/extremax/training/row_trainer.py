@@ -17,11 +17,13 @@ from scipy import sparse
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
 from extremax.features.pca import PCA
+from extremax.features.scaling import ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.phases import abandon, new_schedule
 from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
 from extremax.kernels.row_updates import ModelArrays
 from extremax.noise import Noise, mean_log_prob
+from extremax.runtime.memory import largest_phase
 from extremax.runtime.threads import run, run_together, split
 from extremax.training.base import (
     Progress,
@@ -30,6 +32,7 @@ from extremax.training.base import (
     class_means,
     find_feature_scale,
     labelled_rows,
+    projection_memory,
     row_weight,
     tree_memory,
 )
@@ -37,7 +40,6 @@ from extremax.training.noise_fit import fit_noise, own_projection
 from extremax.training.optimizers import Tables, shrink
 from extremax.training.order import RowSource, Window, epoch_seed, epoch_windows, row_source
 from extremax.types import Float32, Int64
-from extremax.weights import DenseWeights, Weights
 
 _GATHER_ROWS = 8192  # rows that a thread copies at a time
 
@@ -67,9 +69,15 @@ class RowTrainer(TrainerBase):
     def memory(self, problem: ProblemSize) -> dict[str, int]:
         config = self.config
         weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
-        rows = 4 * problem.n_pairs * (3 + 4 * config.n_negatives)
-        need = {"weights": weights, "accumulators": accumulators, "rows": rows}
-        return need | (tree_memory(problem, config.tree_components) if config.uses_tree else {})
+        window = min(problem.n_pairs, config.numbers.order.window_bytes // (4 * problem.n_features) + 1)
+        # Classes, noise, scores and coefficients of the pairs of a window, and what is drawn.
+        rows = 20 * problem.n_pairs + window * (20 * (1 + config.n_negatives) + 8 * config.n_negatives + 24)
+        need = {"weights": weights, "accumulators": accumulators}
+        if not config.uses_tree:
+            return need | {"rows": rows}
+        start = projection_memory(problem, config.tree_components, self.context.n_threads)
+        # The tables are made when the projection is found.
+        return largest_phase(start, need | {"rows": rows} | tree_memory(problem, config.tree_components))
 
     def accept(self, data: Examples) -> Examples:
         scales = self.config.scale_features and sparse.issparse(data.X)
@@ -79,26 +87,32 @@ class RowTrainer(TrainerBase):
         config, context, numbers = self.config, self.context, self.config.numbers
         X = data.X
         n_features = int(X.shape[1])
-        scale = find_feature_scale(X, labelled_rows(data), numbers.scale) if config.scale_features else 1.0
-        projection = (
-            self._project(data, scale) if config.uses_tree else own_projection(config.noise, n_features)
-        )
+        scaling, limited = None, self.accepted
+        if config.scale_features and not sparse.issparse(X):
+            scaling, limited = self.find_scaling(data)
+        if scaling is not None:
+            scale = scaling.feature_scale
+        else:
+            scale = (
+                find_feature_scale(X, labelled_rows(data), numbers.scale) if config.scale_features else 1.0
+            )
+        if config.uses_tree:
+            projection: PCA | None = self._project(data, scale, scaling)
+        else:
+            projection = own_projection(config.noise, n_features)
         square = numbers.rows.initial_square
         tables = Tables.zeros(n_classes, n_features, config.optimizer, initial_square=square)
-        Z = self.projected.get(projection, X)
+        Z = self.projected.get(projection, X, scaling)
         noise, chosen = fit_noise(data, Z, n_classes, config, context)
-        state = TrainState(tables, scale, noise, projection, chosen=self.accepted | chosen)
+        state = TrainState(tables, scale, noise, projection, scaling=scaling, chosen=limited | chosen)
         if config.definition.starts_at_noise:
             most = max(numbers.rows.min_start_rows, numbers.rows.start_log_probs // n_classes)
             some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
             some = some if data.row_index is None else np.unique(data.row_index[some])
-            Z_some = np.empty((len(some), 0), np.float32)
-            if projection is not None:
-                Z_some = projection.transform(X[some], n_jobs=context.n_threads)
-            tables.biases[:] = mean_log_prob(noise, Z_some, n_jobs=context.n_threads)
+            tables.biases[:] = mean_log_prob(noise, Z[some], n_jobs=context.n_threads)
         return state
 
-    def _project(self, data: Examples, scale: float) -> PCA:
+    def _project(self, data: Examples, scale: float, scaling: ColumnScaling | None) -> PCA:
         """Return the principal components that the tree is fitted on, of scaled features.
 
         The tree's regularization then means the same for features of any magnitude.
@@ -107,24 +121,34 @@ class RowTrainer(TrainerBase):
         config = self.config
         kept = min(config.tree_components, int(data.X.shape[1]))
         options: dict[str, Any] = {"max_rows": None} if config.tree_fit == "paper" else {}
-        weight = row_weight(data)
-        found = PCA.fit(data.X, kept, sample_weight=weight, n_jobs=self.context.n_threads, **options)
-        components = found.components[:kept] * np.float32(scale)
-        projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        options |= {"n_jobs": self.context.n_threads, "scaling": scaling}
+        found = PCA.fit(data.X, kept, sample_weight=row_weight(data), **options)
+        if scaling is None:
+            components = found.components[:kept] * np.float32(scale)
+            projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
+        else:
+            given, mean = scaling.to_given(found.components[:kept], found.mean)
+            variance = found.explained_variance[:kept]
+            projection = PCA(given.astype(np.float32), mean.astype(np.float32), variance)
         return projection.whitened() if config.whiten_components else projection
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedRows:
         noise = _noise_of(state)
-        Z = self.projected.get(state.projection, data.X)
+        Z = self.projected.get(state.projection, data.X, state.scaling)
         log_noise = noise.log_prob(data.expand(Z), data.y, n_jobs=self.context.n_threads)
         if noise.tree is not None and state.class_means is None:
             state.class_means = class_means(Z, data, state.tables.n_classes)
-        return PreparedRows(data, row_source(data.X), Z, log_noise)
-
-    def export(self, state: TrainState) -> Weights:
-        return DenseWeights(state.tables.weights, state.tables.biases, state.feature_scale)
+        return PreparedRows(data, row_source(data.X, state.scaling), Z, log_noise)
 
     def epoch(
+        self, state: TrainState, prepared: PreparedRows, rates: tuple[float, float], progress: Progress
+    ) -> float:
+        with self.training_coordinates(state, 1 if JIT_DISABLED else self.context.n_threads):
+            loss = self._train(state, prepared, rates, progress)
+        state.n_epochs += 1
+        return loss
+
+    def _train(
         self, state: TrainState, prepared: PreparedRows, rates: tuple[float, float], progress: Progress
     ) -> float:
         config, data, tables = self.config, prepared.data, state.tables
@@ -154,7 +178,6 @@ class RowTrainer(TrainerBase):
                 prior.advance(width * len(pairs.rows), weight_done, pairs_done, rate, threads)
                 progress.check()
                 progress.report(pairs_done, total / max(weight_done, 1e-300))
-        state.n_epochs += 1
         return total / max(weight_done, 1e-300)
 
     def _step(self, state: TrainState, rate: float) -> Step:
@@ -170,7 +193,7 @@ class RowTrainer(TrainerBase):
         return Step(
             batch_size=config.batch_size,
             objective=loss(config.score_penalty, state.n_epochs, config.numbers.rows.augment_reduce_decay),
-            sizes=sizes(np.float32(state.feature_scale), np.float32(rate)),
+            sizes=sizes(np.float32(1.0 if state.scaling else state.feature_scale), np.float32(rate)),
         )
 
     def _draw(

@@ -10,25 +10,28 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual, sparse_start
+from extremax.kernels.postings import sum_sizes
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Support
 from extremax.kernels.sparse_scores import Frequent, Postings
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import count_indices, one_blas_thread, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.sparse_weights import SparseWeights, find_frequent, no_frequent
+from extremax.sparse_weights import SparseWeights, find_frequent, no_frequent, transposed
 from extremax.training.sparse_start import ClassSums, Start
 from extremax.types import Bool, Float32, Int64
 from extremax.weights import Buffers
 
 _ROWS_PER_TASK = 256
 _CLASSES_PER_TASK = 64
+_LINES_AT_ONCE = 1 << 14  # pairs whose candidates are copied at a time
 _TASKS_BETWEEN_CHECKS = 64
 Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
 
@@ -68,20 +71,9 @@ class ProposalSource(NamedTuple):
 
 def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
     """Return the mean size of each feature over the rows that have it, of those that are `used`."""
-    indices, sizes = rows.indices, np.abs(rows.data)
-    if used is not None and not used.all():
-        kept = np.repeat(used, np.diff(rows.indptr))
-        indices, sizes = indices[kept], sizes[kept]
-    count = np.bincount(indices, minlength=n_features)
-    total = np.bincount(indices, weights=sizes, minlength=n_features)
+    count, total = np.zeros(n_features, np.int64), np.zeros(n_features)
+    sum_sizes(rows, np.empty(0, np.bool_) if used is None else used, count, total)
     return (total / np.maximum(count, 1)).astype(np.float32)
-
-
-def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
-    """Return postings without weights whose mean contribution to a score is below a threshold."""
-    kept = np.abs(postings.values) * np.repeat(mean, np.diff(postings.offsets)) >= threshold
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[postings.offsets]
-    return Postings(ends, postings.classes[kept], postings.values[kept])
 
 
 def choose_pairs(training: TrainingRows, source: ProposalSource, postings: Postings, job: Job) -> Int64:
@@ -90,7 +82,7 @@ def choose_pairs(training: TrainingRows, source: ProposalSource, postings: Posti
     counts = np.bincount(data.y, minlength=len(source.sums.counts))
     known = counts[data.y] >= 2
     lengths = np.diff(postings.offsets)
-    having = np.bincount(training.rows.indices, minlength=len(lengths))
+    having = count_indices(training.rows.indices, len(lengths))
     per_row = float((having * lengths).sum()) / max(data.n_rows, 1) + 0.5 * len(counts)
     limit = int(config.max_proposal_work / max(per_row, 1.0))
     chosen = np.flatnonzero(known)
@@ -141,9 +133,17 @@ def propose(
 
     run_checked(work, len(tasks), job)
     at = np.searchsorted(used, row_of)
-    classes = np.concatenate([labels[:, None], found.classes[at]], axis=1)
-    offsets = np.concatenate([found.own[:, None], found.scores[at]], axis=1)
+    classes, offsets = _join_own(labels, found.classes, at), _join_own(found.own, found.scores, at)
     return Candidates(classes, offsets, found.log_rest[at], row_of.astype(np.int64), weights)
+
+
+def _join_own(own: NDArray[Any], others: NDArray[Any], at: Int64) -> NDArray[Any]:
+    """Return one line per pair: what belongs to its own class, and the line of its row."""
+    joined = np.empty((len(own), 1 + others.shape[1]), own.dtype)
+    joined[:, 0] = own
+    for first, last in split(len(own), _LINES_AT_ONCE):
+        joined[first:last, 1:] = others[at[first:last]]
+    return joined
 
 
 def _frequent(
@@ -199,8 +199,7 @@ def propose_by_weights(
     with one_blas_thread():
         run_checked(work, len(tasks), job)
     at = np.searchsorted(used, data.rows)
-    classes = np.concatenate([labels[:, None], found.classes[at]], axis=1)
-    offsets = np.concatenate([found.own[:, None], found.scores[at]], axis=1)
+    classes, offsets = _join_own(labels, found.classes, at), _join_own(found.own, found.scores, at)
     weight = np.ascontiguousarray(data.pair_weight, np.float32)
     return Candidates(classes, offsets, found.log_rest[at], data.rows.astype(np.int64), weight)
 
@@ -245,8 +244,7 @@ class Correction:
         if is_wide:
             ends, features = _wide_support(rows, candidates, listed, n_features, job)
         else:
-            by_class = sums.matrix.tocsr()
-            ends, features = by_class.indptr.astype(np.int64), by_class.indices.astype(np.int32, copy=False)
+            ends, features, _ = transposed(sums.matrix, values=False)
         support = Support(
             ends, features, np.zeros(len(features), np.float32), np.zeros(n_classes, np.float32)
         )
@@ -407,16 +405,11 @@ def fit_svms(
     n_classes, n_features = shape
     n_rows = len(rows.indptr) - 1
     # Frequent features first: the weights that most rows read stay in the cache.
-    by_frequency = np.argsort(-np.bincount(rows.indices, minlength=n_features), kind="stable").astype(
-        np.int32
-    )
+    by_frequency = np.argsort(-count_indices(rows.indices, n_features), kind="stable").astype(np.int32)
     place = np.empty(n_features, np.int32)
     place[by_frequency] = np.arange(n_features, dtype=np.int32)
     rows, mean = rows._replace(indices=place[rows.indices]), mean[by_frequency]
-    squares = np.zeros(n_rows)
-    counted = np.repeat(np.arange(n_rows), np.diff(rows.indptr))
-    squares += np.bincount(counted, weights=rows.data.astype(np.float64) ** 2, minlength=n_rows)
-    del counted
+    squares = square_sums(rows.indptr, rows.data)
     problem = _svm_problem(data, rows, squares, n_classes)
     more = None if whole is None else _svm_problem(whole, rows, squares, n_classes)
     options = sparse_dual.SVMOptions(

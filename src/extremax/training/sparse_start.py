@@ -17,10 +17,11 @@ from scipy.optimize import minimize
 from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
+from extremax.kernels.postings import count_class_columns as count_columns_of_classes
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import count_indices, one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.sparse_weights import csr_rows, restore_matrix
 from extremax.storage import checks
@@ -30,6 +31,36 @@ from extremax.types import Float32, Float64, Int32, Int64
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 50
 _MOST_SUM_TASKS = 8
+
+
+def count_tasks(n_entries: int, n_features: int) -> int:
+    """Return the number of tasks that sort entries by column; each counts the columns."""
+    return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
+
+
+def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int32, Float32, Int64]:
+    """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
+    rows = csr_rows(data.X)
+    order = np.argsort(data.y, kind="stable")
+    pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
+    n_tasks = count_tasks(len(rows.data), n_features)
+    tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
+    places = np.zeros((len(tasks) + 1, n_features), np.int64)
+
+    def count(i: int) -> None:
+        kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
+
+    run(count, len(tasks), n_threads)
+    offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
+    places[0] = offsets[:-1]
+    np.cumsum(places, axis=0, out=places)
+    classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+
+    def sort(i: int) -> None:
+        kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
+
+    run(sort, len(tasks), n_threads)
+    return classes, values, offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,27 +83,8 @@ class ClassSums:
         cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
     ) -> ClassSums:
         """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
-        rows = csr_rows(data.X)
-        order = np.argsort(data.y, kind="stable")
-        pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
-        n_tasks = int(np.clip(len(rows.data) // (4 * n_features), 1, _MOST_SUM_TASKS))  # each counts columns
-        tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
-        places = np.zeros((len(tasks) + 1, n_features), np.int64)
-
-        def count(i: int) -> None:
-            kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
-
-        run(count, len(tasks), n_threads)
-        offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
-        places[0] = offsets[:-1]
-        np.cumsum(places, axis=0, out=places)
-        classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-
-        def sort(i: int) -> None:
-            kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
-
-        run(sort, len(tasks), n_threads)
-        return cls._join(classes, values, offsets, (n_classes, n_features), scale, data, n_threads)
+        entries = _sort_entries(data, n_features, n_threads)
+        return cls._join(*entries, (n_classes, n_features), scale, data, n_threads)
 
     @classmethod
     def _join(
@@ -138,6 +150,31 @@ class ClassSums:
         return cls(matrix, np.asarray(counts))
 
 
+def count_class_columns(data: Examples, n_dense: int = 0) -> int:
+    """Return the number of entries of the class sums, before they are made."""
+    X: Any = data.X
+    if not sparse.issparse(X):
+        return min(data.n_pairs * int(X.shape[1]), (int(data.y.max(initial=0)) + 1) * int(X.shape[1]))
+    order = np.argsort(data.y, kind="stable")
+    last_class = np.full(int(X.shape[1]) - n_dense, -1, np.int32)
+    return int(count_columns_of_classes(X.indices, X.indptr, data.rows[order], data.y[order], last_class))
+
+
+def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float:
+    """Return the mean number of columns that two rows or more have, of those that a class competes for.
+
+    These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
+    """
+    X: Any = data.X
+    if not sparse.issparse(X):
+        return float(X.shape[1])
+    share = count_indices(X.indices, int(X.shape[1]))[: int(X.shape[1]) - n_dense] / data.n_rows
+    n = slots * data.n_pairs
+    none = (1.0 - share) ** n
+    one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none
+    return float((1.0 - none - one).sum())
+
+
 def check_numbers(numbers: Numbers, n_features: int) -> None:
     """Raise ModelFileError for numbers of a saved start that name buckets or columns that there are not."""
     arrays = numbers._asdict()
@@ -165,9 +202,11 @@ class Start:
     length_biases: Float32
 
 
-def make_start(arrays: Sums, numbers: Numbers, n_threads: int) -> Start:
-    """Compute the weights of the start from class sums."""
-    values = _weights(arrays, numbers, n_threads)
+def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 | None = None) -> Start:
+    """Compute the weights of the start from class sums; where `features` are given, of these alone."""
+    if features is None:
+        features = np.arange(len(arrays.offsets) - 1)
+    values = _weights(arrays, numbers, features, n_threads)
     log_mass = np.log1p(arrays.mass / numbers.smoothing)
     length, prior, mass = numbers.bias_weights
     biases = prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass
@@ -178,12 +217,12 @@ def make_start(arrays: Sums, numbers: Numbers, n_threads: int) -> Start:
     )
 
 
-def _weights(arrays: Sums, numbers: Numbers, n_threads: int) -> Float32:
+def _weights(arrays: Sums, numbers: Numbers, features: Int64, n_threads: int) -> Float32:
     values = np.zeros(len(arrays.values), np.float32)
-    tasks = split(len(arrays.offsets) - 1, _FEATURES_PER_TASK)
+    tasks = split(len(features), _FEATURES_PER_TASK)
 
     def work(i: int) -> None:
-        kernels.fill_weights(arrays, numbers, values, *tasks[i])
+        kernels.fill_weights(arrays, numbers, features, values, *tasks[i])
 
     run(work, len(tasks), n_threads)
     return values
@@ -209,7 +248,8 @@ def fit_numbers(
             f"the smoothing of the start would be {smallest:g}, from a mean mass of {mean_mass:g} per row;"
             " fit the model again."
         )
-    pairs = _sample_pairs(arrays, data, config.sample_pairs, seed)
+    n_pairs, n_search = sample_sizes(rows, config)
+    pairs = _sample_pairs(arrays, data, n_pairs, seed)
     first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return first, float("nan")
@@ -218,7 +258,7 @@ def fit_numbers(
 
     def try_smoothing(a: float, guess: Numbers) -> float:
         if a not in tried:
-            tried[a] = fitter.fit(pairs[: config.search_pairs], a, guess)
+            tried[a] = fitter.fit(pairs[:n_search], a, guess)
         return tried[a][0]
 
     guess = first
@@ -237,6 +277,31 @@ def fit_numbers(
     best = max(tried, key=lambda a: tried[a][0])
     value, numbers = fitter.fit(pairs, best, tried[best][1])
     return numbers, value
+
+
+def refit_numbers(
+    arrays: Sums,
+    rows: CSRRows,
+    data: Examples,
+    config: SparseConfig,
+    numbers: Numbers,
+    seed: int,
+    n_threads: int,
+) -> Numbers:
+    """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
+    pairs = _sample_pairs(arrays, data, sample_sizes(rows, config)[0], seed)
+    if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
+        return numbers
+    fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
+    return fitter.fit(pairs, numbers.smoothing, numbers)[1]
+
+
+def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
+    """Return how many pairs fit the numbers, and how many choose the smoothing: fewer of long rows."""
+    mean_entries = len(rows.data) / max(len(rows.indptr) - 1, 1)
+    affordable = max(int(config.sample_entries / max(mean_entries, 1.0)), config.long_sample_pairs)
+    n_pairs = min(config.sample_pairs, affordable)
+    return n_pairs, config.search_pairs * n_pairs // config.sample_pairs
 
 
 def _sample_pairs(arrays: Sums, data: Examples, size: int, seed: int) -> Int64:
@@ -308,8 +373,15 @@ class _Fitter:
             self.rows.indices[part], self.rows.data[part], int(self.data.y[pair]), float(weight)
         )
 
+    def _features(self, pairs: Int64) -> Int64:
+        """Return the features that rows of some pairs have: a fraction of the weights of all."""
+        has = np.zeros(len(self.arrays.offsets) - 1, np.bool_)
+        for r in self.data.rows_of(pairs).tolist():
+            has[self.rows.indices[self.rows.indptr[r] : self.rows.indptr[r + 1]]] = True
+        return np.flatnonzero(has)
+
     def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
-        start = make_start(self.arrays, guess, self.n_threads)
+        start = make_start(self.arrays, guess, self.n_threads, self._features(pairs))
         n_candidates = 1 + sum(self.sizes)
         n_classes = len(self.arrays.counts)
         candidates = np.full((len(pairs), n_candidates), -1, np.int32)

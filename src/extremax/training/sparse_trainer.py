@@ -26,21 +26,43 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, require_sound, restore_matrix
+from extremax.runtime.memory import largest_phase
+from extremax.runtime.products import square_sums
+from extremax.sparse_weights import (
+    DensePart,
+    SparseWeights,
+    add_postings,
+    csr_rows,
+    prune_postings,
+    require_sound,
+    restore_matrix,
+)
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.training import sparse_correction as steps
 from extremax.training.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
+from extremax.training.cross_mixing import mix_by_folds
 from extremax.training.dense_part import MakeTrainer, fit_dense
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.training.sparse_start import ClassSums, check_numbers, fit_numbers, make_start
+from extremax.training.sparse_start import (
+    ClassSums,
+    Start,
+    check_numbers,
+    count_class_columns,
+    count_tasks,
+    fit_numbers,
+    guess_rival_columns,
+    make_start,
+)
 from extremax.types import Float32
 from extremax.weights import Weights
 
 # Weights of the parts while nothing is chosen.
 _ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
+_ROUNDING = 1e-6  # by which sums in another order may differ, at most
+_NOTHING = dict.fromkeys(PARTS, 0.0)
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -101,8 +123,15 @@ class SparseTables:
     duals: Float32 | None = None
     weights: SparseWeights | None = None
     candidates: Candidates | None = field(default=None, repr=False)  # of this process; not saved
+    _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
+
+    def start(self, n_threads: int) -> Start:
+        """Return the weights of the start, computed once for the same sums and numbers."""
+        if self._made is None or self._made[0] is not self.sums or self._made[1] is not self.numbers:
+            self._made = self.sums, self.numbers, make_start(self.sums.arrays, self.numbers, n_threads)
+        return self._made[2]
 
     def copy(self) -> SparseTables:
         """Return a copy that later training does not change."""
@@ -230,6 +259,136 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class SparseSizes:
+    """Numbers of entries that the memory of a fit follows from.
+
+    Attributes
+    ----------
+    entries, pair_entries
+        Entries of the sparse columns of X, and of the rows of all pairs.
+    own, support, svm
+        Entries of the class sums, of the correction and of the SVMs; zero for a part that is not trained.
+    candidates
+        Candidates of all pairs.
+    bilinear
+        Entries of the columns that the bilinear part reads; zero without it.
+    """
+
+    entries: int
+    pair_entries: int
+    own: int
+    support: int
+    svm: int
+    candidates: int
+    bilinear: int
+
+    @classmethod
+    def of(cls, problem: ProblemSize, config: SparseConfig, *, streaming: bool) -> SparseSizes:
+        """Find which parts a fit trains, and how large they are."""
+        n_classes, n_pairs = problem.n_classes, problem.n_pairs
+        n_columns = problem.n_features - problem.n_dense
+        entries = problem.n_entries or problem.n_rows * problem.n_features
+        entries = max(entries - problem.n_rows * problem.n_dense, 0)
+        per_row = entries / max(problem.n_rows, 1)
+        pair_entries = int(per_row * n_pairs)
+        own = problem.n_class_columns or min(pair_entries, n_classes * n_columns)
+        several = n_pairs > problem.n_rows
+        has_svm = svms_are_affordable(entries, n_classes, config, several=several) and not streaming
+        n_candidates = candidate_count(entries, n_pairs, n_classes, config)
+        corrects = not (has_svm and (several or n_classes <= config.few_classes))
+        n_proposed = min(n_pairs, int(config.max_proposal_work / max(n_classes, 1)) + 1)
+        candidates = n_proposed * (n_candidates + 1) if corrects else 0
+        has_many = n_candidates > config.max_candidates
+        is_wide = not several and (has_many or candidates * per_row <= config.wide_entries)
+        support = (problem.n_rival_columns or own) if is_wide else own
+        small = n_classes <= config.bilinear_max_classes and n_pairs <= config.bilinear_max_pairs
+        words = problem.column_groups[0] if problem.column_groups else 0
+        fraction = 1.0 - words / max(n_columns, 1)
+        return cls(
+            entries, pair_entries, own,
+            support if corrects else 0,
+            int(0.8 * own) if has_svm else 0,  # measured: 0.4 to 1.4 times the class sums
+            candidates,
+            int(entries * fraction) if corrects and small and not streaming else 0,
+        )  # fmt: skip
+
+    def phases(self, problem: ProblemSize, config: SparseConfig, n_threads: int) -> list[dict[str, int]]:
+        """Return what is in memory beside the class sums, phase after phase."""
+        own, support = self.own, self.support
+        joined = max(own, support)  # entries of start and correction together: a support has all of its class
+        rest = {"candidates": 8 * self.candidates}
+        whole = joined + self.svm // 2  # half of the weights of SVMs are where other parts have some
+        before = 8 * joined if support > own else 4 * own  # while the next part is added to it
+        after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
+        counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
+        return [
+            {"lengths of rows": 13 * (problem.n_scaled or 0)},
+            {"sorted entries": 8 * self.pair_entries + counted},
+            {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
+            {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
+            {
+                "weights": 4 * own + 8 * joined,
+                "start": 8 * own,
+                "correction": 20 * support,
+                "candidates": 24 * self.candidates,
+            },
+            after | rest | {"SVMs": 32 * self.svm + 4 * self.entries + n_threads * 9 * problem.n_rows},
+            after | rest | {"SVMs": 16 * self.svm, "bilinear part": self._bilinear_bytes(problem, config)},
+            {
+                "weights": after["weights"] + 8 * whole + before + 4 * self.svm,
+                "held-out scores": _mixing_bytes(problem, config),
+                "start": (8 if problem.column_groups else 4) * own,
+                "correction": 16 * support,
+                "SVMs": 24 * self.svm,
+                **rest,
+            },
+            {
+                "weights": after["weights"] + 16 * whole,  # with those that are kept
+                "correction": 8 * support,
+                "SVMs": 16 * self.svm,
+                "held-out scores": _mixing_bytes(problem, config),
+                **rest,
+            },
+            {
+                "class sums with held-out rows": 8 * own + 8 * self.pair_entries + counted,
+                "weights": 8 * whole,
+                "correction": 8 * support,
+                "SVMs": 8 * self.svm,
+            },
+            {
+                "class sums with held-out rows": 8 * own,
+                "weights": after["weights"] + 16 * whole + before + 4 * self.svm,
+                "start": (8 if problem.column_groups else 4) * own,
+                "correction": 16 * support,
+                "SVMs": 16 * self.svm,
+            },
+        ]
+
+    def _bilinear_bytes(self, problem: ProblemSize, config: SparseConfig) -> int:
+        """Return the bytes of rows and class sums on its columns, of its matrices and of a minibatch."""
+        if not self.bilinear:
+            return 0
+        width = 4 * (config.bilinear_size + 1)
+        columns = min(config.bilinear_max_columns, problem.n_features)
+        batch = 3 * config.bilinear_batch * (width + 4 * config.bilinear_drawn)
+        return 40 * self.bilinear + 7 * columns * width + 2 * problem.n_classes * width + batch
+
+
+def _mixing_bytes(problem: ProblemSize, config: SparseConfig) -> int:
+    """Return the bytes of scores of held-out pairs, before and after pruning."""
+    n_rows = min(config.max_held_out, int(config.row_fraction * problem.n_rows))
+    n_pairs = n_rows * problem.n_pairs // max(problem.n_rows, 1)
+    return n_pairs * min(1 + 2 * config.mix_candidates + config.mix_drawn, problem.n_classes) * 24
+
+
+def _start_bytes(problem: ProblemSize, config: SparseConfig) -> int:
+    """Return the bytes of the terms of leave-one-out pairs, and of scaling them."""
+    n_terms = 2 * (1 + len(problem.column_groups)) * (len(config.bucket_edges) + 1) + 3
+    n_candidates = min(1 + config.best_candidates + config.drawn_candidates, problem.n_classes)
+    return 16 * min(config.sample_pairs, problem.n_pairs) * n_candidates * n_terms
+
+
+@dataclass(frozen=True)
 class SparseTrainer(TrainerBase):
     """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
 
@@ -241,19 +400,34 @@ class SparseTrainer(TrainerBase):
 
     def memory(self, problem: ProblemSize) -> dict[str, int]:
         """Return the bytes that training takes beside X, by part."""
-        entries = problem.n_entries or problem.n_rows * problem.n_features
-        pair_entries = int(entries * problem.n_pairs / max(problem.n_rows, 1))
-        stored = min(pair_entries, problem.n_classes * problem.n_features)
-        slots = candidate_count(entries, problem.n_pairs, problem.n_classes, self.numbers) + 1
-        return {
-            "weights": 8 * stored + 8 * problem.n_classes,
-            "class sums": 16 * stored,
-            "correction": 12 * stored,
-            "candidates": 20 * slots * min(problem.n_pairs, self._max_pairs(problem)),
-        }
+        sizes = SparseSizes.of(problem, self.numbers, streaming=self.config.streaming)
+        always = {"class sums": 8 * sizes.own + 40 * problem.n_classes + 24 * problem.n_features}
+        if problem.n_dense:
+            always["sparse columns"] = 8 * sizes.entries
+        elif problem.n_scaled:
+            always["scaled rows"] = 4 * problem.n_scaled
+        need = always | largest_phase(*sizes.phases(problem, self.numbers, self.context.n_threads))
+        return {part: size for part, size in need.items() if size}
 
-    def _max_pairs(self, problem: ProblemSize) -> int:
-        return int(self.numbers.max_proposal_work / max(problem.n_classes, 1)) + 1
+    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
+        """Return the problem with the number of entries of its class sums and, guessed, of its correction."""
+        own = count_class_columns(data, self.config.n_dense)
+        entries = problem.n_entries or problem.n_rows * problem.n_features
+        slots = candidate_count(entries, problem.n_pairs, problem.n_classes, self.numbers) + 1
+        known = float((data.class_counts(problem.n_classes)[data.y] >= 2).mean())  # others have no candidates
+        rivals = guess_rival_columns(data, known * slots / problem.n_classes, self.config.n_dense)
+        most = problem.n_classes * (problem.n_features - self.config.n_dense)
+        n_rival_columns = min(own + problem.n_classes * rivals, most)
+        n_scaled = self._count_scaled(data)
+        return replace(problem, n_scaled=n_scaled, n_class_columns=own, n_rival_columns=int(n_rival_columns))
+
+    def _count_scaled(self, data: Examples) -> int:
+        """Return the entries that are scaled: none where rows have about unit length."""
+        X: Any = data.X
+        if not sparse.issparse(X):
+            return int(X.size)
+        length = float(np.sqrt(square_sums(X.indptr, X.data).mean()))
+        return 0 if self._is_usual(length) else int(X.nnz)
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
@@ -282,11 +456,19 @@ class SparseTrainer(TrainerBase):
     def _find_scale(self, data: Examples) -> float:
         """Return one over the root mean square length of the rows, or one where it is about that."""
         rows, used = csr_rows(data.X, self.config.n_dense), labelled_rows(data)
-        values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
         n_rows = data.n_rows if used is None else int(used.sum())
+        sums = square_sums(rows.indptr, rows.data)
+        rough = float(np.sqrt((sums if used is None else sums[used]).sum() / max(n_rows, 1)))
+        if self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING)):
+            return 1.0  # without a copy of all values in float64
+        values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
         scale = 1.0 / np.sqrt(np.square(values, dtype=np.float64).sum() / max(n_rows, 1) or 1.0)
+        return 1.0 if self._is_usual(1.0 / scale) else float(scale)
+
+    def _is_usual(self, length: float) -> bool:
+        """Whether rows of so long a root mean square are left as they are."""
         low, high = self.numbers.usual_length
-        return 1.0 if low <= 1.0 / scale <= high else float(scale)
+        return low <= length <= high
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
@@ -326,8 +508,7 @@ class SparseTrainer(TrainerBase):
             tables.duals, tables.weights = None, None
         state.pair_key = key
         arrays = tables.sums.arrays
-        start = make_start(arrays, tables.numbers, self.context.n_threads)
-        source = ProposalSource(arrays, tables.numbers, start)
+        source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
         return Prepared(TrainingRows(data, rows, mean), source)
 
@@ -430,7 +611,7 @@ class SparseTrainer(TrainerBase):
     def _propose(self, training: TrainingRows, source: ProposalSource, job: Job) -> Candidates | None:
         """Find hard negatives by the start; None where there are none to find."""
         n_candidates = self._n_candidates(training, len(source.sums.counts))
-        pruned = steps.prune_postings(source.start.postings, training.mean, self.numbers.prune)
+        pruned = prune_postings(source.start.postings, training.mean, self.numbers.prune)
         pairs = steps.choose_pairs(training, source, pruned, job)
         if len(pairs) == 0 or n_candidates == 0:
             return None
@@ -446,15 +627,21 @@ class SparseTrainer(TrainerBase):
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
-        self._fit_parts(tables, TrainingRows(data, rows, mean), self._whole(split))
+        training = TrainingRows(data, rows, mean)
+        self._fit_parts(tables, training, self._whole(split))
         parts = self._parts(tables)
-        tables.mix = self._choose_mix(parts, held_out)
+        found = None
+        if held_out is None and set(parts) == {"start", "svm"}:
+            shape = tables.sums.matrix.shape
+            found = mix_by_folds(training, shape, tables.numbers, self._job(), self.context)
+        tables.mix = self._choose_mix(parts, held_out) if found is None else {**_NOTHING, **found}
         weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
         if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
             tables.mix = self._choose_mix(parts, held_out)
             weights = _combine(parts, tables.mix)
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
+        del parts  # their sum is enough from here on
         tables.weights = self._prune(weights, given_mean, held_out, state.chosen)
 
     def include(self, state: TrainState, split: Split) -> None:
@@ -468,9 +655,11 @@ class SparseTrainer(TrainerBase):
         weights: Any = self.export(state)
         if whole is not None:
             n_classes, n_features = tables.sums.matrix.shape
-            sums = ClassSums.of(whole, n_classes, n_features, tables.scale, self.context.n_threads)
-            svm = tables.svm if tables.svm_whole is None else tables.svm_whole
-            parts = self._parts(replace(tables, sums=sums, svm=svm))
+            tables.candidates = None
+            if tables.svm_whole is not None:
+                tables.svm, tables.svm_whole = tables.svm_whole, None
+            tables.sums = ClassSums.of(whole, n_classes, n_features, tables.scale, self.context.n_threads)
+            parts = self._parts(tables)
             rows = self._rows(whole, tables.scale)
             mean = steps.feature_mean(rows, n_features, labelled_rows(whole)) / np.float32(tables.scale)
             weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
@@ -542,18 +731,17 @@ class SparseTrainer(TrainerBase):
         candidates = tables.candidates
         if small and tables.bilinear is None and candidates is None and tables.correction is not None:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
-            sums = tables.sums.arrays
-            source = ProposalSource(
-                sums, tables.numbers, make_start(sums, tables.numbers, self.context.n_threads)
-            )
+            start = tables.start(self.context.n_threads)
+            source = ProposalSource(tables.sums.arrays, tables.numbers, start)
             candidates = self._propose(training, source, self._job())
         if tables.bilinear is None and candidates is not None and small:
             job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
             first_word = self.config.column_groups[0] if self.config.column_groups else 0
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
+                of_texts = bool(self.config.column_groups)
                 best = steps.keep_best(candidates, config.max_candidates)
-                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job)
+                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job, keeps_length=of_texts)
         if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
             tables.dense = fit_dense(
                 training.data, shape[0], self.config, self.context, self.make_dense_trainer
@@ -570,14 +758,16 @@ class SparseTrainer(TrainerBase):
 
         return show
 
-    def _parts(self, tables: SparseTables) -> dict[str, SparseWeights]:
-        start = make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
+    def _parts(self, tables: SparseTables, mix: dict[str, float] | None = None) -> dict[str, SparseWeights]:
+        """Return the parts of the weights; where `mix` is given, not the cosine if that has no weight."""
+        start = tables.start(self.context.n_threads)
         parts = {"start": SparseWeights(start.postings, start.biases, start.length_biases)}
         for name in ("correction", "svm"):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
-        if self.config.column_groups and len(start.biases) > self.numbers.few_classes:
+        has_cosine = self.config.column_groups and len(start.biases) > self.numbers.few_classes
+        if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
             parts["centroid"] = _centroids(tables.sums)
         parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
         shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
@@ -586,6 +776,8 @@ class SparseTrainer(TrainerBase):
             parts = {name: replace(weights, dense=none) for name, weights in parts.items()}
         if tables.bilinear is not None:
             similarity = tables.bilinear.part
+            if tables.scale != 1.0 and not similarity.unit_rows:
+                similarity = replace(similarity, projection=similarity.projection * np.float32(tables.scale))
             factors = np.hstack([similarity.factors, np.zeros((shape[0], n_dense), np.float32)])
             parts["bilinear"] = _dense_alone(
                 shape, replace(similarity, factors=factors, n_dense=n_dense), tables.bilinear.biases
@@ -601,7 +793,7 @@ class SparseTrainer(TrainerBase):
             return finished
         tables = _tables(state)
         if tables.weights is None:
-            tables.weights = _combine(self._parts(tables), tables.mix)
+            tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
         return tables.weights
 
 
@@ -614,6 +806,8 @@ def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prep
 
 def _without_zeros(X: Any, n_sparse: int) -> Any:
     """Return the matrix without explicit zeros in its first columns; the dense ones stay explicit."""
+    if np.count_nonzero(X.data) == len(X.data):
+        return X
     zero = (X.data == 0.0) & (X.indices < n_sparse)
     if not zero.any():
         return X
@@ -688,13 +882,12 @@ def _combine(parts: dict[str, SparseWeights], mix: dict[str, float]) -> SparseWe
         biases += factor * part.biases
         lengths += factor * part.length_biases
         if total is None:
-            total = part.to_matrix()
-            total.data = factor * total.data
+            total = part.postings._replace(values=factor * part.postings.values)
         elif _same_structure(total, part.postings):
-            total.data += factor * part.postings.values
+            np.add(total.values, factor * part.postings.values, out=total.values)
         elif factor != 0.0 and part.n_entries:
-            total = (total + factor * part.to_matrix()).tocsc()
-    return SparseWeights.from_matrix(total, biases, lengths, _combine_dense(parts, mix))
+            total = add_postings(total, part.postings._replace(values=factor * part.postings.values))
+    return SparseWeights(total, biases, lengths, _combine_dense(parts, mix))
 
 
 def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> DensePart | None:
@@ -715,9 +908,7 @@ def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> De
     return replace(similarity, factors=np.hstack([first, factors]), n_dense=n_dense)
 
 
-def _same_structure(total: Any, postings: Postings) -> bool:
-    return (
-        len(total.data) == len(postings.values)
-        and np.array_equal(total.indptr, postings.offsets)
-        and np.array_equal(total.indices, postings.classes)
-    )
+def _same_structure(one: Postings, two: Postings) -> bool:
+    if len(one.values) != len(two.values) or not np.array_equal(one.offsets, two.offsets):
+        return False
+    return one.classes is two.classes or np.array_equal(one.classes, two.classes)

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from extremax.defaults import WarmStartConfig
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.features.scaling import ColumnScaling
-from extremax.features.whitening import Whitening, change_blocks
+from extremax.features.scaling import ColumnScaling, change_blocks
+from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.batch_softmax import add_rows
 from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.optimizers import Tables
-from extremax.types import Float32, Float64
+from extremax.types import Float32, Float64, Int32, Int64
 
 _SHIFT_PAIRS = 1 << 12  # pairs whose own means are in memory together
 _SUM_ROWS = 1 << 14  # pairs whose rows are read together
@@ -53,23 +53,45 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A whitening, and the scale and the shrinkage that were found best for the discriminant."""
+    """A whitening, and the scale and the shrinkage that were found best for the discriminant.
+
+    Also whether the ridge of the whitening is relative to the own variance of each column.
+    """
 
     whitening: Whitening
     scale: float
     shrinkage: float
+    own_variance: bool = False
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What `choices_` says of it."""
+        evened = {"evened_columns": True} if self.own_variance else {}
+        return {**evened, "init_scale": self.scale}
 
 
-class _Discriminant(NamedTuple):
-    """A linear discriminant in whitened rows: class means, their factors, half their square lengths, log
-    priors, counts.
+class _Sample(NamedTuple):
+    """Training rows, each to be left out of its class's mean, and classes to compare them with.
+
+    Attributes
+    ----------
+    X
+        The rows as given.
+    own, weight, class_weight
+        Class and weight of each row, and the weight of its class.
+    own_prior
+        Log prior of its class.
+    others, log_weight
+        Classes drawn from all, and the log of their priors over their probability to be drawn.
     """
 
-    means: Float32
-    factor: Float32
-    half: Float32
-    prior: Float64
-    counts: NDArray[Any]
+    X: Float32
+    own: Int32
+    weight: Float32
+    class_weight: Float32
+    own_prior: Float64
+    others: Int64
+    log_weight: Float64
 
 
 def start_discriminant(
@@ -102,18 +124,25 @@ def start_discriminant(
     if inside < config.min_within * spread:
         # One row per class, or copies: the difference is rounding error, nothing to divide by.
         within += (config.min_within - inside / spread) * total
-    white = Whitening.fit(within, mean, ridge=config.ridge, no_variance=config.no_variance, scaling=scaling)
     shrinkage = config.shrinkage
     means *= (counts / (counts + shrinkage) / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
-    change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
     prior = np.log(np.maximum(counts, 0.5) / counts.sum())
+    sample = _draw_sample(data, counts, prior, config, context.seed)
+    white, own_variance = _choose_whitening(within, moments, means, sample, config)
+    change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
     best, figure, chosen, kept = 1.0, -np.inf, shrinkage, np.ones(len(counts), np.float32)
     for candidate in shrinkages or (shrinkage,):
         factor = ((counts + shrinkage) / (counts + candidate)).astype(np.float32)
         half = 0.5 * np.einsum("ck,ck->c", means, means) * factor**2
-        discriminant = _Discriminant(means, factor, half, prior, counts)
-        numbers = replace(config, shrinkage=candidate)
-        scale, found = _choose_scale(discriminant, white, feature_scale, data, numbers, context.seed)
+        others = sample.others
+        scale, found = _choose_scale(
+            white.rows(sample.X, feature_scale),
+            means[sample.own] * factor[sample.own, None],
+            means[others] * factor[others, None],
+            half[others],
+            sample,
+            replace(config, shrinkage=candidate),
+        )
         if found > figure:
             best, figure, chosen, kept = scale, found, candidate, factor
     if chosen != shrinkage:
@@ -121,7 +150,7 @@ def start_discriminant(
     sharpness = np.float32(config.init_scale_factor * best)
     tables.biases[:] = prior - sharpness * (0.5 * np.einsum("ck,ck->c", means, means))
     means *= sharpness
-    return WarmStart(white, best, chosen)
+    return WarmStart(white, best, chosen, own_variance)
 
 
 def leave_one_out_shift(
@@ -254,37 +283,88 @@ def _gram(table: Float32, n_threads: int, factor: Float32 | None = None) -> Floa
     return out
 
 
+def _draw_sample(
+    data: Examples, counts: NDArray[Any], prior: Float64, config: WarmStartConfig, seed: int
+) -> _Sample:
+    """Draw training rows, and classes to compare them with."""
+    X: Any = data.X
+    n_classes = len(counts)
+    rng = np.random.default_rng((seed, 3))
+    chosen = np.sort(rng.choice(len(data.y), min(config.sample_rows, len(data.y)), replace=False))
+    others = np.sort(rng.choice(n_classes, min(config.sample_classes, n_classes), replace=False))
+    own = data.y[chosen]
+    return _Sample(
+        np.ascontiguousarray(X[data.rows_of(chosen)], dtype=np.float32),
+        own,
+        data.pair_weight[chosen],
+        counts[own].astype(np.float32),
+        prior[own],
+        others,
+        prior[others] + np.log(n_classes / len(others)),
+    )
+
+
+def _choose_whitening(
+    within: Float64, moments: Moments, means: Float32, sample: _Sample, config: WarmStartConfig
+) -> tuple[Whitening, bool]:
+    """Return the whitening, and whether its ridge is relative to the own variance of each column.
+
+    It is where columns are uneven and rows left out of their class's mean are then more probable.
+    Standardised columns have one variance anyway.
+
+    Parameters
+    ----------
+    within
+        Covariance of the rows around the means of their classes.
+    means
+        Those of the classes before any whitening, around the mean of all rows and shrunk.
+    """
+
+    def fit(own_variance: bool) -> Whitening:
+        family = WhiteningFamily.of(within, own_variance=own_variance, no_variance=config.no_variance)
+        return family.fit(moments.mean, config.ridge, moments.scaling)
+
+    def figure(white: Whitening) -> float:
+        with one_blas_thread():
+            own, others = means[sample.own] @ white.matrix, means[sample.others] @ white.matrix
+        half = 0.5 * np.einsum("ck,ck->c", others, others)
+        x = white.rows(sample.X, moments.feature_scale)
+        return _choose_scale(x, own, others, half, sample, config)[1]
+
+    given = fit(own_variance=False)
+    variance = np.diag(moments.covariance)
+    if moments.scaling is not None or variance.mean() <= config.own_unevenness * np.median(variance):
+        return given, False
+    own = fit(own_variance=True)
+    is_better = figure(own) > figure(given) + config.tolerance
+    return (own, True) if is_better else (given, False)
+
+
 def _choose_scale(
-    discriminant: _Discriminant,
-    white: Whitening,
-    feature_scale: float,
-    data: Examples,
-    config: WarmStartConfig,
-    seed: int,
+    x: Float32, own: Float32, others: Float32, half: Float32, sample: _Sample, config: WarmStartConfig
 ) -> tuple[float, float]:
     """Return the scale under which rows left out of their class's mean are most probable, to a tolerance.
 
     The second number is their mean log-likelihood under the best scale.
+
+    Parameters
+    ----------
+    x
+        Whitened rows of the sample.
+    own, others
+        Whitened means of their classes and of the other classes of the sample.
+    half
+        Half the squared lengths of `others`.
     """
-    y, (means, factor, half, prior, counts) = data.y, discriminant
-    X: Any = data.X
-    rng = np.random.default_rng((seed, 3))
-    chosen = np.sort(rng.choice(len(y), min(config.sample_rows, len(y)), replace=False))
-    x = white.rows(np.ascontiguousarray(X[data.rows_of(chosen)], dtype=np.float32), feature_scale)
-    own, n = y[chosen], counts[y[chosen]].astype(np.float32)
-    w = data.pair_weight[chosen]
-    mean = _mean_without(means[own] * factor[own, None], n, x, w, config.shrinkage)
+    mean = _mean_without(own, sample.class_weight, x, sample.weight, config.shrinkage)
     truth = _own_product(x, mean)
-    n_classes = len(means)
-    others = np.sort(rng.choice(n_classes, min(config.sample_classes, n_classes), replace=False))
     with one_blas_thread():
-        scores = x @ (means[others] * factor[others, None]).T - half[others]
-    scores[own[:, None] == others] = -np.inf
-    log_weight = prior[others] + np.log(n_classes / len(others))
+        scores = x @ others.T - half
+    scores[sample.own[:, None] == sample.others] = -np.inf
     figures = []
     for scale in config.scales:
-        a = scale * truth + prior[own]
-        rest = scale * scores + log_weight
+        a = scale * truth + sample.own_prior
+        rest = scale * scores + sample.log_weight
         top = np.maximum(rest.max(axis=1), a)
         figures.append(
             float(np.mean(a - top - np.log(np.exp(a - top) + np.exp(rest - top[:, None]).sum(axis=1))))

@@ -25,11 +25,16 @@ _TUNING, _FIT = TreeTuningConfig(), TreeFitConfig()
 
 
 class TunedTree(NamedTuple):
-    """A tree, the regularization of each of its levels, and its likelihood on the held-out rows."""
+    """A tree, the regularization of each of its levels, and its likelihood on the held-out rows.
+
+    Also the tree of the other rows that had its structure first, and which pairs were held out of that.
+    """
 
     tree: LabelTree
     strengths: Float64
     held_out_log_likelihood: float | None
+    structure: LabelTree
+    held_out: Bool
 
 
 def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
@@ -90,7 +95,7 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
     )
     if structure.depth == 0 or not held_out.any():  # one class, or too few rows to hold any out
         strengths = np.full(structure.depth, config.structure_regularization)
-        return TunedTree(structure, strengths, None)
+        return TunedTree(structure, strengths, None, structure, held_out)
 
     def refit(rows: Bool | slice, regularization: float | Float64) -> LabelTree:
         return structure.refit_with_config(
@@ -111,7 +116,8 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
             rows = chosen & held_out
             log_prob[i, levels] = tree.level_log_prob(Z[rows], y[rows], n_jobs=n_jobs)[levels]
     strengths = np.asarray(config.grid)[log_prob.argmax(axis=0)]
-    return TunedTree(refit(slice(None), strengths), strengths, float(log_prob.max(axis=0).sum()))
+    likelihood = float(log_prob.max(axis=0).sum())
+    return TunedTree(refit(slice(None), strengths), strengths, likelihood, structure, held_out)
 
 
 def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.random.Generator) -> Bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from extremax.validation.constraints import Interval as Interval
     from extremax.validation.constraints import check_parameters as check_parameters
     from extremax.validation.features import check_features as check_features
+    from extremax.validation.features import copied_bytes as copied_bytes
     from extremax.validation.features import join_pair as join_pair
     from extremax.validation.labels import LabelIndex as LabelIndex
     from extremax.validation.labels import check_classes as check_classes
@@ -50,6 +51,7 @@ _MODULES = {
     "check_random_state": "random_state",
     "check_sample_weight": "sample_weight",
     "class_weights": "sample_weight",
+    "copied_bytes": "features",
     "encode_labels": "labels",
     "encode_targets": "targets",
     "indicator_format": "targets",
@@ -75,6 +77,7 @@ __all__ = [
     "check_random_state",
     "check_sample_weight",
     "class_weights",
+    "copied_bytes",
     "encode_labels",
     "encode_targets",
     "indicator_format",

@@ -185,6 +185,31 @@ def _reject_value(value: Any, place: str, estimator_name: str) -> NoReturn:
     )
 
 
+def copied_bytes(given: Any, features: Any) -> int:
+    """Return the bytes of checked features that are not those of the given ones.
+
+    Examples
+    --------
+    >>> X = np.zeros((10, 2), np.float32)
+    >>> copied_bytes(X, check_features(X)), copied_bytes(X.tolist(), check_features(X.tolist()))
+    (0, 80)
+    """
+    sources = _arrays(given)
+    return sum(
+        int(array.nbytes)
+        for array in _arrays(features)
+        if not any(np.may_share_memory(array, source) for source in sources)
+    )
+
+
+def _arrays(X: Any) -> list[NDArray[Any]]:
+    """Return the arrays of a matrix, where it has any."""
+    if sparse.issparse(X):
+        found = [getattr(X, name, None) for name in ("data", "indices", "indptr")]
+        return [array for array in found if isinstance(array, np.ndarray)]
+    return [X] if isinstance(X, np.ndarray) else []
+
+
 def join_pair(X: Any, name: str = "X") -> tuple[Any, int]:
     """Return a pair of sparse and dense features as one CSR matrix, and the number of dense columns.
 

@@ -1,0 +1,137 @@
+"""Compressed matrices without temporary arrays, against scipy and numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from extremax.examples import Examples
+from extremax.kernels.postings import sum_sizes
+from extremax.kernels.sparse_scores import Postings
+from extremax.runtime.products import count_indices, row_blocks, square_sums
+from extremax.sparse_weights import (
+    SparseWeights,
+    add_postings,
+    csr_rows,
+    prune_postings,
+    select_columns,
+    transposed,
+)
+from extremax.training.sparse_start import ClassSums, count_class_columns, guess_rival_columns
+
+pytestmark = [pytest.mark.small, pytest.mark.reference]
+N_CLASSES, N_FEATURES = 13, 17
+
+
+def make_matrix(seed, shape=(N_CLASSES, N_FEATURES), density=0.3):
+    """Random entries, an empty line and an empty column, and some stored zeros."""
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=shape).astype(np.float32)
+    table[rng.random(shape) > density] = 0.0
+    table[3], table[:, 5] = 0.0, 0.0
+    matrix = sparse.csr_matrix(table)
+    matrix.data[::7] = 0.0
+    return matrix
+
+
+def postings_of(matrix):
+    columns = matrix.tocsc()
+    columns.sort_indices()
+    return Postings(columns.indptr.astype(np.int64), columns.indices, columns.data)
+
+
+def assert_same(found, expected):
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_transposed_is_the_other_format(index):
+    matrix = make_matrix(0)
+    matrix.indptr = matrix.indptr.astype(index)
+    assert_same(transposed(matrix), postings_of(matrix))
+    back = transposed(matrix.tocsc())
+    assert_same(back, (matrix.indptr, matrix.indices, matrix.data))
+    assert_same(transposed(matrix.tocsc(), values=False), (matrix.indptr, matrix.indices, []))
+    weights = SparseWeights.from_matrix(matrix, np.zeros(N_CLASSES, np.float32))
+    assert_same(weights.postings, postings_of(matrix))
+
+
+def test_sums_of_postings_are_those_of_matrices():
+    one, two = make_matrix(1), make_matrix(2)
+    two = sparse.vstack([-one[0], two[1:]], format="csr")  # cancels out
+    total = sparse.csr_matrix(one.toarray() + two.toarray())
+    assert_same(add_postings(postings_of(one), postings_of(two)), postings_of(total))
+    nothing = add_postings(postings_of(one), postings_of(-one))
+    assert len(nothing.values) == 0
+    assert nothing.offsets.tolist() == [0] * (N_FEATURES + 1)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 100.0])
+def test_pruned_postings_are_those_of_a_mask(threshold):
+    postings = postings_of(make_matrix(3))
+    mean = np.random.default_rng(0).random(N_FEATURES).astype(np.float32)
+    feature = np.repeat(np.arange(N_FEATURES), np.diff(postings.offsets))
+    kept = np.abs(postings.values) * mean[feature] >= np.float32(threshold)
+    ends = np.concatenate([[0], np.cumsum(np.bincount(feature[kept], minlength=N_FEATURES))])
+    found = prune_postings(postings, mean, threshold)
+    assert_same(found, (ends, postings.classes[kept], postings.values[kept]))
+    assert (found is postings) == bool(kept.all())
+
+
+def test_selected_columns_are_those_of_scipy():
+    matrix = make_matrix(4)
+    columns = np.array([0, 4, 5, 11, 16])
+    found = select_columns(csr_rows(matrix), columns, N_FEATURES)
+    np.testing.assert_array_equal(found.toarray(), matrix[:, columns].toarray())
+    assert found.nnz == matrix[:, columns].nnz
+    assert select_columns(csr_rows(matrix), columns[2:3], N_FEATURES).nnz == 0
+
+
+@pytest.mark.parametrize("used", [None, np.arange(N_CLASSES) % 3 > 0])
+def test_sizes_of_columns_are_summed_in_the_order_of_the_rows(used):
+    matrix = make_matrix(5, density=0.9)
+    rows = csr_rows(matrix)
+    kept = np.ones(matrix.nnz, bool) if used is None else np.repeat(used, np.diff(matrix.indptr))
+    count, total = np.zeros(N_FEATURES, np.int64), np.zeros(N_FEATURES)
+    sum_sizes(rows, np.empty(0, bool) if used is None else used, count, total)
+    indices, sizes = rows.indices[kept], np.abs(rows.data[kept])
+    np.testing.assert_array_equal(count, np.bincount(indices, minlength=N_FEATURES))
+    np.testing.assert_array_equal(total, np.bincount(indices, weights=sizes, minlength=N_FEATURES))
+
+
+@pytest.mark.parametrize("size", [1, 5, 40, 1 << 20])
+def test_sums_in_blocks_are_those_of_all_at_once(size):
+    matrix = make_matrix(6, (200, N_FEATURES), density=0.5)
+    row = np.repeat(np.arange(200), np.diff(matrix.indptr))
+    squares = np.bincount(row, weights=matrix.data.astype(np.float64) ** 2, minlength=200)
+    np.testing.assert_array_equal(square_sums(matrix.indptr, matrix.data, size), squares)
+    counts = np.bincount(matrix.indices, minlength=N_FEATURES)
+    np.testing.assert_array_equal(count_indices(matrix.indices, N_FEATURES, size), counts)
+    blocks = list(row_blocks(matrix.indptr, size))
+    assert [first for first, _ in blocks[1:]] == [last for _, last in blocks[:-1]]
+    assert (blocks[0][0], blocks[-1][1]) == (0, 200)
+    most = max(size, int(np.diff(matrix.indptr).max()))
+    assert all(matrix.indptr[last] - matrix.indptr[first] <= most for first, last in blocks)
+
+
+@pytest.mark.parametrize("n_dense", [0, 3])
+def test_entries_of_class_sums_are_counted_before_they_are_made(n_dense):
+    rng = np.random.default_rng(7)
+    matrix = make_matrix(7, (300, N_FEATURES))
+    matrix.data = np.abs(matrix.data) + 1.0  # nothing cancels out
+    row_index = np.sort(rng.choice(300, 350))
+    data = Examples(matrix, rng.integers(N_CLASSES, size=350).astype(np.int32), row_index)
+    sums = ClassSums.of(data, N_CLASSES, N_FEATURES - n_dense)
+    assert count_class_columns(data, n_dense) == sums.matrix.nnz
+
+
+@pytest.mark.planted
+def test_columns_of_competing_rows_are_guessed():
+    rng = np.random.default_rng(8)
+    share = rng.random(400) ** 4  # columns of all frequencies
+    X = sparse.csr_matrix((rng.random((3000, 400)) < share).astype(np.float32))
+    data, slots = Examples(X, np.zeros(3000, np.int32)), 30 / 3000
+    shared = [(X[rng.choice(3000, 30, replace=False)].getnnz(axis=0) >= 2).sum() for _ in range(50)]
+    assert abs(guess_rival_columns(data, slots) / np.mean(shared) - 1.0) < 0.05
