@@ -2,10 +2,11 @@
 
     python benchmarks/paper_steps.py --data icd10cm eurlex57k
 
-Every row is `ExtremeClassifier.paper` with one thing changed.  Learning rate and lambda are searched for each
-row; accuracy on validation rows chooses them and the epoch, and the test rows are looked at once, with the
-chosen model.  The noise is fitted once per row and shared by its trials.  Processor seconds are those of all
-threads: of projection and tree, and of the epochs up to the chosen one.
+Every row is `ExtremeClassifier.paper` with one thing changed.  Accuracy on validation rows chooses learning
+rate, lambda and epoch of the first row and of rows with another noise; the others keep rate and lambda of the
+first.  The test rows are looked at once, with the chosen model.  The noise is fitted once per row and shared
+by its trials.  Processor seconds are those of all threads: of projection and tree, and of the epochs up to
+the chosen one.
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-def search(data: datasets.BenchmarkData, changes: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of the best model on validation rows."""
+def search(
+    data: datasets.BenchmarkData,
+    changes: dict[str, Any],
+    grid: Sequence[tuple[float, float]],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the figures of the best model on validation rows, of learning rates and lambdas of a grid."""
     some = np.random.default_rng(0).permutation(len(data.y_valid))[: args.valid_rows]
     X_valid, y_valid = data.X_valid[some], data.y_valid[some]
     clock = Clock()
@@ -55,7 +61,7 @@ def search(data: datasets.BenchmarkData, changes: dict[str, Any], args: argparse
     tree_seconds = clock.read().processor
     best: dict[str, Any] = {"accuracy": -1.0}
     model = start
-    for rate, penalty in itertools.product(args.rates, args.penalties):
+    for rate, penalty in grid:
         trial = copy.deepcopy(start).set_params(learning_rate=rate, score_penalty=penalty)
         seconds = 0.0
         for epoch in range(1, args.epochs + 1):
@@ -110,8 +116,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(machine())
     for data in datasets.load_available(args.data):
         print(f"\n{data.name}: {len(data.y_train):,} training rows, {data.n_classes:,} classes\n")
+        grid = kept = list(itertools.product(args.rates, args.penalties))
         for step in args.steps:
-            figures = run_default(data, args) if step == "default" else search(data, STEPS[step], args)
+            if step == "default":
+                figures = run_default(data, args)
+            else:
+                figures = search(data, STEPS[step], grid if "noise" in STEPS[step] else kept, args)
+            if step == "paper":
+                kept = [(figures["rate"], figures["lambda"])]
             write_rows(NAME, [{"case": f"{data.name}, {step}", **figures}])
 
 
