@@ -391,7 +391,8 @@ class _Batch:
 
         def score(i: int) -> None:
             a, b = row_blocks[i]
-            np.matmul(x[a:b], table.T, out=scores[a:b])
+            with np.errstate(invalid="ignore"):  # BLAS may flag lanes beyond the matrix; NaN shows in the loss
+                np.matmul(x[a:b], table.T, out=scores[a:b])
             if edges is not None:
                 leave_out_labels(scores, buffers.classes, owners, edges, self.data.y, a, b)
             rows = x, self.labels, buffers.slots, model.weights, model.biases, self.weight
@@ -405,7 +406,8 @@ class _Batch:
         def update(i: int) -> None:
             a, b = (class_blocks + extra_blocks)[i]
             if a < width:
-                np.matmul(scores[:, a:b].T, x, out=buffers.gradients[a:b])
+                with np.errstate(invalid="ignore"):
+                    np.matmul(scores[:, a:b].T, x, out=buffers.gradients[a:b])
             else:
                 buffers.gradients[a:b] = 0.0
             apply_shared(
