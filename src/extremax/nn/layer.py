@@ -45,7 +45,9 @@ class SoftmaxLayer(nn.Module):
 
     def _tables(self) -> tuple[Tensor, Tensor | None]:
         """Return weights and biases (n_classes,), gathered from all processes where FSDP shards them."""
-        bias = None if self.bias is None else _gather(self.bias).reshape(-1)
+        bias = None if self.bias is None else _gather(self.bias)
+        if bias is not None and bias.ndim == 2:
+            bias = bias.squeeze(1)
         return _gather(self.weight), bias
 
     def _score(self, h: Tensor, labels: Tensor) -> Tensor:
