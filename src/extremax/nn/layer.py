@@ -257,7 +257,7 @@ class SoftmaxLayer(nn.Module):
 
 
 def _gather(table: Tensor) -> Tensor:
-    return table.full_tensor() if isinstance(table, DTensor) else table  # type: ignore[no-untyped-call]
+    return table.full_tensor() if isinstance(table, DTensor) else table
 
 
 def check_positive(**values: int | None) -> None:

@@ -246,13 +246,14 @@ class ExtremeSoftmax(SoftmaxLayer):
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
+            classes, minus_log_pi = self._choose(h, y)
             weight, bias = self._tables()
             losses = shared_losses(
                 h,
                 y,
                 weight,
                 bias,
-                padded(*self._choose(h, y), min(self.n_shared, self.n_classes), h.device),
+                padded(classes, minus_log_pi, min(self.n_shared, self.n_classes), h.device),
                 label_smoothing=self.label_smoothing,
                 sparse=self.gradients == "sparse",
             )
