@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
         "calibration",
         "defaults",
         "features",
+        "kernels",
         "noise",
         "parameters",
         "runtime",

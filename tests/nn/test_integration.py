@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import extremax
-from extremax.nn import ExtremeSoftmax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -160,6 +160,17 @@ def test_compiled_model_trains_the_same(backend, gradients):
             found.append((loss.detach(), model.layer.weight.detach(), compiled(x)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_compiled_adversarial_layer_is_the_same():
+    """Dynamo leaves a layer alone that draws negatives for each row."""
+    x, y = rows()
+    losses = []
+    for wrap in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
+        layer = wrap(AdversarialSoftmax(WIDTH, N_CLASSES, sparse=False, n_jobs=1))
+        losses.append(layer(x, y).loss)
+        losses[-1].backward()
+    assert torch.equal(*losses)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -242,7 +242,7 @@ def test_planted_classes_recovers(data, gradients):
 
 def test_untrained_layer_predicts_class_frequencies(data):
     counts = np.bincount(data.y, minlength=N_CLASSES) + 1
-    layer = ExtremeSoftmax(WIDTH, N_CLASSES, class_counts=counts)
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, class_counts=torch.from_numpy(counts))
     expected = np.log(counts / counts.sum())
     np.testing.assert_allclose(layer(torch.zeros(2, WIDTH)).detach()[1], expected, atol=1e-5)
 

@@ -198,6 +198,7 @@ class AdversarialSoftmax(SoftmaxLayer):
 
     # -- training
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor, targets: Tensor) -> HeadOutput:
         """Return the loss of hidden states (..., in_features) and targets (...), with new negatives."""
         h, y = self._flat_pairs(hidden, targets)

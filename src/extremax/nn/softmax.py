@@ -169,7 +169,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             )
         if gradients == "fused" and dtype not in (None, torch.float32):
             raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
-        counts = np.ones(n_classes) if class_counts is None else np.array(class_counts, np.float64)
+        counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
         if counts.shape != (n_classes,):
             raise ValueError(
                 f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
