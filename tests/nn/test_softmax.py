@@ -208,9 +208,16 @@ def test_evaluation_is_the_exact_likelihood_identity(data):
     assert int(layer.n_steps) == 0
 
 
-def test_all_rows_ignored_is_nan_as_in_torch(data):
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_all_rows_ignored_is_nan_as_in_torch(data, gradients):
     hidden, _ = tensors(data, 3)
-    assert make_layer()(hidden, torch.full((3,), -100)).loss.isnan()
+    layer = make_layer(data, gradients=gradients)
+    before = layer.weight.detach().clone()
+    loss = layer(hidden, torch.full((3,), -100)).loss
+    loss.backward()
+    assert loss.isnan()
+    assert torch.equal(layer.weight, before)
+    assert F.cross_entropy(torch.zeros(3, 5), torch.full((3,), -100)).isnan()
 
 
 # -- learning

@@ -51,11 +51,13 @@ class ClassDraws:
         self.cells = cells if self.size < self.n_classes else None
         self.n_hard = 0 if self.cells is None else self.size // 2
         self.everywhere = np.cumsum(inclusion_probabilities(weights, self.size - self.n_hard))
+        n_certain = self.n_classes if self.size == self.n_classes else 0
+        self._all = np.arange(n_certain, dtype=np.int32), np.zeros(n_certain, np.float32)
 
     def draw(self, Z: Float32, positions: Float64) -> tuple[Int32, Float32]:
         """Return sorted classes and their -log pi, for rows with projection Z; `positions` are in [0, 1)."""
         if self.size == self.n_classes:
-            return np.arange(self.n_classes, dtype=np.int32), np.zeros(self.n_classes, np.float32)
+            return self._all
         near, cumulative = np.empty(0, np.int32), np.empty(0)
         if self.cells is not None and len(Z):
             near, cumulative = self.cells.classes_of(Z, self.n_hard)

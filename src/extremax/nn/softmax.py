@@ -25,6 +25,7 @@ from extremax.nn.shared_classes import (
     ClassDraws,
     FusedArguments,
     FusedStep,
+    SharedSet,
     padded,
     shared_losses,
 )
@@ -37,6 +38,7 @@ _FIRST_REFIT = (
     512  # training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many
 )
 _LEAVES_PER_CELL = 32
+_GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
 _KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
 
 
@@ -246,14 +248,14 @@ class ExtremeSoftmax(SoftmaxLayer):
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
-            classes, minus_log_pi = self._choose(h, y)
+            shared = self._shared_set(h, y)
             weight, bias = self._tables()
             losses = shared_losses(
                 h,
                 y,
                 weight,
                 bias,
-                padded(classes, minus_log_pi, min(self.n_shared, self.n_classes), h.device),
+                shared,
                 label_smoothing=self.label_smoothing,
                 sparse=self.gradients == "sparse",
             )
@@ -303,15 +305,19 @@ class ExtremeSoftmax(SoftmaxLayer):
     # -- classes of a step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
+        classes, minus_log_pi = self._choose(h, y)
+        return padded(classes, minus_log_pi, min(self.n_shared, self.n_classes), h.device)
+
     def _choose(self, h: Tensor, y: Tensor) -> tuple[Int32, Float32]:
         """Draw the classes of a training step, remember its rows, and count it.
 
         Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
         classes: numbers that were drawn before give the set that they gave then.
         """
-        first, second = torch.rand(2, dtype=torch.float64).tolist()
         rank = torch.distributed.get_rank() if n_processes() > 1 else 0
-        key = (first, (second + rank * 0.6180339887498949) % 1.0)
+        # Processes with the same seed draw other classes than one another.
+        key = tuple((u + rank * _GOLDEN) % 1.0 for u in torch.rand(2, dtype=torch.float64).tolist())
         if key in self._kept:
             return self._kept[key]
         self._keep(h, y)
