@@ -135,8 +135,8 @@ def test_autocast_keeps_the_loss_in_float32():
     torch.testing.assert_close(loss, expected, rtol=0.02, atol=0.02)  # hidden states of three digits
 
 
-# torch's own, where a compiled graph ends at a hidden state.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+# Warnings of torch itself: a compiled graph ends at a hidden state; inductor is imported.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit")
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)], ids=lambda value: str(value)
 )
@@ -220,6 +220,7 @@ def test_export_of_inference_reference():
         torch.testing.assert_close(exported.module()(part), model(part), **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
 def test_onnx_of_inference_reference(tmp_path):
     pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
     runtime = pytest.importorskip("onnxruntime", reason="running the file needs onnxruntime")
@@ -289,6 +290,7 @@ def test_fully_sharded_training_evaluation_and_checkpoint_reference(tmp_path):
 # -- trainers
 
 
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
 def test_lightning_trains(tmp_path):
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("Lightning is not installed")
@@ -320,6 +322,7 @@ def test_lightning_trains(tmp_path):
     assert module.model.eval()(*rows()) < before
 
 
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
 def test_hugging_face_trainer_trains(tmp_path):
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers and accelerate are not installed")
