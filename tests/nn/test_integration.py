@@ -138,9 +138,13 @@ def test_autocast_keeps_the_loss_in_float32():
 # Warnings of torch itself: a compiled graph ends at a hidden state; inductor is imported.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit")
 @pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)], ids=lambda value: str(value)
+    ("gradients", "backend"),
+    [
+        ("dense", "aot_eager"),
+        ("fused", "aot_eager"),
+        pytest.param("dense", "inductor", marks=pytest.mark.slow),  # compiles C++
+    ],
 )
-@pytest.mark.parametrize("gradients", ["dense", "fused"])
 def test_compiled_model_trains_the_same(backend, gradients):
     found = []
     for wrap in (lambda model: model, lambda model: torch.compile(model, backend=backend)):

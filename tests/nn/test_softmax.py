@@ -284,6 +284,26 @@ def test_same_seed_same_model_invariant(data, gradients):
     assert bool(one["noise.has_tree"])
 
 
+def test_fused_step_does_not_depend_on_threads_invariant():
+    """At a size where products by torch differ between one and two threads."""
+    rng, found = np.random.default_rng(0), []
+    hidden = torch.from_numpy(rng.normal(size=(256, 128)).astype(np.float32))
+    y, threads = torch.from_numpy(rng.integers(5000, size=256)), torch.get_num_threads()
+    try:
+        for n_threads in (1, 2):
+            torch.set_num_threads(n_threads)
+            layer = ExtremeSoftmax(128, 5000, gradients="fused", n_jobs=n_threads)
+            torch.manual_seed(0)
+            for _ in range(2):
+                h = hidden.clone().requires_grad_()
+                layer(h, y).loss.backward()
+            found.append((h.grad, layer.weight.detach(), layer.bias.detach()))
+    finally:
+        torch.set_num_threads(threads)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
 # -- state
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from extremax.features.pca import PCA
 from extremax.nn.noise_state import NoiseState
@@ -257,7 +256,9 @@ class SoftmaxLayer(nn.Module):
 
 
 def _gather(table: Tensor) -> Tensor:
-    return table.full_tensor() if isinstance(table, DTensor) else table
+    # Only a DTensor has this; its module is slow to import, and where it is depends on the version of torch.
+    gather = getattr(table, "full_tensor", None)
+    return table if gather is None else cast("Tensor", gather())
 
 
 def check_positive(**values: int | None) -> None:

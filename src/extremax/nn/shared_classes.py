@@ -20,9 +20,12 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, draw_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
 from extremax.training.class_sets import TreeCells, inclusion_probabilities
 from extremax.types import Float32, Float64, Int32
 
+_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task of the fused step
 INITIAL_SQUARE = 1e-12  # of Adagrad's sums: far below the square of any gradient that matters
 
 
@@ -113,15 +116,11 @@ def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
     return torch.gather(bias, 0, classes, sparse_grad=sparse)
 
 
-def _product(a: Float32, b: Float32) -> Float32:
-    """Return a @ b by torch, whose threads are those that the user of torch asked for."""
-    return np.asarray(torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy(), np.float32)
-
-
 class FusedStep(torch.autograd.Function):
     """Losses of the rows; the backward pass steps weights and biases by Adagrad with one sum per class.
 
-    The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32.
+    The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
+    depend on the number of threads.
     """
 
     @staticmethod
@@ -132,13 +131,20 @@ class FusedStep(torch.autograd.Function):
         n_extra = find_slots(step.classes, width, labels, step.place, slots, extra)
         classes = np.concatenate([step.classes, extra[:n_extra]])
         table = model.weights[step.classes]
-        scores = _product(x, table.T)
+        scores = np.empty((n, width), np.float32)
         positive, losses = np.empty(n, np.float32), np.empty(n)
         shift = step.minus_log_pi + model.biases[step.classes]
-        ones = np.ones(n, np.float32)
-        shared_softmax(
-            scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, 0, n
-        )
+        ones, blocks = np.ones(n, np.float32), split(n, _ROW_BLOCK)
+
+        def score(i: int) -> None:
+            a, b = blocks[i]
+            np.matmul(x[a:b], table.T, out=scores[a:b])
+            shared_softmax(
+                scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
+            )
+
+        with one_blas_thread():
+            run(score, len(blocks), step.n_threads)
         ctx.arrays = (x, labels, slots, classes, table, scores, positive)
         ctx.step, ctx.dtype = step, h.dtype
         return torch.from_numpy(losses.astype(np.float32))
@@ -150,32 +156,32 @@ class FusedStep(torch.autograd.Function):
         factor = np.ascontiguousarray(grads[0].detach().numpy(), np.float32)
         coefficients, positive = scores * factor[:, None], positive * factor
         width, model = len(table), step.model
-        grad_h = None
-        if ctx.needs_input_grad[0]:
-            sums = _product(coefficients, table) + positive[:, None] * model.weights[labels]
-            grad_h = torch.from_numpy(sums).to(ctx.dtype)
+        grad_h = np.empty((len(x) if ctx.needs_input_grad[0] else 0, x.shape[1]), np.float32)
+        row_blocks, class_blocks = split(len(grad_h), _ROW_BLOCK), split(width, _CLASS_BLOCK)
+        class_blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
         gradients = np.zeros((len(classes), x.shape[1]), np.float32)
-        gradients[:width] = _product(coefficients.T, x)
         rate, limit = np.float32(step.learning_rate), np.float32(np.inf)
-        for first, last in ((0, width), (width, len(classes))):
-            if first < last:
-                apply_shared(
-                    gradients,
-                    coefficients,
-                    x,
-                    positive,
-                    slots,
-                    classes,
-                    first,
-                    last,
-                    width,
-                    model,
-                    rate,
-                    limit,
-                )
+
+        def differentiate(i: int) -> None:
+            a, b = row_blocks[i]
+            np.matmul(coefficients[a:b], table, out=grad_h[a:b])
+            grad_h[a:b] += positive[a:b, None] * model.weights[labels[a:b]]
+
+        def update(i: int) -> None:
+            a, b = class_blocks[i]
+            if a < width:
+                np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+            apply_shared(
+                gradients, coefficients, x, positive, slots, classes, a, b, width, model, rate, limit
+            )
+
+        with one_blas_thread():
+            run(differentiate, len(row_blocks), step.n_threads)
+            run(update, len(class_blocks), step.n_threads)
         if not step.has_bias:
             model.biases[classes] = 0.0
-        return grad_h, None, None, None
+        wanted = torch.from_numpy(grad_h).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        return wanted, None, None, None
 
 
 class FusedArguments(NamedTuple):
@@ -190,3 +196,4 @@ class FusedArguments(NamedTuple):
     place: Int32
     learning_rate: float
     has_bias: bool
+    n_threads: int

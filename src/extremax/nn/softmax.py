@@ -30,6 +30,7 @@ from extremax.nn.shared_classes import (
     shared_losses,
 )
 from extremax.noise import class_weights
+from extremax.runtime.threads import resolve_threads
 from extremax.training.class_sets import TreeCells
 from extremax.types import Float32, Int32
 
@@ -103,7 +104,7 @@ class ExtremeSoftmax(SoftmaxLayer):
     random_state : int
         Seed of the tree.
     n_jobs : int, optional
-        Threads of the tree.
+        Threads of the tree, and of the fused step, which takes no more than torch has.
     device, dtype
         Of the parameters, as in ``torch.nn.Linear``.
 
@@ -290,12 +291,13 @@ class ExtremeSoftmax(SoftmaxLayer):
         biases = self._no_biases if self.bias is None else self.bias.detach().numpy()
         tables = (self.weight.detach().numpy(), biases, self.squares.numpy(), self.bias_squares.numpy())
         step = FusedArguments(
-            classes,
-            minus_log_pi,
-            ModelArrays(*tables),
-            self._place,
-            float(self.learning_rate),
-            self.bias is not None,
+            classes=classes,
+            minus_log_pi=minus_log_pi,
+            model=ModelArrays(*tables),
+            place=self._place,
+            learning_rate=float(self.learning_rate),
+            has_bias=self.bias is not None,
+            n_threads=min(resolve_threads(self.n_jobs), torch.get_num_threads()),
         )
         # A backward pass must come even where nothing else wants a gradient.
         wanted = torch.zeros((), requires_grad=torch.is_grad_enabled())
