@@ -323,6 +323,27 @@ def test_state_dict_round_trip_invariant(data):
     assert torch.equal(first, fresh(hidden, y).losses)
 
 
+def test_fused_training_goes_on_from_a_state_invariant(data):
+    """Adagrad's sums and the tree are part of the state."""
+    hidden, y = tensors(data, 200)
+
+    def train(layer, parts):
+        for seed in parts:
+            torch.manual_seed(seed)
+            rows = slice(50 * seed, 50 * seed + 50)
+            layer(hidden[rows], y[rows]).loss.backward()
+
+    whole = make_layer(data, gradients="fused", refit_every=None)
+    train(whole, range(4))
+    first = make_layer(data, gradients="fused", refit_every=None)
+    train(first, range(2))
+    second = ExtremeSoftmax(WIDTH, N_CLASSES, n_shared=24, n_jobs=1, gradients="fused", refit_every=None)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, range(2, 4))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
 def test_counts_without_a_tree_are_loaded(data):
     """Both layers have a state of version 0, and other class counts."""
     hidden, y = tensors(data, 40)
