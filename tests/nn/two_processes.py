@@ -75,8 +75,28 @@ def run_ddp(rank, folder):
         DistributedDataParallel(fused)(*part(rank))
 
 
+def train_sharded_on_drawn_classes(rank, mesh):
+    model = Model(n_shared=8, refit_every=2)
+    fully_shard(model.layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    x, y = rows()
+    losses = []
+    for _ in range(12):
+        model.eval()
+        with torch.no_grad():
+            losses.append(model(x, y))
+        model.train()
+        optimizer.zero_grad()
+        model(*part(rank)).backward()
+        optimizer.step()
+    assert model.layer.noise.tree is not None
+    assert losses[-1] < losses[0] - 0.3
+
+
 def run_fsdp(rank, folder):
     mesh = init_device_mesh("cpu", (2,))
+    train_sharded_on_drawn_classes(rank, mesh)
     model = Model(n_shared=N_CLASSES)
     fully_shard(model.layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
