@@ -121,17 +121,23 @@ def test_tied_embeddings_reference():
 # -- precision, compilation, checkpoints of activations
 
 
-def test_autocast_keeps_the_loss_in_float32():
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_autocast_keeps_the_loss_in_float32(gradients):
     x, y = rows()
     torch.manual_seed(0)
     expected = Model(n_shared=16)(x, y)
     torch.manual_seed(0)
-    model = Model(n_shared=16)
+    model = Model(n_shared=16, gradients=gradients)
+    before = model.layer.weight.detach().clone()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(x, y)
     loss.backward()
     assert loss.dtype == torch.float32
-    assert model.layer.weight.grad.dtype == torch.float32
+    if gradients == "dense":
+        assert model.layer.weight.grad.dtype == torch.float32
+    else:
+        assert not torch.equal(model.layer.weight, before)
+    assert model.encoder.weight.grad.abs().sum() > 0
     torch.testing.assert_close(loss, expected, rtol=0.02, atol=0.02)  # hidden states of three digits
 
 

@@ -385,6 +385,25 @@ def test_meta_device_and_reset_invariant(gradients):
         assert ExtremeSoftmax(WIDTH, N_CLASSES).weight.is_meta
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_double_precision_gradient(data, smoothing):
+    """Finite differences in float64, of the loss over drawn classes and of the exact one."""
+    layer = make_layer(data, dtype=torch.float64, label_smoothing=smoothing)
+    hidden, y = tensors(data, 3)
+    hidden = hidden.double().requires_grad_()
+
+    def loss(h, weight, bias):
+        torch.manual_seed(0)
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (h, y)).losses
+
+    inputs = (hidden, *(p.detach().clone().requires_grad_() for p in (layer.weight, layer.bias)))
+    assert loss(*inputs).dtype == torch.float64
+    assert torch.autograd.gradcheck(loss, inputs)
+    layer.eval()
+    expected = F.cross_entropy(F.linear(hidden, layer.weight, layer.bias), y)
+    torch.testing.assert_close(layer(hidden, y).loss, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_dtype_of_the_parameters(data):
     layer = ExtremeSoftmax(WIDTH, N_CLASSES, dtype=torch.float64)
     assert layer.weight.dtype == layer.bias.dtype == torch.float64

@@ -156,7 +156,8 @@ class SoftmaxLayer(nn.Module):
     def _log_prob_all(self, h: Tensor) -> Tensor:
         weight, bias = self._tables()
         with torch.autocast(h.device.type, enabled=False):
-            scores = F.linear(h.to(weight.dtype), weight, bias).float()
+            scores = F.linear(h.to(weight.dtype), weight, bias)
+            scores = scores.to(torch.promote_types(weight.dtype, torch.float32))
         return F.log_softmax(scores, dim=1)
 
     def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:

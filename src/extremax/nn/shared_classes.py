@@ -93,15 +93,15 @@ def shared_losses(
 
     Label smoothing needs the mean score of all classes; its estimate divides by pi in the same way.
     """
-    n_classes = weight.shape[0]
+    n_classes, dtype = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
     with torch.autocast(h.device.type, enabled=False):
-        h = h.float()
-        w = F.embedding(shared.classes, weight, sparse=sparse).float()
-        own = (h * F.embedding(y, weight, sparse=sparse).float()).sum(dim=1)
+        h = h.to(dtype)
+        w = F.embedding(shared.classes, weight, sparse=sparse).to(dtype)
+        own = (h * F.embedding(y, weight, sparse=sparse).to(dtype)).sum(dim=1)
         scores = h @ w.T
         if bias is not None:
-            own = own + _entries(bias, y, sparse=sparse).float()
-            scores = scores + _entries(bias, shared.classes, sparse=sparse).float()
+            own = own + _entries(bias, y, sparse=sparse).to(dtype)
+            scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
         is_target = shared.classes == y.unsqueeze(1)
         logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
         losses = torch.logsumexp(torch.cat([own.unsqueeze(1), logits], dim=1), dim=1)
@@ -125,7 +125,7 @@ class FusedStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, y: Tensor, step: FusedArguments, _: Tensor) -> Tensor:
-        x, labels = np.ascontiguousarray(h.numpy(), np.float32), y.numpy().astype(np.int32)
+        x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
         n, width, model = len(x), len(step.classes), step.model
         slots, extra = np.empty(n, np.int32), np.empty(n, np.int32)
         n_extra = find_slots(step.classes, width, labels, step.place, slots, extra)

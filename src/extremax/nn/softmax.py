@@ -265,7 +265,8 @@ class ExtremeSoftmax(SoftmaxLayer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _kept_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # The number of rows that are not ignored depends on the data.
-        return self._flat_pairs(hidden, targets)
+        h, y = self._flat_pairs(hidden, targets)
+        return h, y.to(h.device)
 
     def _exact_losses(self, h: Tensor, y: Tensor) -> Tensor:
         """Return -log p(target|h) of each row, over all classes."""
