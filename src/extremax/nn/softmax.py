@@ -100,7 +100,8 @@ class ExtremeSoftmax(SoftmaxLayer):
     tree_components : int
         Principal components of the hidden states that the tree is fitted on.
     tree_regularization : float or "auto"
-        Square penalty on the weights of the tree; "auto" chooses one per level by held-out likelihood.
+        Square penalty on the weights of the tree; "auto" chooses one per level by held-out likelihood, which
+        takes many times as long.
     random_state : int
         Seed of the tree.
     n_jobs : int, optional
@@ -147,7 +148,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         refit_every: int | Literal["auto"] | None = "auto",
         refit_rows: int = 50_000,
         tree_components: int = 32,
-        tree_regularization: float | Literal["auto"] = "auto",
+        tree_regularization: float | Literal["auto"] = 1.0,
         random_state: int = 0,
         n_jobs: int | None = None,
         device: torch.device | str | None = None,
