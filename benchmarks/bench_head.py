@@ -1,159 +1,384 @@
-"""AdversarialSoftmax in PyTorch: quality beside a dense softmax layer, and steps with a million classes.
+"""PyTorch output layers at equal processor time, and one training step with a million classes.
 
-    python benchmarks/bench_head.py             # both parts, one thread
-    python benchmarks/bench_head.py --epochs 8
+    python benchmarks/bench_head.py                                  # all methods on both tasks, hours
+    python benchmarks/bench_head.py --data npm --methods extremax "frequency 1024" --seconds 20 --rates 0.1
 
-Part 1: a small encoder on a planted hierarchy of 2,000 classes, with the same optimizers everywhere, and as
-output layer a dense softmax, the head with uniform noise, and the head with a tree that is fitted every 200
-steps, with 8 and with 64 negatives.  Part 2: one training step and one prediction with 1,000,000 classes.
-Seconds are processor time, fits of the tree included, test figures excluded.
+Tasks: npm, package names and descriptions as character trigrams in an EmbeddingBag, classes of at least 4
+training rows; icd10cm, words through a transformer of two layers. Every method has the same encoder, the same
+batches, Adagrad on the output layer and Adam on the encoder; the rate of the output layer is the best of
+--rates after a quarter of the time, by log-likelihood on validation rows. Rows of the table are test rows.
+Seconds are processor time of training, fits of trees included, on one thread.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from extremax.data import planted_hierarchy
-from extremax.nn import AdversarialSoftmax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 from timing import machine, make_parser, measure, write_rows
 
 NAME = "bench_head"
-WIDTH = 64
+WIDTH, BATCH, EVALUATION_ROWS = 128, 256, 6000
+N_COLUMNS, N_WORDS = 1 << 16, 24  # of the bag; of a text, at most
+SPLITS = ("train", "valid", "test")
+ENCODER_RATE = 2e-3
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Sizes of the two parts."""
+class Task:
+    """Inputs and classes by split, and the encoder that they need.
 
-    n_rows: int = 24_000
-    n_classes: int = 2000
-    n_features: int = 48
-    n_test: int = 2000
-    batch: int = 256
-    refit_every: int = 200
-    many_classes: int = 1_000_000
-    many_rows: int = 20_000
-    n_steps: int = 20
+    ``take(split, rows)`` returns the arguments of the encoder.
+    """
 
-
-TINY = Problem(600, 50, 12, 100, 100, 3, 2000, 600, 2)
+    name: str
+    n_classes: int
+    y: dict[str, Tensor]
+    take: Callable[[str, Tensor], tuple[Tensor, ...]]
+    make_encoder: Callable[[], nn.Module]
 
 
-def train_and_test(problem: Problem, layer: str, n_epochs: int, n_negatives: int = 0) -> None:
-    """Train encoder and output layer, and write a row after epoch 1, 2, 4, ..."""
-    data = planted_hierarchy(
-        problem.n_rows,
-        problem.n_classes,
-        problem.n_features,
-        n_test=problem.n_test,
-        noise_scale=0.5,
-        seed=0,
+class Bag(nn.Module):
+    """The normalised mean of the vectors of a row's n-grams."""
+
+    def __init__(self, n_columns: int, width: int) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(n_columns, width, mode="mean", sparse=True)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, columns: Tensor, offsets: Tensor) -> Tensor:
+        return self.norm(self.bag(columns, offsets))
+
+
+class Transformer(nn.Module):
+    """Two layers over the words of a text, then the mean over its words."""
+
+    def __init__(self, n_words: int, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(n_words, width, padding_idx=0)
+        self.places = nn.Parameter(0.02 * torch.randn(N_WORDS, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        padding = words == 0
+        length = int((~padding).sum(1).max())
+        words, padding = words[:, :length], padding[:, :length]
+        x = self.layers(self.words(words) + self.places[:length], src_key_padding_mask=padding)
+        kept = (~padding).unsqueeze(-1)
+        return self.norm((x * kept).sum(1) / kept.sum(1).clamp(min=1))
+
+
+def npm_task() -> Task:
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    from datasets import load_texts
+
+    data = load_texts("npm-owner-124k")
+    assert data.texts is not None
+    counts = np.bincount(data.y["train"])
+    known = np.flatnonzero(counts >= 4)
+    place = np.full(len(counts), -1)
+    place[known] = np.arange(len(known))
+    hashing = HashingVectorizer(
+        analyzer="char_wb", ngram_range=(3, 3), n_features=N_COLUMNS, alternate_sign=False, norm=None
     )
-    X, X_test = torch.from_numpy(data.X), torch.from_numpy(data.X_test)
-    y, y_test = torch.from_numpy(data.y).long(), torch.from_numpy(data.y_test).long()
-    torch.manual_seed(0)
-    encoder = nn.Sequential(nn.Linear(problem.n_features, 256), nn.ReLU(), nn.Linear(256, WIDTH))
-    dense, head = nn.Linear(WIDTH, problem.n_classes), None
-    nn.init.zeros_(dense.weight), nn.init.zeros_(dense.bias)
-    if n_negatives:
-        head = AdversarialSoftmax(WIDTH, problem.n_classes, n_negatives=n_negatives, n_jobs=1)
-        head.refit_every = problem.refit_every if layer == "head, tree" else None
-    output = dense if head is None else head
-    optimizers = [
-        torch.optim.Adam(encoder.parameters(), lr=2e-3),
-        torch.optim.Adagrad(output.parameters(), lr=0.1),
-    ]
-    seconds, case = 0.0, f"{layer}, {n_negatives} negatives" if n_negatives else layer
-    for epoch in range(1, n_epochs + 1):
-        started = time.process_time()
-        for rows in torch.randperm(len(y)).split(problem.batch):
-            hidden = encoder(X[rows])
-            loss = _cross_entropy(dense, hidden, y[rows]) if head is None else head(hidden, y[rows]).loss
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-        seconds += time.process_time() - started
-        if epoch not in (1, 2, 4, 8, 16):
-            continue
+    y, columns, edges = {}, {}, {}
+    for split in SPLITS:
+        rows = np.flatnonzero(place[data.y[split]] >= 0)
+        if split != "train":
+            rows = np.random.default_rng(0).permutation(rows)[:EVALUATION_ROWS]
+        X = hashing.transform([data.texts[split][i] for i in rows]).tocsr()
+        y[split] = torch.from_numpy(place[data.y[split][rows]])
+        columns[split], edges[split] = X.indices.astype(np.int64), X.indptr.astype(np.int64)
+
+    def take(split: str, rows: Tensor) -> tuple[Tensor, ...]:
+        starts, ends = edges[split][rows.numpy()], edges[split][rows.numpy() + 1]
+        offsets = np.concatenate([[0], np.cumsum(ends - starts)])
+        at = np.repeat(starts - offsets[:-1], ends - starts) + np.arange(offsets[-1])
+        return torch.from_numpy(columns[split][at]), torch.from_numpy(offsets[:-1])
+
+    return Task("npm", len(known), y, take, lambda: Bag(N_COLUMNS, WIDTH))
+
+
+def icd10cm_task() -> Task:
+    from datasets import load_texts
+
+    data = load_texts("icd10cm")
+    assert data.texts is not None
+    words = {split: [re.findall(r"\w+", text.lower()) for text in data.texts[split]] for split in SPLITS}
+    counts = Counter(word for text in words["train"] for word in text)
+    number = {word: i + 2 for i, (word, n) in enumerate(counts.most_common()) if n > 1}
+    X = {}
+    for split in SPLITS:
+        table = np.zeros((len(words[split]), N_WORDS), np.int64)
+        for row, text in zip(table, words[split], strict=True):
+            found = [number.get(word, 1) for word in text[:N_WORDS]] or [1]
+            row[: len(found)] = found
+        X[split] = torch.from_numpy(table)
+    y = {split: torch.from_numpy(data.y[split]).long() for split in SPLITS}
+    return Task(
+        "icd10cm",
+        data.n_classes,
+        y,
+        lambda split, rows: (X[split][rows],),
+        lambda: Transformer(len(number) + 2, WIDTH),
+    )
+
+
+def planted_task() -> Task:
+    data = planted_hierarchy(600, 50, 12, n_test=200, seed=0)
+    X = {"train": data.X, "valid": data.X_test[:100], "test": data.X_test[100:]}
+    y = {"train": data.y, "valid": data.y_test[:100], "test": data.y_test[100:]}
+    return Task(
+        "planted",
+        50,
+        {split: torch.from_numpy(y[split]).long() for split in SPLITS},
+        lambda split, rows: (torch.from_numpy(X[split])[rows],),
+        lambda: nn.Linear(12, WIDTH),
+    )
+
+
+# -- output layers: parameters, a loss, and log-probabilities
+
+
+class Dense(nn.Module):
+    """A linear layer with an exact softmax; `fused_loss` uses F.linear_cross_entropy."""
+
+    def __init__(self, task: Task, counts: Tensor, *, fused_loss: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(task.n_classes, WIDTH))
+        self.bias = nn.Parameter(counts.log() - counts.sum().log())
+        self.fused_loss = fused_loss
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        if self.fused_loss:
+            options = nn.LinearCrossEntropyOptions()
+            return F.linear_cross_entropy(h, self.weight, y, linear_bias=self.bias, options=options)
+        return F.cross_entropy(F.linear(h, self.weight, self.bias), y)
+
+    def log_prob(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.weight, self.bias).log_softmax(1)
+
+
+class Sampled(Dense):
+    """Shared sampled softmax as usually written: draws with replacement, and the correction log(n q)."""
+
+    def __init__(self, task: Task, counts: Tensor, *, n: int, by_frequency: bool) -> None:
+        super().__init__(task, counts)
+        self.n, q = n, counts if by_frequency else torch.ones_like(counts)
+        self.cumulative = (q.double() / q.sum()).cumsum(0)
+        self.log_q = (q / q.sum()).log()
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        classes = torch.searchsorted(self.cumulative, torch.rand(self.n, dtype=torch.float64))
+        classes = classes.clamp(max=len(self.log_q) - 1)
+        both = torch.cat([y, classes])
+        w, b = F.embedding(both, self.weight, sparse=True), self.bias.gather(0, both, sparse_grad=True)
+        own = (h * w[: len(y)]).sum(1) + b[: len(y)]
+        scores = h @ w[len(y) :].T + b[len(y) :] - self.log_q[classes] - np.log(self.n)
+        scores = scores.masked_fill(classes == y[:, None], -torch.inf)
+        return (torch.cat([own[:, None], scores], 1).logsumexp(1) - own).mean()
+
+
+class Adaptive(nn.Module):
+    """torch's AdaptiveLogSoftmaxWithLoss, with classes in falling order of their counts."""
+
+    def __init__(self, task: Task, counts: Tensor) -> None:
+        super().__init__()
+        n = task.n_classes
+        self.order = counts.argsort(descending=True)
+        self.place = self.order.argsort()
+        self.layer = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, n, [n // 20, n // 5], div_value=2.0)
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        return self.layer(h, self.place[y]).loss
+
+    def log_prob(self, h: Tensor) -> Tensor:
+        return self.layer.log_prob(h)[:, self.place]
+
+
+class Ours(nn.Module):
+    """A layer of extremax; the fused one is its own optimizer."""
+
+    def __init__(self, layer: ExtremeSoftmax | AdversarialSoftmax) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        return self.layer(h, y).loss
+
+    def log_prob(self, h: Tensor) -> Tensor:
+        return self.layer.log_prob(h)
+
+
+def _ours(task: Task, counts: Tensor, **options: Any) -> Ours:
+    return Ours(
+        ExtremeSoftmax(WIDTH, task.n_classes, class_counts=counts, gradients="fused", n_jobs=1, **options)
+    )
+
+
+def _per_row(task: Task, counts: Tensor) -> Ours:
+    options: dict[str, Any] = {"n_negatives": 64, "class_counts": counts, "refit_every": 500, "n_jobs": 1}
+    return Ours(AdversarialSoftmax(WIDTH, task.n_classes, **options))
+
+
+METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
+    "extremax": lambda task, counts: _ours(task, counts, n_shared=1024),
+    "extremax, no tree": lambda task, counts: _ours(task, counts, n_shared=1024, refit_every=None),
+    "extremax, per-row negatives": _per_row,
+    "uniform 256": lambda task, counts: Sampled(task, counts, n=256, by_frequency=False),
+    "uniform 1024": lambda task, counts: Sampled(task, counts, n=1024, by_frequency=False),
+    "frequency 256": lambda task, counts: Sampled(task, counts, n=256, by_frequency=True),
+    "frequency 1024": lambda task, counts: Sampled(task, counts, n=1024, by_frequency=True),
+    "adaptive": Adaptive,
+    "full": Dense,
+    "linear_cross_entropy": lambda task, counts: Dense(task, counts, fused_loss=True),
+}
+
+
+# -- training
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train a method for some processor seconds, and look at it at some of them."""
+
+    task: Task
+    method: str
+    seconds: tuple[float, ...]
+    rate: float
+
+    def figures(self, split: str) -> Iterator[dict[str, float]]:
+        task = self.task
+        _compile_kernels()
+        torch.manual_seed(0)
+        counts = torch.bincount(task.y["train"], minlength=task.n_classes).float().clamp(min=0.5)
+        encoder, output = task.make_encoder(), METHODS[self.method](task, counts)
+        optimizers = _optimizers(encoder, output, self.rate)
+        spent, n_steps, looks = 0.0, 0, list(self.seconds)
+        generator = torch.Generator().manual_seed(0)
+        while looks:
+            for rows in torch.randperm(len(task.y["train"]), generator=generator).split(BATCH):
+                started = time.process_time()
+                loss = output.loss(encoder(*task.take("train", rows)), task.y["train"][rows])
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                spent, n_steps = spent + time.process_time() - started, n_steps + 1
+                if spent >= looks[0]:
+                    looks.pop(0)
+                    yield {"processor s": spent, "steps": n_steps, **self._test(encoder, output, split)}
+                    if not looks:
+                        return
+
+    def _test(self, encoder: nn.Module, output: Any, split: str) -> dict[str, float]:
+        encoder.eval(), output.eval()
+        y, right, total = self.task.y[split], 0.0, 0.0
         with torch.no_grad():
-            hidden = encoder(X_test)
-            log_prob = dense(hidden).log_softmax(1) if head is None else head.log_prob(hidden)
-        row = {
-            "case": f"{case}, epoch {epoch}",
-            "processor s": seconds,
-            "log-likelihood": log_prob[torch.arange(len(y_test)), y_test].mean().item(),
-            "accuracy": (log_prob.argmax(1) == y_test).float().mean().item(),
-        }
-        write_rows(NAME, [row])
+            for rows in torch.arange(len(y)).split(BATCH):
+                log_prob = output.log_prob(encoder(*self.task.take(split, rows)))
+                right += (log_prob.argmax(1) == y[rows]).sum().item()
+                total += log_prob[torch.arange(len(rows)), y[rows]].sum().item()
+        encoder.train(), output.train()
+        return {"accuracy": right / len(y), "log-likelihood": total / len(y)}
 
 
-def _cross_entropy(layer: nn.Module, hidden: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(layer(hidden), y)
+@lru_cache
+def _compile_kernels() -> None:
+    """Compile, or load, what a step and a fit of the tree need: no part of the time of training."""
+    h, y = torch.randn(300, WIDTH), torch.arange(300) % 50
+    for make in (METHODS["extremax"], METHODS["extremax, per-row negatives"]):
+        layer = make(Task("", 5000, {}, lambda split, rows: (), nn.Identity), torch.ones(5000)).layer
+        layer.fit_tree(h, y)
+        layer(h, y).loss.backward()
 
 
-def time_many_classes(problem: Problem) -> None:
-    """Write rows about steps, fits and predictions with very many classes."""
-    n_classes, n_rows, batch, rng = (
-        problem.many_classes,
-        problem.many_rows,
-        problem.batch,
-        np.random.default_rng(0),
-    )
-    hidden = torch.from_numpy(rng.normal(size=(n_rows, WIDTH)).astype(np.float32))
-    y = torch.from_numpy(rng.integers(n_classes, size=n_rows))
-    head = AdversarialSoftmax(WIDTH, n_classes, tree_components=16, tree_regularization=1.0, n_jobs=1)
-    optimizer = torch.optim.Adagrad(head.parameters(), lr=0.1)
+def _optimizers(encoder: nn.Module, output: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    bags = [m.weight for m in encoder.modules() if isinstance(m, nn.EmbeddingBag)]
+    others = [p for p in encoder.parameters() if all(p is not bag for bag in bags)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(others, lr=ENCODER_RATE)]
+    optimizers += [torch.optim.SparseAdam(bags, lr=ENCODER_RATE)] if bags else []
+    trained = [p for p in output.parameters() if p.requires_grad]
+    if trained:
+        return [*optimizers, torch.optim.Adagrad(trained, lr=rate)]
+    output.layer.learning_rate = rate
+    return optimizers
+
+
+def compare(task: Task, methods: Sequence[str], seconds: Sequence[float], rates: Sequence[float]) -> None:
+    """Choose the rate of each method on validation rows, and write its figures on test rows."""
+    for method in methods:
+        run = Run(task, method, tuple(seconds), rates[0])
+        if len(rates) > 1:
+            quarter = (max(seconds) / 4,)
+            found = {}
+            for rate in rates:
+                (figures,) = replace(run, seconds=quarter, rate=rate).figures("valid")
+                found[rate] = figures["log-likelihood"]
+            run = replace(run, rate=max(found, key=lambda rate: found[rate]))
+        for limit, figures in zip(seconds, run.figures("test"), strict=True):
+            case = f"{task.name}, {method}, {limit:g} s"
+            write_rows(NAME, [{"case": case, "rate": run.rate, **figures}])
+
+
+def time_many_classes(n_classes: int, n_steps: int) -> None:
+    """Write the time of a training step with very many classes."""
+    rng = np.random.default_rng(0)
+    hidden = torch.from_numpy(rng.normal(size=(n_steps * BATCH, WIDTH)).astype(np.float32))
+    y = torch.from_numpy(rng.integers(n_classes, size=len(hidden)))
+    layer = ExtremeSoftmax(WIDTH, n_classes, gradients="fused")
 
     def step(i: int) -> None:
-        rows = slice(batch * i, batch * (i + 1))
-        optimizer.zero_grad()
-        head(hidden[rows], y[rows]).loss.backward()
-        optimizer.step()
+        rows = slice(BATCH * i, BATCH * (i + 1))
+        layer(hidden[rows].requires_grad_(), y[rows]).loss.backward()
 
-    def write(case: str, work: Callable[[], object] | Sequence[Callable[[], object]]) -> None:
-        works = [work] if callable(work) else work
-        milliseconds = 1e3 * float(np.median([measure(w).processor for w in works]))
-        write_rows(NAME, [{"case": f"{n_classes:,} classes, {case}", "processor ms": milliseconds}])
+    step(0)
+    milliseconds = 1e3 * float(np.median([measure(lambda i=i: step(i)).processor for i in range(n_steps)]))
+    case = f"{n_classes:,} classes, step of {BATCH} rows, fused"
+    write_rows(NAME, [{"case": case, "processor ms": milliseconds}])
 
-    steps = [lambda i=i: step(i) for i in range(problem.n_steps)]
-    write(f"step of {batch} rows, uniform noise", steps)
-    write(f"tree on {n_rows:,} rows", lambda: head.fit_tree(hidden, y))
-    write(f"step of {batch} rows, tree", steps)
-    for search in ("beam", "exact"):
-        head.predict_topk(hidden[:64], 5, search=search)
-        write(f"top 5 of 64 rows, {search}", lambda: head.predict_topk(hidden[:64], 5, search=search))
-    dense = nn.Linear(WIDTH, n_classes)
-    write(
-        f"dense softmax, gradient of {batch} rows",
-        lambda: _cross_entropy(dense, hidden[:batch], y[:batch]).backward(),
-    )
+
+TASKS = {"npm": npm_task, "icd10cm": icd10cm_task, "planted": planted_task}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser: argparse.ArgumentParser = make_parser(__doc__)
+    parser.add_argument("--data", nargs="+", default=["npm", "icd10cm"], choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.01, 0.03, 0.1, 0.3])
+    parser.add_argument("--classes", type=int, default=1_000_000, help="of the step that is timed; 0: none")
     args = parser.parse_args(argv)
-    problem, n_epochs = (TINY, 1) if args.tiny else (Problem(), args.epochs)
+    if args.tiny:
+        args.data, args.seconds, args.rates, args.classes = ["planted"], [0.02, 0.04], [0.1, 0.3], 2000
     print(machine(), f"torch {torch.__version__}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            train_and_test(problem, "dense softmax", n_epochs)
-            for n_negatives in (8, 64):
-                for layer in ("head, uniform", "head, tree"):
-                    train_and_test(problem, layer, n_epochs, n_negatives)
-            time_many_classes(problem)
+            for name in args.data:
+                compare(TASKS[name](), args.methods, args.seconds, args.rates)
+            if args.classes:
+                time_many_classes(args.classes, 2 if args.tiny else 30)
     finally:
         torch.set_num_threads(threads)
 

@@ -3,23 +3,21 @@
     python examples/pytorch_head.py
 
 The classes form a hierarchy, and the encoder sees them through a random layer that it has to undo. A dense
-output layer would compute a score for every class in every step; this one computes 1 + n_negatives scores per
-row, whatever the number of classes.
+output layer would compute a score for every class in every step; this one computes those of the classes that
+a minibatch shares.
 """
 
 import time
-import warnings
 
 import numpy as np
 import torch
 from torch import nn
 
 from extremax.data import planted_hierarchy
-from extremax.nn import AdversarialSoftmax
+from extremax.nn import ExtremeSoftmax
 
 N_CLASSES = 1000
 torch.set_num_threads(1)  # for so small a model, threads cost more time than they save
-warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's optimizers, once per process
 
 # Data: any float tensor and integer labels will do.
 data = planted_hierarchy(12_000, N_CLASSES, 32, n_test=1000, noise_scale=0.5, seed=0)
@@ -27,13 +25,12 @@ warp = (np.random.default_rng(0).normal(size=(32, 64)) / np.sqrt(32)).astype(np.
 X, X_test = (torch.from_numpy(np.tanh(features @ warp)) for features in (data.X, data.X_test))
 y, y_test = (torch.from_numpy(labels).long() for labels in (data.y, data.y_test))
 
-# Model: any encoder, then the head.  The tree that negatives come from is fitted every 100 steps.
+# Model: any encoder, then the head.  The tree that half of the classes come from is fitted every 100 steps.
 torch.manual_seed(0)
 encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 counts = torch.bincount(y, minlength=N_CLASSES)
-head = AdversarialSoftmax(in_features=64, n_classes=N_CLASSES, class_counts=counts, refit_every=100)
+head = ExtremeSoftmax(64, N_CLASSES, n_shared=128, class_counts=counts, refit_every=100)
 
-# The head's gradients are sparse: an optimizer of its own that can use them.
 N_EPOCHS, BATCH = 4, 256
 optimizers = [torch.optim.Adam(encoder.parameters(), lr=2e-3), torch.optim.Adagrad(head.parameters(), lr=0.1)]
 n_steps = N_EPOCHS * -(-len(y) // BATCH)

@@ -1,4 +1,4 @@
-"""A PyTorch output layer: softmax over very many classes, trained with negatives from a label tree."""
+"""PyTorch output layers: softmax over very many classes, trained on a few of them in each step."""
 
 try:
     import torch  # noqa: F401
@@ -10,5 +10,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from extremax.nn.head import AdversarialSoftmax, HeadOutput
+from extremax.nn.softmax import ExtremeSoftmax, SoftmaxOutput
 
-__all__ = ["AdversarialSoftmax", "HeadOutput"]
+__all__ = ["AdversarialSoftmax", "ExtremeSoftmax", "HeadOutput", "SoftmaxOutput"]

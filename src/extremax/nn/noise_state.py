@@ -56,11 +56,21 @@ class NoiseState(nn.Module):
         self._noise: Noise | None = None
         self._tree: LabelTree | None = None
         self._made_from = 0
+        self.generation = 0  # of what is made from the buffers: `forget` starts the next one
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def reset(self, counts: NDArray[Any]) -> None:
+        """Set all buffers to the state before the first tree, as after ``to_empty``."""
+        for name in ("tree_weights", "tree_biases", "components", "mean", "has_tree", "version"):
+            getattr(self, name).zero_()
+        self.tree_leaf_class.fill_(-1)
+        self.class_counts.copy_(torch.from_numpy(np.array(counts, np.float32)))
+        self.forget()
 
     def forget(self) -> None:
         """Drop the distribution; the next use makes it from the buffers again."""
         self._noise, self._tree = None, None
+        self.generation += 1
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())  # type: ignore[no-untyped-call]

@@ -1,0 +1,281 @@
+"""SoftmaxLayer: what output layers share: scores, exact prediction, the label tree of hidden states."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from extremax.features.pca import PCA
+from extremax.nn.noise_state import NoiseState
+from extremax.tree import LabelTree
+from extremax.tree.tuning import fit_tuned
+from extremax.types import Float32, Float64, Int32
+
+_BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
+
+
+class SoftmaxLayer(nn.Module):
+    """Scores h.w_y + b_y of all classes, and a label tree fitted on hidden states.
+
+    Subclasses set the attributes below and say how a training step chooses its classes.
+    """
+
+    in_features: int
+    n_classes: int
+    tree_regularization: float | Literal["auto"]
+    refit_rows: int
+    ignore_index: int
+    random_state: int
+    n_jobs: int | None
+    counts_are_given: bool
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    noise: NoiseState
+    n_steps: Tensor
+    _recent: list[tuple[Tensor, Tensor]]
+
+    def _tables(self) -> tuple[Tensor, Tensor | None]:
+        """Return weights and biases (n_classes,), gathered from all processes where FSDP shards them."""
+        bias = None if self.bias is None else _gather(self.bias)
+        if bias is not None and bias.ndim == 2:
+            bias = bias.squeeze(1)
+        return _gather(self.weight), bias
+
+    def _score(self, h: Tensor, labels: Tensor) -> Tensor:
+        """Return the scores (n, m) of the given classes of each row."""
+        weight, bias = self._tables()
+        with torch.autocast(h.device.type, enabled=False):
+            w = weight[labels]
+            scores = torch.bmm(w, h.to(w.dtype).unsqueeze(-1)).squeeze(-1).float()
+            return scores if bias is None else scores + bias[labels].float()
+
+    def _refit_is_due(self, n_steps: int) -> bool:
+        """Whether the tree is to be fitted before this training step."""
+        raise NotImplementedError
+
+    def _keeps_rows(self) -> bool:
+        """Whether the tree will be fitted again, on the latest rows."""
+        raise NotImplementedError
+
+    # -- the tree
+
+    def fit_tree(
+        self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike, *, keep_scores: bool | None = None
+    ) -> None:
+        """Fit the label tree that negatives come from; scores and predictions stay the same.
+
+        Parameters
+        ----------
+        features : (n, in_features)
+            Hidden states of training rows, as the encoder makes them now.
+        targets : (n,)
+            Their classes.
+        keep_scores : bool, optional
+            Has no effect; accepted, with a warning, until the next release.
+        """
+        if keep_scores is not None:
+            message = "keep_scores has no effect: a new tree never changes the scores. Leave it out."
+            warnings.warn(message, FutureWarning, stacklevel=2)
+        X, labels = self._tree_rows(features, targets)
+        projection = PCA.fit(X, self.noise.components.shape[0], n_jobs=self.n_jobs)
+        tree = self._fit_tree(projection.transform(X, n_jobs=self.n_jobs), labels)
+        counts: Float64
+        if self.counts_are_given:
+            counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
+        else:
+            counts = np.bincount(labels, minlength=self.n_classes).astype(np.float64)
+        self.noise.set_tree(tree, projection, counts)
+
+    def _tree_rows(self, features: Tensor | ArrayLike, targets: Tensor | ArrayLike) -> tuple[Float32, Int32]:
+        """Check the rows of `fit_tree` and leave out those to be ignored."""
+        X = np.ascontiguousarray(_to_numpy(features), np.float32)
+        y = np.ascontiguousarray(_to_numpy(targets), np.int64)
+        if X.ndim != 2 or X.shape[1] != self.in_features or y.shape != (len(X),) or len(y) == 0:
+            raise ValueError(
+                f"features has shape {X.shape} and targets {y.shape}; fit_tree needs (n, {self.in_features})"
+                " and (n,), n > 0."
+            )
+        used = y != self.ignore_index
+        if not used.any():
+            raise ValueError(
+                f"targets holds no row other than ignore_index ({self.ignore_index}); fit_tree needs at least"
+                " one."
+            )
+        X, y = (X, y) if used.all() else (X[used], y[used])
+        self._check_targets(torch.from_numpy(y))
+        if not np.isfinite(X).all():
+            raise ValueError(
+                "features hold NaN or infinity; the tree needs finite hidden states. Has training diverged?"
+            )
+        return X, y.astype(np.int32)
+
+    def _fit_tree(self, Z: Float32, labels: Int32) -> LabelTree:
+        n_classes, n_jobs, seed = self.n_classes, self.n_jobs, self.random_state
+        if self.tree_regularization == "auto":
+            return fit_tuned(Z, labels, n_classes=n_classes, n_jobs=n_jobs, seed=seed).tree
+        return LabelTree.fit(
+            Z,
+            labels,
+            n_classes=n_classes,
+            regularization=self.tree_regularization,
+            n_jobs=n_jobs,
+            random_state=seed,
+        )
+
+    def _keep(self, h: Tensor, y: Tensor) -> None:
+        """Remember the latest rows for the next fit of the tree, and fit it when it is due."""
+        if not self._keeps_rows():
+            return
+        if self._recent and self._refit_is_due(int(self.n_steps)):
+            self.fit_tree(
+                torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent])
+            )
+        self._recent.append((h.detach().float().cpu(), y.cpu()))
+        n_rows = sum(len(part) for _, part in self._recent)
+        while len(self._recent) > 1 and n_rows - len(self._recent[0][1]) >= self.refit_rows:
+            n_rows -= len(self._recent.pop(0)[1])
+
+    # -- prediction
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Return log p(y|h) of every class, (..., n_classes).
+
+        Differentiable in hidden states and weights; takes time and memory in proportion to n_classes.
+        """
+        h = self._flat(hidden)
+        return self._log_prob_all(h).reshape(*hidden.shape[:-1], self.n_classes)
+
+    def _log_prob_all(self, h: Tensor) -> Tensor:
+        weight, bias = self._tables()
+        with torch.autocast(h.device.type, enabled=False):
+            scores = F.linear(h.to(weight.dtype), weight, bias)
+            scores = scores.to(torch.promote_types(weight.dtype, torch.float32))
+        return F.log_softmax(scores, dim=1)
+
+    def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return log p(target|h) of each row (n,), over all classes, without a gradient.
+
+        Ignored rows are left out.
+        """
+        h, y = self._flat_pairs(hidden, targets)
+        with torch.no_grad():
+            parts = [
+                self._log_prob_all(h[a:b]).gather(1, y[a:b, None].to(h.device)).squeeze(1)
+                for a, b in self._blocks(len(h))
+            ]
+        return torch.cat(parts) if parts else torch.empty(0, device=h.device)
+
+    def log_likelihood(self, hidden: Tensor, targets: Tensor) -> float:
+        """Return the mean of log p(target|h) over the rows."""
+        values = self.target_log_prob(hidden, targets)
+        if len(values) == 0:
+            raise ValueError("A mean over no rows is not defined; pass at least one row that is not ignored.")
+        return float(values.double().mean())
+
+    def predict_topk(
+        self, hidden: Tensor, k: int = 1, *, search: Literal["exact", "beam"] = "exact", beam_width: int = 64
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k most probable classes of each hidden state and their log-probabilities.
+
+        Both are (..., k), best first.  ``search="beam"`` scores only the classes that survive a beam down the
+        tree; log-probabilities are then normalised over these candidates.
+        """
+        if not 1 <= k <= self.n_classes:
+            raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
+        if search not in ("exact", "beam"):
+            raise ValueError(f"search is {search!r}; use 'exact' or 'beam'.")
+        h = self._flat(hidden)
+        shape = (*hidden.shape[:-1], k)
+        labels = torch.empty(len(h), k, dtype=torch.int64, device=h.device)
+        log_prob = torch.empty(len(h), k, device=h.device)
+        with torch.no_grad():
+            if search == "exact":
+                for a, b in self._blocks(len(h)):
+                    log_prob[a:b], labels[a:b] = self._log_prob_all(h[a:b]).topk(k, dim=1)
+            else:
+                self._beam(h, max(k, beam_width), labels, log_prob)
+        return labels.reshape(shape), log_prob.reshape(shape)
+
+    def _beam(self, h: Tensor, width: int, labels: Tensor, log_prob: Tensor) -> None:
+        tree = self.noise.tree
+        if tree is None:
+            raise ValueError(
+                "search='beam' needs a label tree, and none was fitted yet. Call fit_tree, or use"
+                " search='exact'."
+            )
+        width, k = min(width, self.n_classes), labels.shape[1]
+        for a, b in self._blocks(len(h), width * self.in_features):
+            found, _ = tree.candidates(self.noise.project(h[a:b]), width, n_jobs=self.n_jobs)
+            candidates = torch.from_numpy(np.maximum(found, 0).astype(np.int64)).to(h.device)
+            scores = self._score(h[a:b], candidates)
+            scores.masked_fill_(torch.from_numpy(found < 0).to(h.device), -math.inf)
+            best, place = F.log_softmax(scores, dim=1).topk(k, dim=1)
+            log_prob[a:b], labels[a:b] = best, candidates.gather(1, place)
+
+    # -- parts
+
+    def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
+        step = max(1, _BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
+        return ((a, min(a + step, n)) for a in range(0, n, step))
+
+    def _flat(self, hidden: Tensor) -> Tensor:
+        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
+            raise ValueError(
+                f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}."
+            )
+        return hidden.reshape(-1, self.in_features)
+
+    def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows and targets as (n, in_features) and (n,), without those to be ignored."""
+        h = self._flat(hidden)
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(
+                f"targets has shape {tuple(targets.shape)}; hidden of shape {tuple(hidden.shape)} needs"
+                f" {tuple(hidden.shape[:-1])}."
+            )
+        y = targets.reshape(-1)
+        kept = y != self.ignore_index
+        if not bool(kept.all()):
+            h, y = h[kept.to(h.device)], y[kept]
+        self._check_targets(y)
+        return h, y
+
+    def _check_targets(self, y: Tensor) -> None:
+        if y.is_floating_point() or y.dtype == torch.bool:
+            raise TypeError(f"targets has type {y.dtype}; it needs integer classes.")
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
+            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
+
+
+def _gather(table: Tensor) -> Tensor:
+    # Only a DTensor has this; its module is slow to import, and where it is depends on the version of torch.
+    gather = getattr(table, "full_tensor", None)
+    return table if gather is None else cast("Tensor", gather())
+
+
+def check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
+
+
+def n_processes() -> int:
+    """Return the number of processes that train together, in the sense of torch.distributed."""
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_world_size()) if together else 1
+
+
+def _to_numpy(values: Tensor | ArrayLike) -> NDArray[np.generic]:
+    if isinstance(values, Tensor):
+        values = values.detach()
+        return np.asarray((values.float() if values.is_floating_point() else values).cpu().numpy())
+    return np.asarray(values)

@@ -1,0 +1,199 @@
+"""The classes that the rows of a minibatch are compared with, and the loss that they give.
+
+The estimate is that of `extremax.kernels.batch_softmax`, whose kernels draw the classes here too and make the
+fused step: class y is in the set with the exact inclusion probability pi_y, and
+
+    Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j
+
+has the sum of the full softmax as its expectation, given the hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from extremax.kernels.batch_softmax import apply_shared, draw_shared, find_slots, shared_softmax
+from extremax.kernels.row_updates import ModelArrays
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.training.class_sets import TreeCells, inclusion_probabilities
+from extremax.types import Float32, Float64, Int32
+
+_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task of the fused step
+INITIAL_SQUARE = 1e-12  # of Adagrad's sums: far below the square of any gradient that matters
+
+
+class SharedSet(NamedTuple):
+    """Classes of a minibatch (S,), in ascending order, and -log of their inclusion probabilities (S,)."""
+
+    classes: Tensor
+    minus_log_pi: Tensor
+
+
+class ClassDraws:
+    """Draws of class sets: some by frequency, some from the cells of a label tree.
+
+    Parameters
+    ----------
+    weights : (n_classes,)
+        Inclusion probabilities of the draws by frequency are proportional to these, up to 1.
+    size : int
+        Classes of a set, at most.
+    cells : TreeCells, optional
+        With cells, half of the classes come from those of the rows.
+    """
+
+    def __init__(self, weights: Float64, size: int, cells: TreeCells | None) -> None:
+        self.n_classes, self.size = len(weights), min(size, len(weights))
+        self.cells = cells if self.size < self.n_classes else None
+        self.n_hard = 0 if self.cells is None else self.size // 2
+        self.everywhere = np.cumsum(inclusion_probabilities(weights, self.size - self.n_hard))
+        n_certain = self.n_classes if self.size == self.n_classes else 0
+        self._all = np.arange(n_certain, dtype=np.int32), np.zeros(n_certain, np.float32)
+
+    def draw(self, Z: Float32, positions: Float64) -> tuple[Int32, Float32]:
+        """Return sorted classes and their -log pi, for rows with projection Z; `positions` are in [0, 1)."""
+        if self.size == self.n_classes:
+            return self._all
+        near, cumulative = np.empty(0, np.int32), np.empty(0)
+        if self.cells is not None and len(Z):
+            near, cumulative = self.cells.classes_of(Z, self.n_hard)
+        classes, minus_log_pi = np.empty(self.size, np.int32), np.empty(self.size, np.float32)
+        scratch = np.empty(2 * self.size + 4, np.int64)
+        n = draw_shared(
+            self.everywhere, near, cumulative, positions[0], positions[1], classes, minus_log_pi, scratch
+        )
+        return classes[:n], minus_log_pi[:n]
+
+
+def padded(classes: Int32, minus_log_pi: Float32, size: int, device: torch.device) -> SharedSet:
+    """Return tensors of one fixed length, so that compiled code is used again; padding has no weight."""
+    out, shift = np.zeros(size, np.int64), np.full(size, -math.inf, np.float32)
+    out[: len(classes)], shift[: len(classes)] = classes, minus_log_pi
+    return SharedSet(torch.from_numpy(out).to(device), torch.from_numpy(shift).to(device))
+
+
+def shared_losses(
+    h: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shared: SharedSet,
+    *,
+    label_smoothing: float,
+    sparse: bool,
+) -> Tensor:
+    """Return the loss of each row, differentiable in hidden states, weights and biases.
+
+    Label smoothing needs the mean score of all classes; its estimate divides by pi in the same way.
+    """
+    n_classes, dtype = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
+    with torch.autocast(h.device.type, enabled=False):
+        h = h.to(dtype)
+        w = F.embedding(shared.classes, weight, sparse=sparse).to(dtype)
+        own = (h * F.embedding(y, weight, sparse=sparse).to(dtype)).sum(dim=1)
+        scores = h @ w.T
+        if bias is not None:
+            own = own + _entries(bias, y, sparse=sparse).to(dtype)
+            scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
+        is_target = shared.classes == y.unsqueeze(1)
+        logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
+        losses = torch.logsumexp(torch.cat([own.unsqueeze(1), logits], dim=1), dim=1)
+        if label_smoothing == 0.0:
+            return losses - own
+        inverse_pi = shared.minus_log_pi.exp().masked_fill(is_target, 0.0)
+        mean_score = (own + (scores * inverse_pi).sum(dim=1)) / n_classes
+        return losses - (1.0 - label_smoothing) * own - label_smoothing * mean_score
+
+
+def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
+    return torch.gather(bias, 0, classes, sparse_grad=sparse)
+
+
+class FusedStep(torch.autograd.Function):
+    """Losses of the rows; the backward pass steps weights and biases by Adagrad with one sum per class.
+
+    The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
+    depend on the number of threads.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, y: Tensor, step: FusedArguments, _: Tensor) -> Tensor:
+        x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
+        n, width, model = len(x), len(step.classes), step.model
+        slots, extra = np.empty(n, np.int32), np.empty(n, np.int32)
+        n_extra = find_slots(step.classes, width, labels, step.place, slots, extra)
+        classes = np.concatenate([step.classes, extra[:n_extra]])
+        table = model.weights[step.classes]
+        scores = np.empty((n, width), np.float32)
+        positive, losses = np.empty(n, np.float32), np.empty(n)
+        shift = step.minus_log_pi + model.biases[step.classes]
+        ones, blocks = np.ones(n, np.float32), split(n, _ROW_BLOCK)
+
+        def score(i: int) -> None:
+            a, b = blocks[i]
+            np.matmul(x[a:b], table.T, out=scores[a:b])
+            shared_softmax(
+                scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
+            )
+
+        with one_blas_thread():
+            run(score, len(blocks), step.n_threads)
+        ctx.arrays = (x, labels, slots, classes, table, scores, positive)
+        ctx.step, ctx.dtype = step, h.dtype
+        return torch.from_numpy(losses.astype(np.float32))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, labels, slots, classes, table, scores, positive = ctx.arrays
+        step: FusedArguments = ctx.step
+        factor = np.ascontiguousarray(grads[0].detach().numpy(), np.float32)
+        coefficients, positive = scores * factor[:, None], positive * factor
+        width, model = len(table), step.model
+        grad_h = np.empty((len(x) if ctx.needs_input_grad[0] else 0, x.shape[1]), np.float32)
+        row_blocks, class_blocks = split(len(grad_h), _ROW_BLOCK), split(width, _CLASS_BLOCK)
+        class_blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
+        gradients = np.zeros((len(classes), x.shape[1]), np.float32)
+        rate, limit = np.float32(step.learning_rate), np.float32(np.inf)
+
+        def differentiate(i: int) -> None:
+            a, b = row_blocks[i]
+            np.matmul(coefficients[a:b], table, out=grad_h[a:b])
+            grad_h[a:b] += positive[a:b, None] * model.weights[labels[a:b]]
+
+        def update(i: int) -> None:
+            a, b = class_blocks[i]
+            if a < width:
+                np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+            apply_shared(
+                gradients, coefficients, x, positive, slots, classes, a, b, width, model, rate, limit
+            )
+
+        with one_blas_thread():
+            run(differentiate, len(row_blocks), step.n_threads)
+            run(update, len(class_blocks), step.n_threads)
+        if not step.has_bias:
+            model.biases[classes] = 0.0
+        wanted = torch.from_numpy(grad_h).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        return wanted, None, None, None
+
+
+class FusedArguments(NamedTuple):
+    """A class set with the tables that `FusedStep` reads and updates.
+
+    ``place`` (n_classes,) holds -1 everywhere.
+    """
+
+    classes: Int32
+    minus_log_pi: Float32
+    model: ModelArrays
+    place: Int32
+    learning_rate: float
+    has_bias: bool
+    n_threads: int

@@ -1,0 +1,357 @@
+"""ExtremeSoftmax: an output layer whose training step scores the classes that a minibatch shares.
+
+The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
+training step compares all rows with one set of classes, of which one matrix product makes all scores: half of
+them from the cells of a label tree that the rows belong to, the others by the square root of the class
+frequencies. Inclusion probabilities are exact, and so is the loss in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from extremax.defaults import BatchConfig, has_many_classes
+from extremax.kernels.row_updates import ModelArrays
+from extremax.nn.layer import SoftmaxLayer, check_positive, n_processes
+from extremax.nn.noise_state import NoiseState
+from extremax.nn.shared_classes import (
+    INITIAL_SQUARE,
+    ClassDraws,
+    FusedArguments,
+    FusedStep,
+    SharedSet,
+    padded,
+    shared_losses,
+)
+from extremax.noise import class_weights
+from extremax.runtime.threads import resolve_threads
+from extremax.training.class_sets import TreeCells
+from extremax.types import Float32, Int32
+
+GRADIENTS = ("dense", "sparse", "fused")
+_FIRST_REFIT = (
+    512  # training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many
+)
+_LEAVES_PER_CELL = 32
+_GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
+_KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
+
+
+class SoftmaxOutput(NamedTuple):
+    """What a forward pass with targets returns.
+
+    Attributes
+    ----------
+    loss : scalar
+        Mean over the rows; NaN where all are ignored, as in ``torch.nn.CrossEntropyLoss``.
+    losses : (n,)
+        Loss of each row; ignored rows are left out.
+    """
+
+    loss: Tensor
+    losses: Tensor
+
+
+class ExtremeSoftmax(SoftmaxLayer):
+    """Softmax over `n_classes`, trained on classes that the rows of a minibatch share.
+
+    ``layer(hidden, targets)`` returns a `SoftmaxOutput`: in training mode with the estimated loss, in
+    evaluation mode with the exact negative log-likelihood. ``layer(hidden)`` returns the log-probabilities of
+    all classes. Draws come from torch's default generator: ``torch.manual_seed`` repeats them.
+
+    Parameters
+    ----------
+    in_features : int
+        Width of the hidden states.
+    n_classes : int
+        Classes 0 to n_classes - 1.
+    bias : bool
+        Whether classes have a bias.
+    n_shared : int
+        Classes that a minibatch shares, at most; with all classes the loss is the exact softmax.
+    class_counts : (n_classes,), optional
+        Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
+        on.
+    class_exponent : float
+        Of the class counts, in the choice of the classes.
+    gradients : {"dense", "sparse", "fused"}
+        Dense gradients, for any optimizer and for ``DistributedDataParallel`` and FSDP; sparse ones, for
+        ``SGD``, ``Adagrad`` and ``SparseAdam``; or none: the backward pass itself steps the classes of the
+        minibatch by Adagrad with one sum per class, which needs no time in proportion to n_classes (float32
+        on the CPU, one process).
+    learning_rate : float
+        Of ``gradients="fused"``; assign to the attribute to change it.
+    label_smoothing : float
+        As in ``torch.nn.CrossEntropyLoss``, in training mode.
+    ignore_index : int
+        Rows with this target are left out.
+    refit_every : int, "auto" or None
+        Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
+        after 512, 1024, 2048, ... steps, unless there are more than 64 classes for each shared one, where
+        cells no longer pay. None: only when `fit_tree` is called.
+    refit_rows : int
+        See `refit_every`.
+    tree_components : int
+        Principal components of the hidden states that the tree is fitted on.
+    tree_regularization : float or "auto"
+        Square penalty on the weights of the tree; "auto" chooses one per level by held-out likelihood, which
+        takes many times as long.
+    random_state : int
+        Seed of the tree.
+    n_jobs : int, optional
+        Threads of the tree, and of the fused step, which takes no more than torch has.
+    device, dtype
+        Of the parameters, as in ``torch.nn.Linear``.
+
+    Attributes
+    ----------
+    weight, bias : Parameter
+        (n_classes, in_features) and (n_classes,), or None.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from extremax.nn import ExtremeSoftmax
+    >>> layer = ExtremeSoftmax(in_features=16, n_classes=1000, n_shared=64)
+    >>> hidden, targets = torch.randn(32, 16, requires_grad=True), torch.randint(1000, (32,))
+    >>> layer(hidden, targets).loss.backward()
+    >>> labels, log_prob = layer.predict_topk(hidden, k=5)
+    >>> labels.shape
+    torch.Size([32, 5])
+    >>> exact = layer.eval()(hidden, targets).loss
+    >>> bool(torch.isclose(exact, torch.nn.functional.nll_loss(layer(hidden), targets)))
+    True
+    """
+
+    squares: Tensor
+    bias_squares: Tensor
+
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
+        self,
+        in_features: int,
+        n_classes: int,
+        bias: bool = True,
+        *,
+        n_shared: int = 1024,
+        class_counts: ArrayLike | None = None,
+        class_exponent: float = 0.5,
+        gradients: Literal["dense", "sparse", "fused"] = "dense",
+        learning_rate: float = 0.1,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        refit_every: int | Literal["auto"] | None = "auto",
+        refit_rows: int = 50_000,
+        tree_components: int = 32,
+        tree_regularization: float | Literal["auto"] = 1.0,
+        random_state: int = 0,
+        n_jobs: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(
+            in_features=in_features,
+            n_classes=n_classes,
+            n_shared=n_shared,
+            tree_components=tree_components,
+            refit_every=None if refit_every == "auto" else refit_every,
+            refit_rows=refit_rows,
+        )
+        if gradients not in GRADIENTS:
+            raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+        if gradients == "fused" and label_smoothing > 0.0:
+            raise ValueError(
+                "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
+            )
+        if gradients == "fused" and dtype not in (None, torch.float32):
+            raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
+        counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
+        if counts.shape != (n_classes,):
+            raise ValueError(
+                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
+                " classes."
+            )
+        self.in_features = in_features
+        self.n_classes = n_classes
+        self.n_shared = n_shared
+        self.class_exponent = class_exponent
+        self.gradients = gradients
+        self.learning_rate = learning_rate
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
+        self.refit_every = refit_every
+        self.refit_rows = refit_rows
+        self.tree_regularization = tree_regularization
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.counts_are_given = class_counts is not None
+        self._counts = counts
+        # The fused step is the optimizer of these parameters; no other must find them.
+        trains = gradients != "fused"
+        table = torch.empty(n_classes, in_features, device=device, dtype=dtype)
+        self.weight = nn.Parameter(table, requires_grad=trains)
+        self.bias = (
+            nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype), requires_grad=trains)
+            if bias
+            else None
+        )
+        self.noise = NoiseState(in_features, n_classes, tree_components, 1.0, counts).to(device)
+        self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
+        n_sums = 0 if trains else n_classes
+        self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
+        self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
+        self._recent = []
+        self._draws: ClassDraws | None = None
+        self._draws_of = (-1, -1)
+        self._kept: OrderedDict[tuple[float, ...], tuple[Int32, Float32]] = OrderedDict()
+        self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weights to zero and biases to log-frequencies, and forget tree, steps and Adagrad's sums."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.n_steps.zero_()
+            self.squares.fill_(INITIAL_SQUARE)
+            self.bias_squares.fill_(INITIAL_SQUARE)
+            self.noise.reset(self._counts)
+            if self.bias is not None:
+                known = class_weights(self._counts, 1.0)
+                self.bias.copy_(torch.from_numpy(np.log(known / known.sum())))
+        self._recent, self._draws = [], None
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, n_classes={self.n_classes}, bias={self.bias is not None},"
+            f" n_shared={self.n_shared}, gradients={self.gradients!r}"
+        )
+
+    # -- forward
+
+    @overload
+    def forward(self, hidden: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, hidden: Tensor, targets: Tensor) -> SoftmaxOutput: ...
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor | SoftmaxOutput:
+        """Return the loss of hidden states (..., in_features) and targets (...), or log p of all classes."""
+        if targets is None:
+            return self.log_prob(hidden)
+        h, y = self._kept_pairs(hidden, targets)
+        if not self.training:
+            losses = self._exact_losses(h, y)
+        elif self.gradients == "fused":
+            losses = self._fused_losses(h, y)
+        else:
+            shared = self._shared_set(h, y)
+            weight, bias = self._tables()
+            losses = shared_losses(
+                h,
+                y,
+                weight,
+                bias,
+                shared,
+                label_smoothing=self.label_smoothing,
+                sparse=self.gradients == "sparse",
+            )
+        return SoftmaxOutput(losses.mean(), losses)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _kept_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        # The number of rows that are not ignored depends on the data.
+        h, y = self._flat_pairs(hidden, targets)
+        return h, y.to(h.device)
+
+    def _exact_losses(self, h: Tensor, y: Tensor) -> Tensor:
+        """Return -log p(target|h) of each row, over all classes."""
+        if not torch.is_grad_enabled():
+            return -self.target_log_prob(h, y)
+        return -self._log_prob_all(h).gather(1, y.unsqueeze(1)).squeeze(1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _fused_losses(self, h: Tensor, y: Tensor) -> Tensor:
+        if n_processes() > 1:
+            raise RuntimeError(
+                "gradients='fused' trains in one process; use 'dense' with DistributedDataParallel or FSDP."
+            )
+        if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
+            raise RuntimeError(
+                f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
+                f" {self.weight.device}. Use 'dense' or 'sparse'."
+            )
+        classes, minus_log_pi = self._choose(h, y)
+        if len(self._place) == 0:
+            self._place = np.full(self.n_classes, -1, np.int32)
+            self._no_biases = np.zeros(self.n_classes if self.bias is None else 0, np.float32)
+        biases = self._no_biases if self.bias is None else self.bias.detach().numpy()
+        tables = (self.weight.detach().numpy(), biases, self.squares.numpy(), self.bias_squares.numpy())
+        step = FusedArguments(
+            classes=classes,
+            minus_log_pi=minus_log_pi,
+            model=ModelArrays(*tables),
+            place=self._place,
+            learning_rate=float(self.learning_rate),
+            has_bias=self.bias is not None,
+            n_threads=min(resolve_threads(self.n_jobs), torch.get_num_threads()),
+        )
+        # A backward pass must come even where nothing else wants a gradient.
+        wanted = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        losses: Tensor = FusedStep.apply(h, y, step, wanted)  # type: ignore[no-untyped-call]
+        return losses
+
+    # -- classes of a step
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
+        classes, minus_log_pi = self._choose(h, y)
+        return padded(classes, minus_log_pi, min(self.n_shared, self.n_classes), h.device)
+
+    def _choose(self, h: Tensor, y: Tensor) -> tuple[Int32, Float32]:
+        """Draw the classes of a training step, remember its rows, and count it.
+
+        Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
+        classes: numbers that were drawn before give the set that they gave then.
+        """
+        rank = torch.distributed.get_rank() if n_processes() > 1 else 0
+        # Processes with the same seed draw other classes than one another.
+        key = tuple((u + rank * _GOLDEN) % 1.0 for u in torch.rand(2, dtype=torch.float64).tolist())
+        if key in self._kept:
+            return self._kept[key]
+        self._keep(h, y)
+        self.n_steps += 1
+        drawn = self._current_draws().draw(self.noise.project(h), np.array(key))
+        self._kept[key] = drawn
+        while len(self._kept) > _KEPT_DRAWS:
+            self._kept.popitem(last=False)
+        return drawn
+
+    def _current_draws(self) -> ClassDraws:
+        version = (int(self.noise.version), self.noise.generation)
+        if self._draws is None or self._draws_of != version:
+            counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
+            tree, cells = self.noise.tree, None
+            if tree is not None:
+                cells = TreeCells.build(tree, counts, _LEAVES_PER_CELL, exponent=self.class_exponent)
+            self._draws = ClassDraws(class_weights(counts, self.class_exponent), self.n_shared, cells)
+            self._draws_of = version
+        return self._draws
+
+    def _keeps_rows(self) -> bool:
+        if self.n_shared >= self.n_classes:
+            return False  # the softmax is exact
+        if self.refit_every == "auto":
+            return not has_many_classes(self.n_classes, self.n_shared, BatchConfig())
+        return self.refit_every is not None
+
+    def _refit_is_due(self, n_steps: int) -> bool:
+        if isinstance(self.refit_every, int):
+            return n_steps > 0 and n_steps % self.refit_every == 0
+        times = n_steps // _FIRST_REFIT
+        return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0

@@ -1,0 +1,356 @@
+"""ExtremeSoftmax where PyTorch is used: optimizers, compilation, several processes, checkpoints, trainers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import extremax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
+
+sys.path.append(str(Path(__file__).parent))
+
+from two_processes import N_CLASSES, WIDTH, Model, one_step, rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+# The optimizers of torch.optim, and what turns on the fused form where there is one for the CPU.
+OPTIMIZERS = {
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {"fused": True},
+    "Adam": {"fused": True},
+    "AdamW": {"fused": True},
+    "Adamax": {},
+    "ASGD": {},
+    "LBFGS": {},
+    "Muon": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {},
+    "Rprop": {},
+    "SGD": {"fused": True},
+    "SparseAdam": {},
+}
+CASES = [(name, {}) for name in OPTIMIZERS] + [(name, more) for name, more in OPTIMIZERS.items() if more]
+
+
+def reference_loss(model, x, y):
+    """The loss of all classes by torch alone."""
+    return F.cross_entropy(F.linear(model.encoder(x), model.layer.weight, model.layer.bias), y)
+
+
+# -- optimizers
+
+
+def test_every_optimizer_of_torch_is_tried():
+    found = {
+        name
+        for name in dir(torch.optim)
+        if isinstance(getattr(torch.optim, name), type) and name not in ("Optimizer",)
+    }
+    assert found == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+def test_optimizer_lowers_the_exact_loss(name, options):
+    sparse = name == "SparseAdam"
+    model = Model(n_shared=32, gradients="sparse" if sparse else "dense", bias=name != "Muon")
+    trained = list(model.layer.parameters())
+    optimizer = getattr(torch.optim, name)(trained, **options)
+    # Adadelta's first steps are tiny; LBFGS would minimise over the drawn classes alone, to the end.
+    optimizer.param_groups[0].update({"Adadelta": {"lr": 20.0}, "LBFGS": {"max_iter": 2}}.get(name, {}))
+    x, y = rows()
+    with torch.no_grad():
+        hidden = model.encoder(x)
+        before = model.eval().layer(hidden, y).loss
+
+    def loss():
+        torch.manual_seed(step)  # LBFGS compares losses of the same classes
+        optimizer.zero_grad()
+        value = model.layer(hidden, y).loss
+        value.backward()
+        return value
+
+    model.train()
+    for step in range(20):  # noqa: B007 (read by `loss`)
+        optimizer.step(loss)
+    with torch.no_grad():
+        after = model.eval().layer(hidden, y).loss
+    assert after < before
+
+
+def test_clipped_gradients_and_accumulation_reference():
+    """Two halves of a minibatch add up to the whole, and clipping sees the layer's gradient."""
+    x, y = rows()
+    model, whole = Model(n_shared=N_CLASSES), Model(n_shared=N_CLASSES)
+    for half in (slice(0, 32), slice(32, 64)):
+        (0.5 * model(x[half], y[half])).backward()
+    reference_loss(whole, x, y).backward()
+    norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.01) for each in (model, whole)]
+    torch.testing.assert_close(*norms, **CLOSE)
+    assert norms[0] > 0.01
+    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_tied_embeddings_reference():
+    """Weights that are also an embedding get the gradients of both uses."""
+    y = torch.randint(N_CLASSES, (64,), generator=torch.Generator().manual_seed(1))
+    words = torch.randint(N_CLASSES, (64,), generator=torch.Generator().manual_seed(2))
+    embedding = nn.Embedding(N_CLASSES, WIDTH)
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, bias=False, n_shared=N_CLASSES)
+    layer.weight = embedding.weight
+    layer(embedding(words), y).loss.backward()
+    weight = embedding.weight.detach().clone().requires_grad_()
+    F.cross_entropy(F.linear(weight[words], weight), y).backward()
+    torch.testing.assert_close(embedding.weight.grad, weight.grad, **CLOSE)
+
+
+# -- precision, compilation, checkpoints of activations
+
+
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_autocast_keeps_the_loss_in_float32(gradients):
+    x, y = rows()
+    torch.manual_seed(0)
+    expected = Model(n_shared=16)(x, y)
+    torch.manual_seed(0)
+    model = Model(n_shared=16, gradients=gradients)
+    before = model.layer.weight.detach().clone()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(x, y)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    if gradients == "dense":
+        assert model.layer.weight.grad.dtype == torch.float32
+    else:
+        assert not torch.equal(model.layer.weight, before)
+    assert model.encoder.weight.grad.abs().sum() > 0
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0.02)  # hidden states of three digits
+
+
+# Warnings of torch itself: a compiled graph ends at a hidden state; inductor is imported.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit")
+@pytest.mark.parametrize(
+    ("gradients", "backend"),
+    [
+        ("dense", "aot_eager"),
+        ("fused", "aot_eager"),
+        pytest.param("dense", "inductor", marks=pytest.mark.slow),  # compiles C++
+    ],
+)
+def test_compiled_model_trains_the_same(backend, gradients):
+    found = []
+    for wrap in (lambda model: model, lambda model: torch.compile(model, backend=backend)):
+        torch._dynamo.reset()
+        model = Model(n_shared=16, gradients=gradients, refit_every=2)
+        compiled = wrap(model)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        torch.manual_seed(0)
+        x, y = rows()
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = compiled(x, y)
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            found.append((loss.detach(), model.layer.weight.detach(), compiled(x)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_compiled_adversarial_layer_is_the_same():
+    """Dynamo leaves a layer alone that draws negatives for each row."""
+    x, y = rows()
+    losses = []
+    for wrap in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
+        layer = wrap(AdversarialSoftmax(WIDTH, N_CLASSES, sparse=False, n_jobs=1))
+        losses.append(layer(x, y).loss)
+        losses[-1].backward()
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_activation_checkpointing_repeats_the_classes(gradients, reentrant):
+    """The recomputed pass draws no new classes, fits no tree, and counts no step."""
+    x, y = rows()
+    x.requires_grad_()
+    results = []
+    for repeated in (False, True):
+        model = Model(n_shared=8, gradients=gradients, refit_every=1)
+        torch.manual_seed(0)
+        for _ in range(3):
+            loss = checkpoint(model, x, y, use_reentrant=reentrant) if repeated else model(x, y)
+            loss.backward()
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        results.append([loss.detach(), *grads, model.layer.weight.detach(), x.grad.clone()])
+        x.grad = None
+        assert int(model.layer.n_steps) == 3
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_averaged_model_identity():
+    model = Model(n_shared=16)
+    averaged = AveragedModel(model)
+    seen = []
+    for seed in range(3):
+        one_step(model, *rows(seed))
+        averaged.update_parameters(model)
+        seen.append(model.layer.weight.detach().clone())
+    torch.testing.assert_close(averaged.module.layer.weight.detach(), torch.stack(seen).mean(0), **CLOSE)
+    x, y = rows()
+    loss = averaged.eval()(x, y)
+    torch.testing.assert_close(loss, reference_loss(averaged.module, x, y))
+
+
+# -- inference elsewhere
+
+
+def test_export_of_inference_reference():
+    model = Model().eval()
+    x, _ = rows()
+    batch = torch.export.Dim("batch", min=2, max=1024)
+    exported = torch.export.export(model, (x,), dynamic_shapes={"x": {0: batch}})
+    for part in (x, x[:7]):
+        torch.testing.assert_close(exported.module()(part), model(part), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
+def test_onnx_of_inference_reference(tmp_path):
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
+    runtime = pytest.importorskip("onnxruntime", reason="running the file needs onnxruntime")
+    model = Model().eval()
+    x, _ = rows()
+    torch.onnx.export(model, (x,), str(tmp_path / "model.onnx"), dynamo=True)
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+# -- several processes
+
+
+def run_two(kind, folder):
+    script = Path(__file__).parent / "two_processes.py"
+    source = str(Path(extremax.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), kind, str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, output
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_distributed_data_parallel_reference(tmp_path):
+    """Exact classes: a step of two processes is that of one. Drawn ones: both processes stay the same."""
+    run_two("ddp", tmp_path)
+    expected = Model(n_shared=N_CLASSES)
+    one_step(expected, *rows())
+    first, second = (torch.load(tmp_path / f"exact{rank}.pt", weights_only=True) for rank in range(2))
+    for name, value in expected.named_parameters():
+        torch.testing.assert_close(first[name], value.detach(), **CLOSE)
+        assert torch.equal(first[name], second[name])
+    first, second = (torch.load(tmp_path / f"sampled{rank}.pt", weights_only=True) for rank in range(2))
+    for name, _ in expected.named_parameters():
+        assert torch.equal(first[name], second[name])
+    assert bool(first["layer.noise.has_tree"])
+
+
+def test_fully_sharded_training_evaluation_and_checkpoint_reference(tmp_path):
+    run_two("fsdp", tmp_path)
+    expected = Model(n_shared=N_CLASSES)
+    one_step(expected, *rows())
+    expected.eval()
+    x, y = rows()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"fsdp{rank}.pt", weights_only=True)
+        with torch.no_grad():
+            torch.testing.assert_close(found["log_prob"], expected(x), **CLOSE)
+            torch.testing.assert_close(found["loss"], expected(x, y), **CLOSE)
+            assert torch.equal(found["labels"], expected.layer.predict_topk(x, 3)[0])
+
+
+# -- trainers
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
+def test_lightning_trains(tmp_path):
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed")
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model(n_shared=16)
+
+        def training_step(self, batch, _):
+            return self.model(*batch)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+    module, data = Module(), torch.utils.data.TensorDataset(*rows())
+    before = module.model.eval()(*rows()).detach()
+    trainer = lightning.Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        gradient_clip_val=1.0,
+    )
+    module.train()
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=16))
+    assert module.model.eval()(*rows()) < before
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries beside this one
+def test_hugging_face_trainer_trains(tmp_path):
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
+        pytest.skip("transformers and accelerate are not installed")
+    from transformers import Trainer, TrainingArguments
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = Model(n_shared=16)
+
+        def forward(self, x, labels):
+            return {"loss": self.model(x, labels)}
+
+    x, y = rows()
+    model = Wrapped()
+    before = model.eval()(x, y)["loss"].detach()
+    data = [{"x": x[i], "labels": y[i]} for i in range(len(y))]
+    options = {"num_train_epochs": 5, "learning_rate": 0.05, "report_to": [], "save_strategy": "no"}
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+    Trainer(model=model, args=arguments, train_dataset=data).train()
+    assert model.eval()(x, y)["loss"] < before

@@ -1,0 +1,448 @@
+"""ExtremeSoftmax: the estimate, its gradients, agreement with the numpy engine, prediction, state."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from extremax.data import planted_hierarchy
+from extremax.nn import ExtremeSoftmax
+from extremax.nn.shared_classes import ClassDraws, padded, shared_losses
+from extremax.noise import class_weights
+from extremax.training.class_sets import TreeCells, route
+from extremax.tree import LabelTree
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+N_CLASSES, WIDTH = 100, 12
+
+
+@pytest.fixture(scope="module")
+def data():
+    return planted_hierarchy(3000, N_CLASSES, WIDTH, seed=1, n_test=500, noise_scale=0.7)
+
+
+@pytest.fixture(scope="module")
+def tree(data):
+    return LabelTree.fit(data.X, data.y, n_classes=N_CLASSES, regularization=1.0, n_jobs=1)
+
+
+def tensors(data, n=None):
+    return torch.from_numpy(data.X[:n]), torch.from_numpy(data.y[:n]).long()
+
+
+def make_layer(data=None, *, scale=0.3, **options):
+    """A layer with random weights, and a tree if there are data."""
+    options = {"n_shared": 24, "n_jobs": 1, "tree_regularization": 1.0, **options}
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, **options)
+    if data is not None:
+        layer.fit_tree(*tensors(data))
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(scale * rng.normal(size=(N_CLASSES, WIDTH))))
+        if layer.bias is not None:
+            layer.bias.add_(torch.from_numpy(scale * rng.normal(size=N_CLASSES)))
+    return layer
+
+
+# -- class sets
+
+
+def test_cells_of_a_minibatch_reference(data, tree):
+    """Classes and inclusion probabilities against a loop over rows and leaves."""
+    counts = np.bincount(data.y, minlength=N_CLASSES).astype(float)
+    cells = TreeCells.build(tree, counts, 8, exponent=0.5)
+    assert cells.n_cells == 16
+    known, expected = class_weights(counts, 0.5), np.zeros(N_CLASSES)
+    for cell in route(tree, data.X[:30], 16, 1):
+        inside = [c for c in tree.leaf_class[8 * cell : 8 * cell + 8] if c >= 0]
+        expected[inside] += known[inside] / known[inside].sum()
+    classes, cumulative = cells.classes_of(data.X[:30], 1)
+    np.testing.assert_array_equal(classes, np.flatnonzero(expected))
+    # One class of 30 rows in many cells: no probability reaches 1, all are proportional.
+    pi = np.diff(cumulative, prepend=0.0)
+    np.testing.assert_allclose(pi, expected[classes] / expected.sum(), rtol=1e-9)
+    all_classes, ones = cells.classes_of(data.X[:30], N_CLASSES)
+    np.testing.assert_array_equal(all_classes, classes)
+    np.testing.assert_array_equal(ones, np.arange(1, len(classes) + 1))
+
+
+@pytest.mark.parametrize("with_cells", [False, True])
+def test_inclusion_probabilities_are_exact_identity(data, tree, with_cells):
+    """The frequency of every class in many sets, within 5 standard errors of exp(-minus_log_pi)."""
+    counts = np.bincount(data.y, minlength=N_CLASSES).astype(float)
+    cells = TreeCells.build(tree, counts, 8, exponent=0.5) if with_cells else None
+    draws = ClassDraws(class_weights(counts, 0.5), 20, cells)
+    rng, n = np.random.default_rng(0), 4000
+    seen, stated = np.zeros(N_CLASSES), np.full(N_CLASSES, np.nan)
+    for positions in rng.random((n, 2)):
+        classes, minus_log_pi = draws.draw(data.X[:5], positions)
+        assert len(classes) <= 20
+        seen[classes] += 1
+        known = stated[classes][~np.isnan(stated[classes])]
+        np.testing.assert_allclose(known, np.exp(-minus_log_pi)[~np.isnan(stated[classes])], rtol=1e-6)
+        stated[classes] = np.exp(-minus_log_pi)
+    assert not np.isnan(stated).any()
+    error = 5 * np.sqrt(n * stated * (1 - stated)) + 1
+    assert np.all(np.abs(seen - n * stated) < error)
+
+
+def test_sum_of_exponentials_has_the_right_mean_identity(data, tree):
+    """The mean of exp(loss) over many sets is that of the full softmax: the estimate of Z is unbiased."""
+    layer = make_layer(data, class_counts=np.bincount(data.y, minlength=N_CLASSES))
+    hidden, y = tensors(data, 6)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    draws, Z = layer._current_draws(), layer.noise.project(hidden)
+    assert draws.cells is not None
+    values = []
+    for positions in np.random.default_rng(1).random((3000, 2)):
+        shared = padded(*draws.draw(Z, positions), 24, torch.device("cpu"))
+        losses = shared_losses(hidden, y, weight, bias, shared, label_smoothing=0.0, sparse=False)
+        values.append(losses.double().exp().numpy())
+    exact = (-layer.target_log_prob(hidden, y)).double().exp().numpy()
+    error = np.std(values, axis=0) / np.sqrt(len(values))
+    assert np.all(np.abs(np.mean(values, axis=0) - exact) < 5 * error)
+    assert np.all(error < 0.05 * exact)  # the comparison says something
+
+
+# -- the loss
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_all_classes_are_the_cross_entropy_of_torch_gradient(data, bias, smoothing):
+    layer = make_layer(n_shared=N_CLASSES, bias=bias, label_smoothing=smoothing)
+    hidden, y = tensors(data, 20)
+    y[3] = -100
+    ours, theirs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    out = layer(ours, y)
+    out.loss.backward()
+    weight = layer.weight.detach().clone().requires_grad_()
+    offset = layer.bias.detach().clone().requires_grad_() if bias else None
+    expected = F.cross_entropy(F.linear(theirs, weight, offset), y, label_smoothing=smoothing)
+    expected.backward()
+    assert len(out.losses) == 19
+    for a, b in ((out.loss, expected), (ours.grad, theirs.grad), (layer.weight.grad, weight.grad)):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6)
+    if bias:
+        torch.testing.assert_close(layer.bias.grad, offset.grad, rtol=2e-5, atol=1e-6)
+
+
+def test_smoothing_has_the_right_mean_identity(data):
+    """The mean score of all classes that smoothing subtracts is estimated without bias."""
+    layer = make_layer(data)
+    hidden, y = tensors(data, 6)
+    draws, Z = layer._current_draws(), layer.noise.project(hidden)
+    values = []
+    for positions in np.random.default_rng(1).random((3000, 2)):
+        shared = padded(*draws.draw(Z, positions), 24, torch.device("cpu"))
+        tables = (layer.weight.detach(), layer.bias.detach(), shared)
+        plain = shared_losses(hidden, y, *tables, label_smoothing=0.0, sparse=False)
+        smooth = shared_losses(hidden, y, *tables, label_smoothing=0.5, sparse=False)
+        values.append(2 * (smooth - plain).numpy())  # own score - mean score
+    scores = F.linear(hidden, layer.weight, layer.bias).detach()
+    expected = (scores.gather(1, y[:, None])[:, 0] - scores.mean(1)).numpy()
+    error = np.std(values, axis=0) / np.sqrt(len(values))
+    assert np.all(np.abs(np.mean(values, axis=0) - expected) < 5 * error)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
+    """Losses, gradients of the hidden states, and one step of row-wise Adagrad made from dense gradients."""
+    hidden, y = tensors(data, 40)
+    found = {}
+    for gradients in ("dense", "sparse", "fused"):
+        layer = make_layer(data, gradients=gradients, bias=bias, learning_rate=0.05)
+        before = [p.detach().clone() for p in layer.parameters()]
+        h = hidden.clone().requires_grad_()
+        torch.manual_seed(3)
+        out = layer(h, y)
+        out.loss.backward()
+        found[gradients] = (layer, before, h.grad, out.losses.detach())
+    dense, before, grad, losses = found["dense"]
+    sparse = found["sparse"][0]
+    assert sparse.weight.grad.is_sparse
+    torch.testing.assert_close(sparse.weight.grad.to_dense(), dense.weight.grad)
+    for gradients in ("sparse", "fused"):
+        torch.testing.assert_close(found[gradients][2], grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(found[gradients][3], losses, rtol=1e-5, atol=1e-5)
+    fused = found["fused"][0]
+    square = dense.weight.grad.square().mean(1, keepdim=True) + 1e-12
+    step = torch.where(square > 2e-12, 0.05 * dense.weight.grad / square.sqrt(), 0.0)
+    torch.testing.assert_close(fused.weight.detach(), before[0] - step, rtol=1e-4, atol=1e-6)
+    assert fused.weight.grad is None
+    if bias:
+        square = dense.bias.grad.square() + 1e-12
+        moved = before[1] - 0.05 * dense.bias.grad / square.sqrt()
+        torch.testing.assert_close(fused.bias.detach(), moved, rtol=1e-4, atol=1e-4)
+    untouched = (dense.weight.grad == 0).all(1)
+    assert untouched.any()
+    assert torch.equal(fused.weight.detach()[untouched], before[0][untouched])
+
+
+def test_fused_step_without_encoder_trains(data):
+    layer = make_layer(gradients="fused")
+    before = layer.weight.clone()
+    layer(*tensors(data, 20)).loss.backward()  # hidden states that want no gradient
+    assert not torch.equal(layer.weight, before)
+
+
+def test_evaluation_is_the_exact_likelihood_identity(data):
+    layer = make_layer(data, label_smoothing=0.1).eval()
+    hidden, y = tensors(data, 50)
+    expected = F.cross_entropy(F.linear(hidden, layer.weight, layer.bias), y)
+    hidden.requires_grad_()
+    out = layer(hidden, y)
+    torch.testing.assert_close(out.loss, expected)
+    (grad,) = torch.autograd.grad(out.loss, hidden)
+    assert grad.abs().sum() > 0
+    with torch.no_grad():
+        torch.testing.assert_close(layer(hidden, y).loss, expected)
+        torch.testing.assert_close(F.nll_loss(layer(hidden), y), expected)
+    assert int(layer.n_steps) == 0
+
+
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_all_rows_ignored_is_nan_as_in_torch(data, gradients):
+    hidden, _ = tensors(data, 3)
+    layer = make_layer(data, gradients=gradients)
+    before = layer.weight.detach().clone()
+    loss = layer(hidden, torch.full((3,), -100)).loss
+    loss.backward()
+    assert loss.isnan()
+    assert torch.equal(layer.weight, before)
+    assert F.cross_entropy(torch.zeros(3, 5), torch.full((3,), -100)).isnan()
+
+
+# -- learning
+
+
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_planted_classes_recovers(data, gradients):
+    hidden, y = tensors(data)
+    counts = np.bincount(data.y, minlength=N_CLASSES)
+    layer = ExtremeSoftmax(
+        WIDTH, N_CLASSES, n_shared=24, class_counts=counts, gradients=gradients, refit_every=20, n_jobs=1
+    )
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    optimiser = torch.optim.Adagrad(trained, lr=0.3) if trained else None
+    layer.learning_rate = 0.3
+    torch.manual_seed(0)
+    for _ in range(8):
+        for rows in torch.randperm(len(y)).split(200):
+            layer.zero_grad()
+            layer(hidden[rows], y[rows]).loss.backward()
+            if optimiser is not None:
+                optimiser.step()
+    assert layer.noise.tree is not None
+    truth = data.truth.log_prob_all(data.X_test)[np.arange(500), data.y_test].mean()
+    frequencies = np.log(data.truth.prior)[data.y_test].mean()
+    reached = layer.log_likelihood(torch.from_numpy(data.X_test), torch.from_numpy(data.y_test).long())
+    assert reached > frequencies + 0.75 * (truth - frequencies)
+
+
+def test_untrained_layer_predicts_class_frequencies(data):
+    counts = np.bincount(data.y, minlength=N_CLASSES) + 1
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, class_counts=torch.from_numpy(counts))
+    expected = np.log(counts / counts.sum())
+    np.testing.assert_allclose(layer(torch.zeros(2, WIDTH)).detach()[1], expected, atol=1e-5)
+
+
+def test_tree_is_fitted_at_doubling_steps():
+    layer = ExtremeSoftmax(4, 2000, n_shared=64)
+    due = [step for step in range(5000) if layer._refit_is_due(step)]
+    assert due == [512, 1024, 2048, 4096]
+    assert layer._keeps_rows()
+    assert not ExtremeSoftmax(4, 65 * 64 + 1, n_shared=64)._keeps_rows()
+    assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
+
+
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_same_seed_same_model_invariant(data, gradients):
+    def train(n_jobs):
+        layer = make_layer(gradients=gradients, refit_every=3, n_jobs=n_jobs)
+        trained = [p for p in layer.parameters() if p.requires_grad]
+        optimiser = torch.optim.SGD(trained, lr=0.5) if trained else None
+        torch.manual_seed(5)
+        for rows in torch.arange(900).split(100):
+            layer.zero_grad()
+            hidden, y = (t[rows] for t in tensors(data))
+            layer(hidden, y).loss.backward()
+            if optimiser is not None:
+                optimiser.step()
+        return layer.state_dict()
+
+    one, two = train(1), train(2)
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+    assert bool(one["noise.has_tree"])
+
+
+def test_fused_step_does_not_depend_on_threads_invariant():
+    """At a size where products by torch differ between one and two threads."""
+    rng, found = np.random.default_rng(0), []
+    hidden = torch.from_numpy(rng.normal(size=(256, 128)).astype(np.float32))
+    y, threads = torch.from_numpy(rng.integers(5000, size=256)), torch.get_num_threads()
+    try:
+        for n_threads in (1, 2):
+            torch.set_num_threads(n_threads)
+            layer = ExtremeSoftmax(128, 5000, gradients="fused", n_jobs=n_threads)
+            torch.manual_seed(0)
+            for _ in range(2):
+                h = hidden.clone().requires_grad_()
+                layer(h, y).loss.backward()
+            found.append((h.grad, layer.weight.detach(), layer.bias.detach()))
+    finally:
+        torch.set_num_threads(threads)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+# -- state
+
+
+def test_state_dict_round_trip_invariant(data):
+    layer = make_layer(data, class_counts=np.arange(1, N_CLASSES + 1))
+    hidden, y = tensors(data, 40)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    fresh = make_layer()
+    fresh(hidden, y)  # made its own draws before the state came
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(fresh(hidden), layer(hidden))
+    torch.manual_seed(0)
+    first = layer(hidden, y).losses
+    torch.manual_seed(0)
+    assert torch.equal(first, fresh(hidden, y).losses)
+
+
+def test_fused_training_goes_on_from_a_state_invariant(data):
+    """Adagrad's sums and the tree are part of the state."""
+    hidden, y = tensors(data, 200)
+
+    def train(layer, parts):
+        for seed in parts:
+            torch.manual_seed(seed)
+            rows = slice(50 * seed, 50 * seed + 50)
+            layer(hidden[rows], y[rows]).loss.backward()
+
+    whole = make_layer(data, gradients="fused", refit_every=None)
+    train(whole, range(4))
+    first = make_layer(data, gradients="fused", refit_every=None)
+    train(first, range(2))
+    second = ExtremeSoftmax(WIDTH, N_CLASSES, n_shared=24, n_jobs=1, gradients="fused", refit_every=None)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, range(2, 4))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_counts_without_a_tree_are_loaded(data):
+    """Both layers have a state of version 0, and other class counts."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(class_counts=np.arange(1, N_CLASSES + 1) ** 3)
+    fresh = make_layer()
+    fresh(hidden, y)
+    fresh.load_state_dict(layer.state_dict())
+    np.testing.assert_array_equal(fresh._current_draws().everywhere, layer._current_draws().everywhere)
+
+
+def test_copy_draws_the_same_invariant(data):
+    layer = make_layer(data)
+    hidden, y = tensors(data, 40)
+    layer(hidden, y)
+    twin = copy.deepcopy(layer)
+    losses = []
+    for each in (layer, twin):
+        torch.manual_seed(0)
+        losses.append(each(hidden, y).losses)
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_meta_device_and_reset_invariant(gradients):
+    counts = np.arange(1, N_CLASSES + 1)
+    options = {"class_counts": counts, "gradients": gradients}
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, device="meta", **options)
+    assert layer.weight.is_meta
+    assert layer.noise.class_counts.is_meta
+    layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in layer.state_dict().values():
+            tensor.fill_(1)  # what was in the memory before
+    layer.reset_parameters()
+    expected = ExtremeSoftmax(WIDTH, N_CLASSES, **options).state_dict()
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    with torch.device("meta"):
+        assert ExtremeSoftmax(WIDTH, N_CLASSES).weight.is_meta
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_double_precision_gradient(data, smoothing):
+    """Finite differences in float64, of the loss over drawn classes and of the exact one."""
+    layer = make_layer(data, dtype=torch.float64, label_smoothing=smoothing)
+    hidden, y = tensors(data, 3)
+    hidden = hidden.double().requires_grad_()
+
+    def loss(h, weight, bias):
+        torch.manual_seed(0)
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (h, y)).losses
+
+    inputs = (hidden, *(p.detach().clone().requires_grad_() for p in (layer.weight, layer.bias)))
+    assert loss(*inputs).dtype == torch.float64
+    assert torch.autograd.gradcheck(loss, inputs)
+    layer.eval()
+    expected = F.cross_entropy(F.linear(hidden, layer.weight, layer.bias), y)
+    torch.testing.assert_close(layer(hidden, y).loss, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_dtype_of_the_parameters(data):
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES, dtype=torch.float64)
+    assert layer.weight.dtype == layer.bias.dtype == torch.float64
+    half = make_layer(data).to(torch.bfloat16)
+    hidden, y = tensors(data, 40)
+    out = half(hidden.bfloat16().requires_grad_(), y)
+    out.loss.backward()
+    assert out.loss.dtype == torch.float32
+    assert half.weight.grad.dtype == torch.bfloat16
+    # bfloat16 has three digits.
+    torch.testing.assert_close(half.eval()(hidden.bfloat16()), make_layer(data)(hidden), atol=0.1, rtol=0.05)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_shared": 0}, "n_shared is 0"),
+        ({"gradients": "none"}, "gradients is 'none'; use 'dense', 'sparse' or 'fused'"),
+        ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
+        ({"gradients": "fused", "label_smoothing": 0.1}, "has no label smoothing"),
+        ({"gradients": "fused", "dtype": torch.float64}, "needs parameters in float32"),
+        ({"class_counts": [1, 2]}, r"class_counts has shape \(2,\)"),
+    ],
+)
+def test_wrong_options_rejects(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ExtremeSoftmax(4, 3, **options)
+
+
+def test_fused_in_lower_precision_rejects(data):
+    layer = make_layer(gradients="fused").to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"these are torch.bfloat16 on cpu"):
+        layer(*tensors(data, 3))
+
+
+def test_modules_of_torch_accept_it(data):
+    """Inside a Sequential it is an inference layer."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), make_layer())
+    assert model(tensors(data, 5)[0]).shape == (5, N_CLASSES)
