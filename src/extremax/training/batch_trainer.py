@@ -391,7 +391,9 @@ class _Batch:
 
         def score(i: int) -> None:
             a, b = row_blocks[i]
-            with np.errstate(invalid="ignore"):  # BLAS may flag lanes beyond the matrix; NaN shows in the loss
+            with np.errstate(
+                invalid="ignore"
+            ):  # BLAS may flag lanes beyond the matrix; NaN shows in the loss
                 np.matmul(x[a:b], table.T, out=scores[a:b])
             if edges is not None:
                 leave_out_labels(scores, buffers.classes, owners, edges, self.data.y, a, b)
