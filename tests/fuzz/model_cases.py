@@ -7,6 +7,7 @@ gives.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -339,6 +340,11 @@ def write_array(name: str, array: NDArray[Any]) -> tuple[dict[str, Any], bytes]:
     }, prefix + data
 
 
+def _odd(rng: random.Random) -> Any:
+    """Return a copy of an odd value: later changes of it must not reach other cases."""
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def change_json(rng: random.Random, tree: dict[str, Any]) -> None:
     """Change, remove, add or exchange an entry somewhere in a tree of mappings and lists."""
     places: list[tuple[Any, Any]] = []
@@ -355,7 +361,7 @@ def change_json(rng: random.Random, tree: dict[str, Any]) -> None:
     node, key = rng.choice(places)
     kind = rng.random()
     if kind < 0.7:
-        node[key] = rng.choice(ODD)
+        node[key] = _odd(rng)
     elif kind < 0.8:
         del node[key]
     elif kind < 0.9:
@@ -365,9 +371,9 @@ def change_json(rng: random.Random, tree: dict[str, Any]) -> None:
         except (KeyError, IndexError, ValueError):
             return
     elif isinstance(node, dict):
-        node[rng.choice(("kind", "n_classes", "x", "search_x", "whitening"))] = rng.choice(ODD)
+        node[rng.choice(("kind", "n_classes", "x", "search_x", "whitening"))] = _odd(rng)
     else:
-        node.append(rng.choice(ODD))
+        node.append(_odd(rng))
 
 
 def change_labels(
