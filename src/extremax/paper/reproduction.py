@@ -250,7 +250,7 @@ def report(
     folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "cpu_seconds", command: str = ""
 ) -> Reproduction:
     """Write figure, tables and verdicts from the finished runs in a folder."""
-    runs = {name: found for name in methods if (found := finished_runs(folder, name))}
+    runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
     outcomes = {
