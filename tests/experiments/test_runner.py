@@ -178,9 +178,8 @@ def test_test_rows_of_a_point_have_its_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
 def test_shared_tree_gives_the_same_curve(tmp_path: Path, objective: str) -> None:
     """Bit by bit that of a run that fits the tree itself, with the time of the tree, and after a cut, too."""
-    recipe = make_recipe(
-        tmp_path, n_epochs=3, objective=objective, tree_fit="paper", scale_features=False, random_state=5
-    )
+    plain = make_recipe(tmp_path, n_epochs=3, objective=objective, tree_fit="paper", random_state=5)
+    recipe = plain.with_model(scale_features=False)
     rows = load_rows(recipe)
     run(recipe, tmp_path / "own", rows=rows)
     parameters = resolve(recipe.with_model(random_state=0))["model"]

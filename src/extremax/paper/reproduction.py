@@ -117,7 +117,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
-    plan = make_plan(data, compared, n_jobs=n_jobs)
+    plan = make_plan(data, compared, n_trials=n_trials, n_seeds=n_seeds, n_jobs=n_jobs)
     for line in () if plan is None else plan.describe():
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
