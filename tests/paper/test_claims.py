@@ -175,11 +175,11 @@ def test_method_that_never_gets_there() -> None:
     assert (faster.held, by_ten.held) == (None, None)
     assert "With 1 of 2 seeds it never got there" in faster.words
     lines = summarize_verdicts(verdicts)
-    assert lines[0].startswith("- **Do not hold here**: a better final accuracy (-10.0 ± ")
+    assert lines[0].startswith("- **Do not hold here**: a better final accuracy than all baselines (-10.0 ± ")
     assert "faster than uniform neg. sampling (never gets there)" in lines[0]
     assert "faster by an order of magnitude than uniform neg. sampling (never gets there)" in lines[0]
     told = summarize_verdicts(check_claims({"adversarial": mixed, "uniform": high}))
-    assert "faster than uniform neg. sampling (at most 100" in told[0] + told[-1]
+    assert "faster than uniform neg. sampling (at most 400 times; with some seeds" in told[0]
 
 
 def test_softmax_against_uniform_noise() -> None:
