@@ -125,35 +125,38 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         log("full softmax is left out: an epoch would take too long on this data set")
         del recipes["softmax"]
     task = _Task(Path(out), rows, n_trials, n_seeds, max_seconds, clock, n_jobs, log, on_point)
-    for name, recipe in recipes.items():
-        _run_method(name, recipe, task)
+    tuned = {name: _tuned(name, recipe, task) for name, recipe in recipes.items()}
+    for seed in range(n_seeds):  # a comparison that is cut off has fewer seeds, not fewer methods
+        for name, recipe in tuned.items():
+            log(f"running {METHODS[name].label}, seed {seed}")
+            _run_seed(name, recipe, seed, task)
     return report(task.folder, methods=list(recipes), clock=clock, command=command)
 
 
-def _run_method(name: str, recipe: Recipe, task: _Task) -> None:
-    """Tune a method, and run it with each seed."""
-    label = METHODS[name].label
-    noise = _shared_noise(recipe, task)
+def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:
+    """Return the recipe of a method with the parameters and the length of its runs."""
     if task.n_trials:
-        task.log(f"searching parameters of {label}")
-        recipe = tune_method(name, recipe, task, noise).best
-    if task.max_seconds is not None:
-        # the clock ends training, not the number of epochs
-        evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
-        recipe = replace(recipe, evaluation=evaluation).with_model(n_epochs=10**6)
-    for seed in range(task.n_seeds):
-        task.log(f"running {label}, seed {seed}")
-        run(
-            recipe.with_model(random_state=seed),
-            task.folder / "runs" / name / f"seed-{seed}",
-            rows=task.rows,
-            n_jobs=task.n_jobs,
-            clock=task.clock,
-            noise=noise,
-            keep_model=False,
-            log=task.log,
-            on_point=task.on_point,
-        )
+        task.log(f"searching parameters of {METHODS[name].label}")
+        recipe = tune_method(name, recipe, task).best
+    if task.max_seconds is None:
+        return recipe
+    # the clock ends training, not the number of epochs
+    evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
+    return replace(recipe, evaluation=evaluation).with_model(n_epochs=10**6)
+
+
+def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
+    run(
+        recipe.with_model(random_state=seed),
+        task.folder / "runs" / name / f"seed-{seed}",
+        rows=task.rows,
+        n_jobs=task.n_jobs,
+        clock=task.clock,
+        noise=_shared_noise(recipe, task),
+        keep_model=False,
+        log=task.log,
+        on_point=task.on_point,
+    )
 
 
 def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
@@ -180,7 +183,7 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
     return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
 
 
-def tune_method(name: str, recipe: Recipe, task: _Task, noise: FittedNoise | None) -> SearchResult:
+def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
     """Search the paper's grid for the best accuracy on validation rows, and beyond its ends."""
     search = replace(
         recipe.search, space=paper_grid(name), score="accuracy", pruner="none", strategy="grid", widen=_WIDEN
@@ -198,7 +201,7 @@ def tune_method(name: str, recipe: Recipe, task: _Task, noise: FittedNoise | Non
         n_trials=task.n_trials,
         rows=task.rows,
         n_jobs=task.n_jobs,
-        noise=noise,
+        noise=_shared_noise(recipe, task),
         log=task.log,
         on_trial=show,
     )
