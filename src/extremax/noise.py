@@ -151,12 +151,18 @@ class _Adapted(NoiseBase):
 def as_noise(noise: NoiseLike) -> Noise:
     """Return `noise` itself if it has all of `Noise`, else a wrapper with the defaults of `NoiseBase`.
 
+    A label tree is `TreeNoise` without a projection.
+
     Examples
     --------
     >>> noise = UniformNoise(3)
     >>> as_noise(noise) is noise
     True
     """
+    from extremax.tree import LabelTree
+
+    if isinstance(noise, LabelTree):
+        return TreeNoise(noise)
     return noise if isinstance(noise, Noise) else _Adapted(noise)
 
 
