@@ -60,9 +60,7 @@ def test_authors_files_learn_in_the_paper_s_units(tmp_path: Path, monkeypatch: p
         assert gains[0] > factor * gains[1] > 0.0  # the same rate on scaled rows is another, smaller one
 
 
-def test_recipe_learns_as_fast_as_unscaled_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_learns_as_fast_as_unscaled_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`extremax run` of the recipe on files of that layout, beside the same rows without files."""
     write_files(tmp_path / "Amazon-670K")
     monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
