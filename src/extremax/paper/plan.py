@@ -160,8 +160,9 @@ def _tree_seconds(recipe: Recipe, size: DataSize, n_jobs: int | None) -> float:
 
 
 def _evaluation_seconds(recipe: Recipe, size: DataSize, speed: Speed) -> float:
-    evaluation, training = recipe.evaluation, _training_seconds(recipe, size, speed)
-    decades = max(0.0, math.log10(max(training, evaluation.first_seconds) / evaluation.first_seconds))
+    evaluation = recipe.evaluation
+    n_samples = size.n_train * resolve_recipe(recipe)["model"]["n_epochs"]
+    decades = max(0.0, math.log10(max(n_samples, 1) / evaluation.first_samples))
     n_points = 2 + decades * evaluation.points_per_decade
     n_rows = min(evaluation.valid_rows + evaluation.test_rows, size.n_test)
     return float(n_points * n_rows * size.n_classes * speed.score)
