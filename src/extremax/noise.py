@@ -11,7 +11,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -159,10 +159,8 @@ def as_noise(noise: NoiseLike) -> Noise:
     >>> as_noise(noise) is noise
     True
     """
-    from extremax.tree import LabelTree
-
-    if isinstance(noise, LabelTree):
-        return TreeNoise(noise)
+    if hasattr(noise, "leaf_class"):  # a label tree has the methods of a distribution, and no more
+        return TreeNoise(cast("LabelTree", noise))
     return noise if isinstance(noise, Noise) else _Adapted(noise)
 
 

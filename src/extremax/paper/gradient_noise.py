@@ -73,7 +73,7 @@ def estimate_noise(
 
     Examples
     --------
-    >>> two = [ClassGradient(np.array([0]), np.array([[3.0]])), ClassGradient(np.array([0]), np.array([[1.0]]))]
+    >>> two = [ClassGradient(np.array([0]), np.array([[value]])) for value in (3.0, 1.0)]
     >>> estimate_noise(two, n_classes=5)  # the mean is 2, the variance 2
     GradientNoise(signal=3.0, noise=2.0)
     """
@@ -141,12 +141,14 @@ def drawn_gradients(
         scores = model.weights.score_pairs(X, local, labels, n_threads)
         out = np.empty_like(scores)
         one = np.ones(batch_size, np.float32)
-        pairs = Pairs(local, labels, base, log_noise, one, scores, out, np.empty(batch_size), np.zeros_like(one))
+        pairs = Pairs(
+            local, labels, base, log_noise, one, scores, out, np.empty(batch_size), np.zeros_like(one)
+        )
         coefficients_of(settings, pairs, 0, batch_size)
         yield class_gradient(X, labels, out)
 
 
-def candidate_gradients(
+def softmax_gradients(
     model: Model,
     data: Examples,
     *,
@@ -156,37 +158,48 @@ def candidate_gradients(
     own_shift: Float32 | None = None,
     n_threads: int = 1,
 ) -> Iterator[ClassGradient]:
-    """Yield gradients of minibatches of the softmax over the candidates of each row, which are not drawn.
+    """Yield gradients of minibatches of the softmax over all classes, or over the candidates of each row.
 
-    Candidates are those of the present scores; the mass of all other classes counts, and has no gradient.
+    Classes are not drawn: rows alone are random. Candidates are those of the present scores; the mass of all
+    other classes counts, and has no gradient.
 
     Parameters
     ----------
     own_shift
         Of each row, what the score of its class is shifted by in training: it had a part in the start.
     """
-    config = model.config
-    if config is None or model.objective != "candidate_softmax":
-        raise ValueError(f"a model of objective {model.objective!r} has no candidates.")
-    size = min(config.numbers.candidates.n_candidates, model.n_classes - 1)
+    n_listed = _listed_classes(model)
     for rows in _draw_rows(data, batch_size, n_batches, seed):
         X, y, at = data.X[rows], data.y[rows], np.arange(batch_size)
-        scores = np.asarray(model.debiased_scores(X, n_threads=n_threads), np.float64)
+        scores = model.debiased_scores(X, n_threads=n_threads).astype(np.float64)
         if own_shift is not None:
             scores[at, y] += own_shift[rows]
-        scores -= scores.max(axis=1, keepdims=True)
-        prob = np.exp(scores)
+        prob = np.exp(scores - scores.max(axis=1, keepdims=True))
         prob /= prob.sum(axis=1, keepdims=True)
         prob[at, y] += 1.0  # so that the label is the first of all
-        classes = np.argpartition(-prob, size, axis=1)[:, : size + 1]
+        classes = np.argpartition(-prob, n_listed - 1, axis=1)[:, :n_listed]
         coefficients = np.take_along_axis(prob, classes, axis=1)
         coefficients[classes == y[:, None]] -= 2.0
         yield class_gradient(X, classes.astype(np.int32), coefficients)
 
 
+def _listed_classes(model: Model) -> int:
+    """Return how many classes a row is compared with, none of them drawn."""
+    config, n_classes = model.config, model.n_classes
+    if config is not None and model.objective == "candidate_softmax":
+        return min(config.numbers.candidates.n_candidates + 1, n_classes)
+    if config is not None and (
+        model.objective == "softmax" or (model.objective == "shared_softmax" and n_classes <= config.n_shared)
+    ):
+        return n_classes
+    raise ValueError(f"a model of objective {model.objective!r} over {n_classes:,} classes draws classes.")
+
+
 def _draw_rows(data: Examples, batch_size: int, n_batches: int, seed: int) -> Iterator[Int64]:
     if data.row_index is not None or data.label_edges is not None:
-        raise ValueError("the rows have several labels; signal and noise are estimated for one label per row.")
+        raise ValueError(
+            "the rows have several labels; signal and noise are estimated for one label per row."
+        )
     rng = np.random.default_rng((seed, 0))
     for _ in range(n_batches):
         yield np.sort(rng.integers(data.n_rows, size=batch_size))

@@ -1,12 +1,13 @@
-"""Section 4 of the paper along training on data: does the signal-to-noise ratio tell which method learns faster?
+"""Section 4 of the paper along training: does the signal-to-noise ratio tell which method learns faster?
 
 Uniform, frequency and tree noise train with their recipes, `ExtremeClassifier` with its defaults. At fixed
-numbers of samples (training rows seen), `extremax.paper.gradient_noise` estimates the signal-to-noise ratio of
-the gradient of one row, and the validation rows are scored.
+numbers of samples (training rows seen), `extremax.paper.gradient_noise` estimates the signal-to-noise ratio
+of the gradient of one row, and the validation rows are scored.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from extremax.config import resolve
+from extremax.data import planted_hierarchy
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
+from extremax.experiments.methods import METHODS
 from extremax.experiments.recipe import Recipe, load_recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.experiments.recipes import find_recipe
@@ -28,8 +31,9 @@ from extremax.paper import gradient_noise
 from extremax.runtime.context import Context
 from extremax.runtime.threads import resolve_threads
 from extremax.training.loop import Moment, Record, Schedule, Watcher
+from extremax.training.objectives import OBJECTIVES
 
-DEFAULT = "default"
+DEFAULT, PLANTED = "default", "planted"
 NAMES = {"uniform": "uniform", "frequency": "frequency", "tree": "adversarial"}  # noise: name of its recipe
 
 
@@ -139,7 +143,7 @@ def ratio_at(curve: Sequence[TrainingPoint], log_likelihood: float) -> float | N
     >>> round(ratio_at(curve, -2.0), 6), ratio_at(curve, -0.5), ratio_at(curve, -4.0)
     (0.2, None, None)
     """
-    for before, after in zip(curve, curve[1:], strict=False):
+    for before, after in itertools.pairwise(curve):
         if before.log_likelihood <= log_likelihood <= after.log_likelihood:
             gain = after.log_likelihood - before.log_likelihood
             part = (log_likelihood - before.log_likelihood) / gain if gain > 0 else 0.0
@@ -148,7 +152,7 @@ def ratio_at(curve: Sequence[TrainingPoint], log_likelihood: float) -> float | N
     return None
 
 
-def training_study(
+def training_study(  # noqa: PLR0913 (the parameters are the API)
     data: str = "icd10cm",
     *,
     n_epochs: int = 16,
@@ -164,7 +168,7 @@ def training_study(
     Parameters
     ----------
     data
-        A known data set that has recipes.
+        A known data set that has recipes, or "planted".
     n_epochs
         Epochs of the noises; the default trains as many as it does by itself.
     n_valid
@@ -178,16 +182,38 @@ def training_study(
     log
         Called with messages.
     """
-    recipes = {name: load_recipe(find_recipe(f"{data}/{recipe}")) for name, recipe in NAMES.items()}
-    rows = rows or load_rows(recipes["tree"], n_jobs=n_jobs, log=log)
+    recipes = {name: _recipe(data, method) for name, method in NAMES.items()}
+    if rows is None:
+        rows = _planted_rows(seed) if data == PLANTED else load_rows(recipes["tree"], n_jobs=n_jobs, log=log)
     valid = rows.sample("valid", n_valid, seed)
     parameters = {name: _parameters(recipe, n_epochs) for name, recipe in recipes.items()}
     parameters[DEFAULT] = resolve_recipe(Recipe())["model"]
     points: list[TrainingPoint] = []
     for name, model in parameters.items():
-        log(f"training with {name}" + (" noise" if name != DEFAULT else " parameters"))
-        points += _follow(name, model, rows, valid, effort or Effort(), Context(seed, resolve_threads(n_jobs)))
+        log(f"training with {name} {'parameters' if name == DEFAULT else 'noise'}")
+        context = Context(seed, resolve_threads(n_jobs))
+        points += _follow(name, model, rows, valid, effort or Effort(), context)
     return TrainingStudy(rows.name, len(rows.y["train"]), rows.n_classes, tuple(points))
+
+
+def _recipe(data: str, method: str) -> Recipe:
+    if data != PLANTED:
+        return load_recipe(find_recipe(f"{data}/{method}"))
+    return Recipe(model={**METHODS[method].model, "learning_rate": 0.3, "score_penalty": 0.001})
+
+
+def _planted_rows(seed: int) -> Rows:
+    made = planted_hierarchy(8000, 400, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=2000)
+    X = {"train": made.X, "valid": made.X_test[:1000], "test": made.X_test[1000:]}
+    y = {"train": made.y, "valid": made.y_test[:1000], "test": made.y_test[1000:]}
+    classes, train = np.unique(made.y, return_inverse=True)
+    place = {int(label): i for i, label in enumerate(classes)}
+    ids = {"train": train.astype(np.int32)}
+    for split in ("valid", "test"):
+        known = np.isin(y[split], classes)
+        X[split] = X[split][known]
+        ids[split] = np.array([place[int(label)] for label in y[split][known]], np.int32)
+    return Rows("planted hierarchy", X, ids, classes, dict.fromkeys(ids, 0))
 
 
 def _parameters(recipe: Recipe, n_epochs: int) -> dict[str, Any]:
@@ -222,7 +248,8 @@ def _follow(
     data = trainer.accept(data)
     fitted = start_model(trainer, data, rows.n_classes, config, time.perf_counter())
     watcher = _PointWatcher(name, fitted, data, valid, effort, context)
-    schedule = Schedule(config.n_epochs, config.learning_rate, None, config.n_epochs if config.decays else None)
+    decay = config.n_epochs if config.decays else None
+    schedule = Schedule(config.n_epochs, config.learning_rate, None, decay)
     watcher.counts = sample_counts(n_rows, config.n_epochs)
     run_training(trainer, fitted, data, schedule, context, Request(callbacks=[watcher]))
     return watcher.points
@@ -270,14 +297,12 @@ def measure(
     options: dict[str, Any] = {"batch_size": effort.batch_size, "n_batches": effort.n_batches}
     options["n_threads"] = context.n_threads
     gradients: Callable[..., Any] = gradient_noise.drawn_gradients
-    if model.objective == "candidate_softmax":
-        gradients = partial(gradient_noise.candidate_gradients, own_shift=own_shift)
+    if OBJECTIVES[model.objective].trainer != "rows":
+        gradients = partial(gradient_noise.softmax_gradients, own_shift=own_shift)
     found = []
     for group in range(effort.n_groups):
         drawn = gradients(model, data, seed=context.seed + 1000 * group, **options)
-        found.append(
-            gradient_noise.estimate_noise(drawn, model.n_classes, batch_size=effort.batch_size)
-        )
+        found.append(gradient_noise.estimate_noise(drawn, model.n_classes, batch_size=effort.batch_size))
     signal, noise = np.mean(found, axis=0)
     ratios = [one.signal / noise for one in found]
     error = float(np.std(ratios, ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else float("nan")
