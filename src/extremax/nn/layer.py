@@ -19,7 +19,7 @@ from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
 from extremax.types import Float32, Float64, Int32
 
-_BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
+BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
 
 
 class OutputLayer(nn.Module):
@@ -257,7 +257,7 @@ class SoftmaxLayer(OutputLayer):
     # -- parts
 
     def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
-        step = max(1, _BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
+        step = max(1, BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
         return ((a, min(a + step, n)) for a in range(0, n, step))
 
 
