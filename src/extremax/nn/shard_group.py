@@ -61,7 +61,7 @@ class ShardGroup:
         """Return the parts of all ranks (P, ...), which have one shape; one all-gather."""
         out = part.new_empty((self.size * len(part), *part.shape[1:]))
         _all_gather(out, part.contiguous(), group=self.group)
-        return out.unflatten(0, (self.size, len(part)))
+        return out.view(self.size, *part.shape)
 
     def gather_sizes(self, n: int, device: torch.device) -> list[int]:
         """Return the number of rows of each rank; one all-gather of 8 bytes."""
