@@ -267,6 +267,17 @@ def _gather(table: Tensor) -> Tensor:
     return table if gather is None else cast("Tensor", gather())
 
 
+def copy_into(table: Tensor, values: Tensor) -> None:
+    """Copy values into a table of the same shape, or into the shards of it that this process has."""
+    placements = getattr(table, "placements", None)
+    if placements is not None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        mesh = cast("DTensor", table).device_mesh
+        values = distribute_tensor(values.to(table.device), mesh, placements)
+    table.copy_(values)
+
+
 def check_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:

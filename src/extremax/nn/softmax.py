@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.layer import SoftmaxLayer, check_positive, n_processes
+from extremax.nn.layer import SoftmaxLayer, check_positive, copy_into, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -219,7 +219,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.noise.reset(self._counts)
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
-                self.bias.copy_(torch.from_numpy(np.log(known / known.sum())))
+                copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
         self._recent, self._draws = [], None
 
     def extra_repr(self) -> str:
@@ -241,6 +241,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         h, y = self._kept_pairs(hidden, targets)
         if not self.training:
             losses = self._exact_losses(h, y)
+        elif self.gradients != "dense" and n_processes() > 1:
+            raise RuntimeError(
+                f"gradients={self.gradients!r} trains in one process; use 'dense' with"
+                " DistributedDataParallel or FSDP, or ShardedExtremeSoftmax."
+            )
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
@@ -271,10 +276,6 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fused_losses(self, h: Tensor, y: Tensor) -> Tensor:
-        if n_processes() > 1:
-            raise RuntimeError(
-                "gradients='fused' trains in one process; use 'dense' with DistributedDataParallel or FSDP."
-            )
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             raise RuntimeError(
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
