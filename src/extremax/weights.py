@@ -260,7 +260,9 @@ class DenseWeights:
 class ShardedBlock(DenseBlock):
     """A block of rows of X and weights in several arrays: the same products as with one."""
 
-    def __init__(self, X: Features, first: int, last: int, weights: ShardedWeights, order: Int32 | None) -> None:
+    def __init__(
+        self, X: Features, first: int, last: int, weights: ShardedWeights, order: Int32 | None
+    ) -> None:
         super().__init__(X, first, last, weights.shards[0].weights, order)
         self.sharded = weights
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from planted import around_means
 from scipy import sparse
 
 from extremax.config import resolve
@@ -17,6 +17,7 @@ from extremax.examples import Examples
 from extremax.fit import problem_size
 from extremax.runtime.context import Context
 from extremax.training.row_trainer import RowTrainer
+from planted import around_means
 
 SMALL_WINDOWS = replace_numbers(DEFAULTS, order={"window_bytes": 1 << 13, "chunk_rows": 16})
 
@@ -61,7 +62,7 @@ def train_both(X, y, n_shards, *, routed=False, weight=None, numbers=DEFAULTS, *
             a, data.y[a:b], prepared.Z[a:b], prepared.positive_log_noise[a:b],
             None if weight is None else weight[a:b], data.X[a:b] if routed else None,
         )
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     ]  # fmt: skip
     losses = []
     for epoch in range(2):
@@ -133,12 +134,14 @@ def test_standardised_columns_and_windows(routed) -> None:
 def test_a_shard_trained_again_is_the_same() -> None:
     """A task that a worker began, and another repeats, must find its arguments as they were."""
     X, y = make_problem()
-    state, shards = train_both(X, y, 2, objective="negative_sampling", noise="uniform")
+    state, _ = train_both(X, y, 2, objective="negative_sampling", noise="uniform")
     plan = Plan(
         config=replace(state_config(state, X, y)), seed=5, n_rows=len(y), n_features=X.shape[1], n_classes=37,
         bounds=(0, 20, 37), whole_weight=float(len(y)), scale=state.feature_scale,
     )  # fmt: skip
-    rows = DrawingRows(0, y.astype(np.int32), np.empty((len(y), 0), np.float32), np.zeros(len(y), "f4"), None, None)
+    rows = DrawingRows(
+        0, y.astype(np.int32), np.empty((len(y), 0), np.float32), np.zeros(len(y), "f4"), None, None
+    )
     begun = start_shard(plan, 0, None)
     pieces = [draw_pairs(plan, rows, state.noise, 0, [0], 1)[0]]
     first = train_shard(plan, begun, [0], pieces, X, None, 1)
@@ -157,7 +160,11 @@ def state_config(state, X, y):
 def test_every_shard_has_classes(n_shards) -> None:
     X, y = make_problem()
     config = state_config(None, X, y)
-    for counts in (np.bincount(y, minlength=37), np.r_[np.zeros(36, int), 400], np.r_[400, np.zeros(36, int)]):
+    for counts in (
+        np.bincount(y, minlength=37),
+        np.r_[np.zeros(36, int), 400],
+        np.r_[400, np.zeros(36, int)],
+    ):
         bounds = class_bounds(counts, config, n_shards)
         assert len(bounds) == n_shards + 1
         assert bounds[0] == 0

@@ -74,20 +74,20 @@ def list_files(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _check_block(X: Any, y: Any, weight: Any) -> Block:
-    features = check_features(_one_matrix(X), estimator_name=_NAME)
+    features = check_features(one_matrix(X), estimator_name=_NAME)
     if not sparse.issparse(features):
         features = np.asarray(features)
-    values = flat_labels(_one_vector(y), features.shape[0], "y", _NAME)
+    values = flat_labels(one_vector(y), features.shape[0], "y", _NAME)
     labels = values if isinstance(values, np.ndarray) else _object_array(values)
     checked = None
     if weight is not None:
-        checked = check_sample_weight(np.asarray(_one_vector(weight)), features.shape[0])
+        checked = check_sample_weight(np.asarray(one_vector(weight)), features.shape[0])
     if checked is not None and not (checked > 0.0).all():
         raise ValueError("sample_weight is zero for some rows; leave these rows out.")
     return Block(features, labels, checked)
 
 
-def _one_matrix(X: Any) -> Any:
+def one_matrix(X: Any) -> Any:
     """Return a block as one matrix: a partition of a bag is a list of matrices."""
     if not isinstance(X, list):
         return X
@@ -98,7 +98,7 @@ def _one_matrix(X: Any) -> Any:
     return np.concatenate([np.atleast_2d(np.asarray(part)) for part in X])
 
 
-def _one_vector(y: Any) -> Any:
+def one_vector(y: Any) -> Any:
     """Return labels of a block as one sequence: a partition of a bag is a list of labels or of arrays."""
     if isinstance(y, list) and y and all(isinstance(part, np.ndarray | list) for part in y):
         return np.concatenate([np.asarray(part) for part in y])
@@ -137,7 +137,7 @@ def merge_blocks(*blocks: Block) -> Block:
     """Return consecutive blocks as one."""
     weight = None
     if blocks[0].weight is not None:
-        weight = np.concatenate([block.weight for block in blocks])  # type: ignore[misc]
+        weight = np.concatenate([block.weight for block in blocks])
     labels = np.concatenate([block.labels for block in blocks])
     return Block(stack_rows(*(block.X for block in blocks)), labels, weight)
 
@@ -205,9 +205,7 @@ class Partials(NamedTuple):
     ends: list[tuple[int, tuple[Any, ...]]]
 
 
-def work_on_stretches(
-    first: int, arrays: tuple[Any, ...], cuts: Int64, work: Callable[..., Any]
-) -> Partials:
+def work_on_stretches(first: int, arrays: tuple[Any, ...], cuts: Int64, work: Callable[..., Any]) -> Partials:
     """Apply `work` to those stretches between `cuts` that lie in a block which begins at `first`.
 
     `arrays` are parallel and hold the lines of the block; stretches that go on in other blocks are left to

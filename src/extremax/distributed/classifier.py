@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
@@ -17,7 +17,7 @@ from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.distributed import blocks as b
 from extremax.distributed import prediction
 from extremax.distributed.inputs import check_infos, group_blocks, split_all, split_collection, submit_blocks
-from extremax.distributed.job import Job, find_client
+from extremax.distributed.job import Job, find_client, import_delayed
 from extremax.distributed.row_fit import (
     DistributedRows,
     RowFit,
@@ -38,6 +38,7 @@ from extremax.parameters import canonical_noise, check_estimator_parameters
 from extremax.runtime.progress import ProgressLine
 from extremax.storage.folder import check_target, folder_checksum
 from extremax.storage.labels import check_savable
+from extremax.training.loop import Callback, Record
 from extremax.training.objectives import OBJECTIVES
 from extremax.types import Float32, Int32
 from extremax.validation import check_random_state, class_weights
@@ -51,11 +52,11 @@ class DaskExtremeClassifier(BaseEstimator):
     """`ExtremeClassifier` on the workers of a Dask cluster.
 
     Objectives are those that need no machine that sees all rows. Under "negative_sampling" (the paper's
-    method) and "nce", each worker trains a range of the classes: negatives are hashes of counters, and a class
-    needs its own pairs alone, so that the weights are bit for bit those of `ExtremeClassifier` with the same
-    parameters. Under "sparse_softmax" the generative start is one sum over the rows: the model is that of
-    ``n_epochs=0``. "auto" is "sparse_softmax" for wide sparse features, else "negative_sampling". Other
-    objectives compare classes with one another and are refused.
+    method) and "nce", each worker trains a range of the classes: negatives are hashes of counters, and a
+    class needs its own pairs alone, so that the weights are bit for bit those of `ExtremeClassifier` with
+    the same parameters. Under "sparse_softmax" the generative start is one sum over the rows: the model is
+    that of ``n_epochs=0``. "auto" is "sparse_softmax" for wide sparse features, else "negative_sampling".
+    Other objectives compare classes with one another and are refused.
 
     Parameters
     ----------
@@ -123,7 +124,9 @@ class DaskExtremeClassifier(BaseEstimator):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Sequence[Callback] = ()
+    ) -> Self:
         """Train on the rows of Dask collections.
 
         Parameters
@@ -134,6 +137,8 @@ class DaskExtremeClassifier(BaseEstimator):
             One label per row, in blocks like those of X.
         sample_weight : Dask array (n_samples,), optional
             Weight of each row, above zero.
+        callbacks : sequence of callables
+            Each gets the record of every epoch; one that returns True ends training.
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
@@ -149,7 +154,7 @@ class DaskExtremeClassifier(BaseEstimator):
         if config.definition.trainer == "sparse":
             self._fit_sparse(job, rows, config)
         else:
-            self._fit_rows(job, rows, config)
+            self._fit_rows(job, rows, config, callbacks)
         self.classes_, self.n_features_in_ = classes, rows.n_features
         return self
 
@@ -159,8 +164,8 @@ class DaskExtremeClassifier(BaseEstimator):
         if self.objective not in ("auto", *_DISTRIBUTED):
             raise ValueError(
                 f"objective={self.objective!r} compares the scores of classes with one another, which shards"
-                f" of classes cannot; use one of {', '.join(map(repr, _DISTRIBUTED))}, or ExtremeClassifier on"
-                " one machine."
+                f" of classes cannot; use one of {', '.join(map(repr, _DISTRIBUTED))}, or ExtremeClassifier"
+                " on one machine."
             )
         for name in ("validation_fraction", "patience", "memory_limit", "max_model_bytes"):
             if parameters[name] not in (None, 0.0):
@@ -234,8 +239,8 @@ class DaskExtremeClassifier(BaseEstimator):
             unknown = [label for label in given if label not in place]
             if unknown:
                 raise ValueError(
-                    f"class_weight names {unknown[0]!r}, which is none of the {len(classes):,} classes of this"
-                    " model."
+                    f"class_weight names {unknown[0]!r}, which is none of the {len(classes):,} classes of"
+                    " this model."
                 )
             given = {place[label]: value for label, value in given.items()}
             if any(value == 0 for value in given.values()):
@@ -271,14 +276,22 @@ class DaskExtremeClassifier(BaseEstimator):
             parameters["n_epochs"] = 0
         return resolve(parameters, problem, numbers=self._numbers)
 
-    def _fit_rows(self, job: Job, rows: DistributedRows, config: FitConfig) -> None:
+    def _fit_rows(
+        self, job: Job, rows: DistributedRows, config: FitConfig, callbacks: Sequence[Callback]
+    ) -> None:
         n_shards = min(self.n_shards or len(job.workers), rows.n_classes)
         row_bytes = 4 * rows.n_rows * rows.n_features if rows.entries is None else 8 * int(rows.entries[-1])
         routed = wants_routing(job, row_bytes) if self.rows == "auto" else self.rows == "route"
         progress = ProgressLine(int(self.verbose))
         fit = RowFit(job, rows, config, self.seed_, n_shards, routed)
+
+        def report(record: Record) -> bool:
+            progress.log(f"epoch {record['epoch']}  loss {record['loss']:.4f}")
+            wishes = [callback(record) for callback in callbacks]  # each hears of it, whatever others want
+            return any(wishes)
+
         fit.prepare()
-        fit.train(lambda record: progress.log(f"epoch {record['epoch']}  loss {record['loss']:.4f}"))
+        fit.train(report)
         self._fit: Any = fit
         self.history_ = fit.history
 
@@ -357,7 +370,8 @@ class DaskExtremeClassifier(BaseEstimator):
         options = {"k": k, "search": search, "beam_width": beam_width}
         if type(k) is not int or not 1 <= k <= len(self._fitted_classes):
             raise ValueError(
-                f"k is {k!r}; predict_topk needs a whole number from 1 to {len(self.classes_):,}, the classes."
+                f"k is {k!r}; predict_topk needs a whole number from 1 to {len(self.classes_):,}, the number"
+                " of classes."
             )
         model, n_threads = self._lazy_model(), self._job.task_threads
         X = self._collection(X)
@@ -381,8 +395,7 @@ class DaskExtremeClassifier(BaseEstimator):
         return self._mean(X, y, sample_weight, "score")
 
     def _mean(self, X: Any, y: Any, sample_weight: Any, method: str) -> float:
-        from dask import delayed
-
+        delayed = import_delayed()
         model, n_threads = self._lazy_model(), self._job.task_threads
         parts, labels, weights = split_all(self._collection(X), y, sample_weight)
         work = delayed(prediction.evaluate_block, pure=False)
@@ -404,8 +417,7 @@ class DaskExtremeClassifier(BaseEstimator):
 
     def _lazy_model(self) -> Any:
         """Return the model as an argument of tasks: once per worker, not once per task."""
-        from dask import delayed
-
+        delayed = import_delayed()
         self._require_fitted()
         return delayed(self._saved or self._local_future(), pure=False)
 
@@ -416,8 +428,8 @@ class DaskExtremeClassifier(BaseEstimator):
         width = getattr(X, "shape", (0, self.n_features_in_))[1]
         if width != self.n_features_in_:
             raise ValueError(
-                f"X has {width} features, but DaskExtremeClassifier is expecting {self.n_features_in_} features"
-                " as input."
+                f"X has {width} features, but DaskExtremeClassifier is expecting {self.n_features_in_}"
+                " features as input."
             )
         return X
 
@@ -430,7 +442,7 @@ class DaskExtremeClassifier(BaseEstimator):
         Predictions from then on map the folder into memory, once per worker.
         """
         self._require_fitted()
-        if self._fit is None:
+        if self._fit is None and self._saved is not None:
             raise ValueError(f"this model was opened from {self._saved.path}; copy that folder.")
         check_target(path)
         target = os.path.abspath(path)
@@ -450,7 +462,9 @@ class DaskExtremeClassifier(BaseEstimator):
         """
         found: Any = load_model(path)
         if not hasattr(found, "n_features_in_"):
-            raise ValueError(f"{path} holds a {type(found).__name__}; DaskExtremeClassifier opens classifiers.")
+            raise ValueError(
+                f"{path} holds a {type(found).__name__}; DaskExtremeClassifier opens classifiers."
+            )
         clf = cls(client, **found.get_params(deep=False))
         clf._job = Job(find_client(client), found.n_jobs)
         clf.classes_, clf.n_features_in_ = found.classes_, found.n_features_in_

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from extremax.distributed import blocks as b
-from extremax.distributed.job import Job
+from extremax.distributed.job import Job, import_delayed
 
 _TAKES = "Dask arrays, bags of sparse blocks, Dask data frames, or a folder of .npz or Parquet files"
 
@@ -19,9 +19,7 @@ def submit_blocks(job: Job, X: Any, y: Any, sample_weight: Any) -> list[Any]:
             raise ValueError("X is a folder, whose files hold the labels; leave y and sample_weight out.")
         files = b.list_files(X)
         return [job.submit(b.read_file, path, i) for i, path in enumerate(files)]
-    from dask import delayed
-
-    read = delayed(b.read_block, pure=False)
+    read = import_delayed()(b.read_block, pure=False)
     parts = zip(*split_all(X, y, sample_weight), strict=True)
     futures: list[Any] = job.client.compute([read(*part, i) for i, part in enumerate(parts)])
     return futures
@@ -50,10 +48,9 @@ def split_collection(X: Any, name: str) -> list[Any]:
             f"{name} is cut into {X.numblocks[1]} blocks of columns; every block needs all columns:"
             f" {name}.rechunk({{1: -1}})."
         )
-    if hasattr(X, "numblocks") and getattr(X, "ndim", 0) != (2 if name == "X" else 1):
-        raise ValueError(
-            f"{name} has {X.ndim} dimensions; it needs {'rows and features' if name == 'X' else 'one, a value per row'}."
-        )
+    n_needed, what = (2, "rows and features") if name == "X" else (1, "one value per row")
+    if hasattr(X, "numblocks") and X.ndim != n_needed:
+        raise ValueError(f"{name} has {X.ndim} dimensions where {n_needed} are needed: {what}.")
     found = X.to_delayed()
     return list(found.ravel()) if hasattr(found, "ravel") else list(found)
 
@@ -66,12 +63,12 @@ def has_unknown_chunks(X: Any) -> bool:
 
 def _split_like(y: Any, X: Any, n_blocks: int, name: str) -> list[Any]:
     """Return the blocks of labels or weights that belong to those of X."""
-    if hasattr(y, "rechunk") and hasattr(X, "rechunk") and y.ndim == 1:
-        if not has_unknown_chunks(X) and not has_unknown_chunks(y):
-            if y.shape[0] != X.shape[0]:
-                raise ValueError(f"{name} has {y.shape[0]:,} values, but X has {X.shape[0]:,} rows.")
-            if y.chunks[0] != X.chunks[0]:
-                y = y.rechunk((X.chunks[0],))
+    arrays = hasattr(y, "rechunk") and hasattr(X, "rechunk") and y.ndim == 1
+    if arrays and not has_unknown_chunks(X) and not has_unknown_chunks(y):
+        if y.shape[0] != X.shape[0]:
+            raise ValueError(f"{name} has {y.shape[0]:,} values, but X has {X.shape[0]:,} rows.")
+        if y.chunks[0] != X.chunks[0]:
+            y = y.rechunk((X.chunks[0],))
     parts = split_collection(y, name)
     if len(parts) != n_blocks:
         unknown = has_unknown_chunks(X) or has_unknown_chunks(y)
@@ -98,8 +95,8 @@ def check_infos(infos: list[b.BlockInfo]) -> None:
             )
         if info.label_type != first.label_type:
             raise ValueError(
-                f"y has {first.label_type} in block 0 and {info.label_type} in block {i}; labels must be of one"
-                " type: y.astype(str), for example."
+                f"y has {first.label_type} in block 0 and {info.label_type} in block {i}; labels must be of"
+                " one type: y.astype(str), for example."
             )
 
 

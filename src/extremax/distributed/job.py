@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from extremax.runtime.threads import resolve_threads
@@ -14,15 +15,20 @@ _HINT = "pip install 'extremax[dask]'"
 
 def import_distributed() -> Any:
     """Return the module `distributed`, or say how to install it."""
-    try:
-        import dask.array
-        import distributed
-    except ImportError as error:
-        missing = error.name or "dask"
-        raise ImportError(
-            f"extremax.distributed needs the package {missing}, which is not installed: {_HINT}."
-        ) from None
-    return distributed
+    for name in ("dask.array", "distributed"):
+        try:
+            found = import_module(name)
+        except ImportError as error:
+            missing = error.name or name
+            raise ImportError(
+                f"extremax.distributed needs the package {missing}, which is not installed: {_HINT}."
+            ) from None
+    return found
+
+
+def import_delayed() -> Any:
+    """Return `dask.delayed`."""
+    return import_module("dask").delayed
 
 
 def find_client(client: Any = None) -> Any:
@@ -43,7 +49,8 @@ def find_client(client: Any = None) -> Any:
         )
     if not client.nthreads():
         raise ValueError(
-            f"the Dask cluster at {client.scheduler.address} has no workers; start some, or scale the cluster."
+            f"the Dask cluster at {client.scheduler.address} has no workers; start some, or scale the"
+            " cluster."
         )
     return client
 
@@ -84,7 +91,9 @@ class Job:
             of_host[address.rpartition(":")[0]] += n_threads
         return min(min(of_host.values()), resolve_threads(None))
 
-    def submit(self, function: Callable[..., Any], *arguments: Any, worker: str | None = None, **more: Any) -> Any:
+    def submit(
+        self, function: Callable[..., Any], *arguments: Any, worker: str | None = None, **more: Any
+    ) -> Any:
         """Return the future of a call; futures among the arguments are its dependencies."""
         self._count += 1
         name = getattr(function, "__name__", "call").strip("_")

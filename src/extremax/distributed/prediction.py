@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,9 @@ from numpy.typing import NDArray
 
 from extremax.distributed import blocks as b
 from extremax.distributed.inputs import split_collection
+from extremax.distributed.job import import_delayed
 from extremax.estimator import ExtremeClassifier
 from extremax.loading import load_model
-
-_WIDTH = {"predict_topk": 2}
 
 
 class SavedModelAt:
@@ -47,7 +47,7 @@ def call_block(X: Any, model: Any, method: str, options: dict[str, Any], n_threa
     """Return what a method of the model says of one block of rows."""
     local = copy.copy(model.open() if hasattr(model, "open") else model)
     local.n_jobs = n_threads
-    rows = b._one_matrix(X)
+    rows = b.one_matrix(X)
     if rows.shape[0] == 0:  # how Dask asks for the type of a result, and blocks that a filter left empty
         return _nothing(local, method, options)
     return getattr(local, method)(rows, **options)
@@ -78,9 +78,7 @@ def predict_pair(
     X: Any, model: Any, dtype: np.dtype[Any], options: dict[str, Any], n_threads: int
 ) -> tuple[Any, Any]:
     """Return the lazy arrays of `predict_topk`, which one task per block computes together."""
-    import dask.array as da
-    from dask import delayed
-
+    da, delayed = import_module("dask.array"), import_delayed()
     found = [
         delayed(call_block, nout=2)(block, model, "predict_topk", options, n_threads)
         for block in split_collection(X, "X")
@@ -101,8 +99,8 @@ def evaluate_block(
     """Return a mean over a block of rows, and the weight that it has in the mean over all."""
     local = copy.copy(model.open() if hasattr(model, "open") else model)
     local.n_jobs = n_threads
-    labels: NDArray[Any] = np.asarray(b._one_vector(y))
-    rows = b._one_matrix(X)
+    labels: NDArray[Any] = np.asarray(b.one_vector(y))
+    rows = b.one_matrix(X)
     if rows.shape[0] == 0:
         return 0.0, 0.0
     weights = None if weight is None else np.asarray(weight)

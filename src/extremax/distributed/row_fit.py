@@ -1,8 +1,8 @@
 """Fit an objective with negatives for each row on a Dask cluster, class range by class range.
 
-Scale, projection and label tree are those of one machine: sums over rows are taken over the same stretches of
-rows and added in the same order, samples are the same rows, and the tree is fitted on the projected rows of all
-blocks by one worker.
+Scale, projection and label tree are those of one machine: sums over rows are taken over the same stretches
+of rows and added in the same order, samples are the same rows, and the tree is fitted on the projected rows
+of all blocks by one worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy import sparse
 from extremax.config import FitConfig
 from extremax.defaults import ScaleConfig
 from extremax.distributed import blocks as b
-from extremax.distributed.job import Job
+from extremax.distributed.job import Job, import_distributed
 from extremax.distributed.shards import (
     DrawingRows,
     Plan,
@@ -155,7 +155,15 @@ class RowFit:
             Z = [job.submit(_project, X, projection, self.scaling) for X in rows.X]
         weights = rows.weight or []
         self.start = job.submit(
-            _fit_start, config, self.seed, rows.n_classes, job.lone_threads, len(rows.X), *rows.y, *Z, *weights
+            _fit_start,
+            config,
+            self.seed,
+            rows.n_classes,
+            job.lone_threads,
+            len(rows.X),
+            *rows.y,
+            *Z,
+            *weights,
         )
         counts, total = job.gather(job.submit(_count, rows.n_classes, len(rows.X), *rows.y, *weights))
         self.counts = counts
@@ -185,7 +193,9 @@ class RowFit:
         self._places = places
         self._all_rows = [None] * len(places)
         if not self.routed:  # one copy for each worker that trains
-            copies = {place: job.submit(b.stack_rows, *rows.X, worker=place) for place in dict.fromkeys(places)}
+            copies = {
+                place: job.submit(b.stack_rows, *rows.X, worker=place) for place in dict.fromkeys(places)
+            }
             self._all_rows = [copies[place] for place in places]
         self.shards = [job.submit(start_shard, self.plan, s, biases, worker=p) for s, p in enumerate(places)]
         self._all_weights = None
@@ -197,10 +207,7 @@ class RowFit:
 
     def _wait(self, futures: list[Any]) -> None:
         """Wait for futures; raise what went wrong in one of them."""
-        from distributed import wait
-
-        done = wait(futures).done
-        for future in done:
+        for future in import_distributed().wait(futures).done:
             if future.status == "error":
                 future.result()
 
@@ -266,8 +273,11 @@ class RowFit:
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def train(self, report: Callable[[Record], None]) -> None:
-        """Train all epochs; negatives of the next steps are drawn while shards train."""
+    def train(self, report: Callable[[Record], bool]) -> None:
+        """Train all epochs, or until `report` of an epoch returns True.
+
+        Negatives of the next step are drawn while shards train.
+        """
         plan, began = self.plan, time.perf_counter() - self.history[0]["seconds"]
         n_windows = count_windows(plan.n_rows, plan.n_features, plan.config.numbers.order)
         groups = [[w] for w in range(n_windows)] if self.routed else [list(range(n_windows))]
@@ -297,7 +307,8 @@ class RowFit:
                     )
                 record = {"epoch": epoch + 1, "seconds": time.perf_counter() - began, "loss": loss}
                 self.history.append({**record, "learning_rate": plan.config.learning_rate})
-                report(self.history[-1])
+                if report(self.history[-1]):
+                    break
         # Rows and draws are not needed any more; shards keep the recipe of all that they were made of.
         self._all_rows, self._drawing = [], []
 
@@ -321,9 +332,7 @@ class RowFit:
             )
             sample = self.rows.take(self.job, some), order
         index = (None, None) if sample is None else sample
-        return self.job.submit(
-            assemble, self.head(), self.start, *index, self.job.lone_threads, *self.shards
-        )
+        return self.job.submit(assemble, self.head(), self.start, *index, self.job.lone_threads, *self.shards)
 
     def save(self, path: str, labels: NDArray[Any], header: dict[str, Any]) -> None:
         """Write the model to a folder; every worker writes the shards that it has."""
@@ -375,7 +384,7 @@ class Head(NamedTuple):
             start.noise,
             self.projection,
             scaling=plan.scaling,
-            n_epochs=plan.config.n_epochs,
+            n_epochs=self.history[-1]["epoch"],
             class_means=start.class_means,
             chosen={**self.chosen, **start.chosen},
         )
@@ -640,5 +649,3 @@ def _train_shard(
 
 def _loss_of(state: ShardState) -> float:
     return state.loss
-
-

@@ -3,9 +3,9 @@
 Under a loss that compares every score with a number of its own (negative sampling, NCE), the gradient of a
 class needs the pairs (row, class) of that class and its own weights, nothing else.  Negatives are hashes of
 (seed, epoch, position of the row), so whoever holds a row draws the same ones.  `draw_pairs` draws the
-negatives of a block of rows and sends each pair to the shard of its class; `train_shard` puts the pairs of all
-blocks in the order of the epoch and trains in the minibatches of all rows.  Both are pure functions of their
-arguments: a task that is run again gives the same result.
+negatives of a block of rows and sends each pair to the shard of its class; `train_shard` puts the pairs of
+all blocks in the order of the epoch and trains in the minibatches of all rows.  Both are pure functions of
+their arguments: a task that is run again gives the same result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +121,8 @@ def _epoch_order(n_rows: int, row_bytes: int, seed: int, epoch: int, config: Ord
 def count_windows(n_rows: int, n_features: int, config: OrderConfig) -> int:
     """Return the number of windows of an epoch."""
     size = max(
-        config.chunk_rows, config.window_bytes // max(4 * n_features, 1) // config.chunk_rows * config.chunk_rows
+        config.chunk_rows,
+        config.window_bytes // max(4 * n_features, 1) // config.chunk_rows * config.chunk_rows,
     )
     return -(-n_rows // size)
 
@@ -211,10 +213,10 @@ def draw_pairs(
             noise, block.Z[rows], places, plan.config.n_negatives, seed, n_jobs=n_threads
         )
         n_slots = len(order.windows[number]) * plan.width
-        slots = places[:, None] * plan.width + np.arange(plan.width)
-        slots = slots.astype(np.int32 if n_slots <= _LARGEST_INT32 else np.int64).ravel()
+        columns = places[:, None] * plan.width + np.arange(plan.width)
+        slots: Any = columns.astype(np.int32 if n_slots <= _LARGEST_INT32 else np.int64).ravel()
         flat, noise_flat = labels.ravel(), log_noise.ravel()
-        for shard, (low, high) in enumerate(zip(plan.bounds, plan.bounds[1:], strict=False)):
+        for shard, (low, high) in enumerate(pairwise(plan.bounds)):
             chosen = np.flatnonzero((flat >= low) & (flat < high))
             row = rows[chosen // plan.width]
             piece = Piece(
@@ -306,7 +308,9 @@ def train_shard(
         stretch = trainer.stretch_rows if has_prior else len(rows_of_window)
         for start in range(0, len(rows_of_window), stretch):
             stop = min(start + stretch, len(rows_of_window))
-            state = replace(state, loss=state.loss + _train(plan, found, (start, stop), tables, step, threads))
+            state = replace(
+                state, loss=state.loss + _train(plan, found, (start, stop), tables, step, threads)
+            )
             if has_prior:
                 chosen = rows_of_window[start:stop]
                 done = float(len(chosen)) if weight is None else float(weight[chosen].sum())
@@ -332,14 +336,15 @@ class _WindowPairs(NamedTuple):
 def _join(plan: Plan, pieces: Sequence[Piece], rows_of_window: Int64, X: Features | None) -> _WindowPairs:
     """Put the pairs of all blocks in the order of their slots."""
     slots = np.concatenate([piece.slots for piece in pieces])
-    place = np.full(len(rows_of_window) * plan.width, -1, np.int32 if len(slots) < 2**31 else np.int64)
+    kind: Any = np.int32 if len(slots) <= _LARGEST_INT32 else np.int64
+    place: Any = np.full(len(rows_of_window) * plan.width, -1, kind)
     place[slots] = np.arange(len(slots), dtype=place.dtype)
     order = place[place >= 0]
     slots = slots[order]
     if X is None:
         sizes = np.cumsum([0, *(piece.X.shape[0] for piece in pieces)])
-        parts = [piece.rows + int(first) for piece, first in zip(pieces, sizes, strict=False)]
-        rows = np.concatenate(parts)[order].astype(np.int64)
+        parts: list[Any] = [piece.rows for piece in pieces]
+        rows = np.concatenate([part + first for part, first in zip(parts, sizes, strict=False)])[order]
         X = _stack([piece.X for piece in pieces])
     else:
         rows = rows_of_window[slots // plan.width]
@@ -387,7 +392,7 @@ def _train(
     """Train on the minibatches of some rows of a window; return the sum of the losses of their pairs."""
     edges = np.append(np.arange(rows[0], rows[1], plan.config.batch_size), rows[1]) * plan.width
     ends = np.searchsorted(found.slots, edges).astype(np.int64)
-    kernel = train_pairs_csr if isinstance(found.X, tuple) else train_pairs_dense
+    kernel: Any = train_pairs_csr if isinstance(found.X, tuple) else train_pairs_dense
     schedule = new_schedule(threads)
 
     def work(part: int) -> None:
@@ -418,9 +423,8 @@ def _step(plan: Plan, tables: Tables) -> Step:
 def _copy(tables: Tables) -> Tables:
     """Return tables of their own memory, which starts on a cache line."""
     optimizer = {0: "sgd", 1: "adagrad_row"}.get(tables.squares.shape[1], "adagrad")
-    if tables.per_weight:
-        optimizer = "adagrad"
-    copy = Tables.zeros(*tables.weights.shape, optimizer)
+    n_classes, n_features = tables.weights.shape
+    copy = Tables.zeros(n_classes, n_features, "adagrad" if tables.per_weight else optimizer)
     for name in ("weights", "biases", "squares", "bias_squares"):
         np.copyto(getattr(copy, name), getattr(tables, name))
     return copy

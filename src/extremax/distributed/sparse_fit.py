@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,15 @@ from extremax.distributed.job import Job
 from extremax.distributed.row_fit import DistributedRows, limit_sparse
 from extremax.distributed.shards import class_bounds
 from extremax.examples import Examples
-from extremax.fit import Fitted, Request, finish_model, fit_model, run_training, split_calibration, start_model
+from extremax.fit import (
+    Fitted,
+    Request,
+    finish_model,
+    fit_model,
+    run_training,
+    split_calibration,
+    start_model,
+)
 from extremax.kernels.postings import sum_sizes
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
@@ -134,14 +143,16 @@ class SparseFit:
         """Fit; the model stays on a worker."""
         began, job, rows, config = time.perf_counter(), self.job, self.rows, self.config
         given = list(rows.X)  # held-out rows are scored as they are
-        split = job.submit(_split, config, self.seed, rows.n_classes, len(rows.X), *rows.y, *(rows.weight or []))
+        split = job.submit(
+            _split, config, self.seed, rows.n_classes, len(rows.X), *rows.y, *(rows.weight or [])
+        )
         rows.X = [job.submit(_clean, X) for X in rows.X]
         rows.X = limit_sparse(job, rows, config.numbers.scale, self.chosen)
         about = [job.submit(_about_rows, X) for X in rows.X]
         facts = job.gather(job.submit(_choose_rows, config, self.seed, rows.n_classes, split, *about))
         scale = facts.scale
         edges = rows.edges.tolist()
-        cuts = list(zip(edges, edges[1:], strict=False))
+        cuts = list(pairwise(edges))
         if scale is None:
             firsts = facts.entries[:-1].tolist()
             stretches = b.pairwise_cuts(int(facts.entries[-1]))
@@ -153,9 +164,7 @@ class SparseFit:
                 job.submit(_finish_scale, config, facts.n_training, int(facts.entries[-1]), *parts)
             )
         bounds = class_bounds(facts.counts, config, self.n_shards)
-        routed = [
-            job.submit(_route, X, split, cut, bounds) for X, cut in zip(rows.X, cuts, strict=True)
-        ]
+        routed = [job.submit(_route, X, split, cut, bounds) for X, cut in zip(rows.X, cuts, strict=True)]
         sums = [
             job.submit(
                 _shard_sums, (rows.n_classes, rows.n_features), scale, facts.includes, job.task_threads,
@@ -304,7 +313,9 @@ def _choose_rows(
     )
 
 
-def _used_squares(first: int, X: Any, split: SparseSplit, cut: tuple[int, int], stretches: Int64) -> b.Partials:
+def _used_squares(
+    first: int, X: Any, split: SparseSplit, cut: tuple[int, int], stretches: Int64
+) -> b.Partials:
     values = X.data
     if split.training is not None:
         values = values[np.repeat(split.training[slice(*cut)], np.diff(X.indptr))]
@@ -348,11 +359,10 @@ def _route(X: Any, split: SparseSplit, cut: tuple[int, int], bounds: Sequence[in
         of_row = of_row[part]
     whole = None if split.whole_weight is None else split.whole_weight[part]
     found = []
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in pairwise(bounds):
         rows = np.flatnonzero((y >= low) & (y < high))
-        found.append(
-            RoutedRows(X[rows], y[rows], *(None if a is None else a[rows] for a in (training, of_row, whole)))
-        )
+        taken: list[Any] = [None if a is None else a[rows] for a in (training, of_row, whole)]
+        found.append(RoutedRows(X[rows], y[rows], *taken))
     return found
 
 
@@ -400,7 +410,13 @@ def join_classes(matrices: Sequence[Any], shape: tuple[int, int]) -> Any:
 
 
 def _add_sizes(
-    X: Any, split: SparseSplit, cut: tuple[int, int], scale: float, includes: bool, n_features: int, before: Any
+    X: Any,
+    split: SparseSplit,
+    cut: tuple[int, int],
+    scale: float,
+    includes: bool,
+    n_features: int,
+    before: Any,
 ) -> Any:
     """Go on with number and size of the entries of each column, in the order of the rows."""
     rows = _scaled_rows(X, scale)
@@ -417,12 +433,12 @@ def _add_sizes(
 
 
 def _scaled_rows(X: Any, scale: float) -> CSRRows:
-    rows = csr_rows(X, 0)
-    rows = CSRRows(*(np.require(array, None, ["C", "W"]) for array in rows))
+    arrays: list[Any] = [np.require(array, None, ["C", "W"]) for array in csr_rows(X, 0)]
+    rows = CSRRows(*arrays)
     return rows if scale == 1.0 else rows._replace(data=rows.data * np.float32(scale))
 
 
-def _finish(
+def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
     config: FitConfig,
     seed: int,
     n_threads: int,

@@ -1,9 +1,9 @@
 """Train the classes of one shard: pairs of a row and a class, each for itself, in given minibatches.
 
 The logistic losses of `extremax.kernels.row_losses` compare each score with a number of its own: the
-coefficient of a pair depends on the weights of its class alone.  A shard that has all pairs of its classes, in
-the order and in the minibatches of all rows, therefore ends with the same weights as training of all classes
-together.  Scores and updates are those of `extremax.kernels.row_updates`, here with one class per line.
+coefficient of a pair depends on the weights of its class alone.  A shard that has all pairs of its classes,
+in the order and in the minibatches of all rows, therefore ends with the same weights as training of all
+classes together.  Scores and updates are those of `extremax.kernels.row_updates`, with one class per line.
 
 `Pairs.eta` is 0 for the label of a row and 1 for a negative.
 """

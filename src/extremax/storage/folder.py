@@ -168,7 +168,11 @@ def folder_checksum(path: str | os.PathLike[str]) -> str:
 
 
 def load_folder(
-    path: str | os.PathLike[str], *, kind: str | tuple[str, ...], verify: bool = False, copy_on_write: bool = False
+    path: str | os.PathLike[str],
+    *,
+    kind: str | tuple[str, ...],
+    verify: bool = False,
+    copy_on_write: bool = False,
 ) -> ModelFolder:
     """Open a folder; its arrays are memory-mapped, so that large ones open as fast as small ones.
 

@@ -124,9 +124,7 @@ def save_sharded_model(
         names = [shard_name(i) for i in range(write_shards(stage))]
         return {"shards": [{"name": name, "checksum": folder_checksum(stage / name)} for name in names]}
 
-    save_folder(
-        path, kind=SHARDED_KIND, header=merged.header, arrays=merged.arrays, labels=labels, fill=fill
-    )
+    save_folder(path, kind=SHARDED_KIND, header=merged.header, arrays=merged.arrays, labels=labels, fill=fill)
 
 
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
@@ -162,11 +160,14 @@ def _open_shards(
     path: Path, header: Mapping[str, Any], parts: Mapping[str, State], *, verify: bool
 ) -> dict[str, State]:
     """Return the states of weights and training of a sharded model, with the arrays of all shards."""
-    shards, end, width = [], 0, None
+    shards: list[dict[str, NDArray[Any]]] = []
+    end, width = 0, None
     for entry in checks.get_list(header, "shards", (dict,)):
         name = checks.get_text(entry, "name")
         if _SHARD_NAME.fullmatch(name) is None or name != shard_name(len(shards)):
             checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
+        if not (path / name).is_dir():
+            checks.reject(f"{name} is missing")
         found = load_folder(path / name, kind=_SHARD_KIND, verify=verify, copy_on_write=True)
         if folder_checksum(path / name) != checks.get_text(entry, "checksum"):
             checks.reject(f"{name} is not the one that was saved with the model")
@@ -190,7 +191,9 @@ def _open_shards(
     training = checks.get(parts, "training")
     arrays = {f"{each}.{i}": shard[each] for i, shard in enumerate(shards) for each in _SHARD_ARRAYS}
     return {
-        "weights": State(weights_header, {n: a for n, a in arrays.items() if n.startswith(("weights.", "biases."))}),
+        "weights": State(
+            weights_header, {n: a for n, a in arrays.items() if n.startswith(("weights.", "biases."))}
+        ),
         "training": State({**training.header, "tables": ShardedTables.kind}, {**training.arrays, **arrays}),
     }
 
