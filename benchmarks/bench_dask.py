@@ -97,12 +97,12 @@ def same_bits(found: Any, local: Any) -> bool:
 
 
 def time_cluster(
-    X: Any, y: Any, n_workers: int, options: dict[str, Any], check: Callable[[Any], bool] | None
+    X: Any, y: Any, n_workers: int, options: dict[str, Any], check: Callable[[Any], bool], processes: bool
 ) -> dict[str, Any]:
     """Fit on a cluster; return seconds, and whether the model is that of one process."""
     from distributed import Client, LocalCluster
 
-    silent = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    silent = {"dashboard_address": None, "silence_logs": logging.CRITICAL, "processes": processes}
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, **silent) as cluster,
         Client(cluster) as client,
@@ -115,7 +115,7 @@ def time_cluster(
         began, processor = time.perf_counter(), cluster_seconds(client)
         clf = DaskExtremeClassifier(client, **options).fit(blocks, labels)
         wall, processor = time.perf_counter() - began, cluster_seconds(client) - processor
-        same = None if check is None else str(check(clf.to_local()))
+        same = str(check(clf.to_local()))
         start = clf.history_[0]["seconds"]
     return {"wall s": wall, "processor s": processor, "start s": start, "same bits": same}
 
@@ -130,14 +130,16 @@ def time_local(X: Any, y: Any, options: dict[str, Any]) -> tuple[Any, dict[str, 
     return local, {**figures, "start s": local.history_[0]["seconds"]}
 
 
-def compare(part: str, X: Any, y: Any, options: dict[str, Any], workers: Sequence[int]) -> None:
+def compare(
+    part: str, X: Any, y: Any, options: dict[str, Any], workers: Sequence[int], *, tiny: bool
+) -> None:
     """Print one line for the fit in one process and one for each cluster."""
     before = load_average()
     local, alone = time_local(X, y, options)
     write_rows(NAME, [{"case": f"{part}, one process of 2 threads", **alone, "load before": before}])
     for n_workers in workers:
         before = load_average()
-        found = time_cluster(X, y, n_workers, options, lambda model: same_bits(model, local))
+        found = time_cluster(X, y, n_workers, options, lambda model: same_bits(model, local), not tiny)
         ratios = {f"{name} ratio": found[f"{name} s"] / alone[f"{name} s"] for name in ("wall", "processor")}
         case = f"{part}, {count(n_workers, 'worker')} of 1 thread, rows={options.get('rows', 'auto')}"
         write_rows(NAME, [{"case": case, **found, **ratios, "load before": before}])
@@ -158,11 +160,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "dense" in args.part:
         X, y = load_dense(args.data, args.tiny)
         options = {"objective": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
-        compare("dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers)
+        compare("dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny)
     if "sparse" in args.part:
         X, y = load_sparse(args.data, args.tiny)
         options = {"objective": "sparse_softmax", "n_epochs": 0, "random_state": 0}
-        compare("sparse", X, y, options, args.workers)
+        compare("sparse", X, y, options, args.workers, tiny=args.tiny)
 
 
 if __name__ == "__main__":
