@@ -90,7 +90,7 @@ ALLOWED: dict[str, set[str]] = {
         "weights",
     },
     "fit": {"config", "defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
-    "storage.models": {"errors", "features", "model", "storage", "training", "types"},
+    "storage.models": {"errors", "features", "model", "storage", "training", "types", "weights"},
     "classifier": {"examples", "model", "training", "types"},
     "explanation": {"features", "model", "types"},
     "estimator": {
@@ -164,6 +164,29 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "validation",
     },
+    "distributed": {
+        "config",
+        "data",
+        "defaults",
+        "estimator",
+        "examples",
+        "features",
+        "fit",
+        "kernels",
+        "loading",
+        "model",
+        "noise",
+        "parameters",
+        "runtime",
+        "sparse_weights",
+        "storage",
+        "storage.models",
+        "training",
+        "training.objectives",
+        "types",
+        "validation",
+        "weights",
+    },
     "paper.parameters": set(),
     "paper.tree": {"kernels", "runtime", "tree", "types", "validation"},
     "paper.gradient_noise": {"examples", "kernels", "model", "training.objectives", "types"},
@@ -216,7 +239,13 @@ ALLOWED: dict[str, set[str]] = {
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}  # they run code from a file
-ONLY_IN = {"torch": "nn", "numba": "kernels", "llvmlite": "kernels"}
+ONLY_IN = {
+    "torch": "nn",
+    "numba": "kernels",
+    "llvmlite": "kernels",
+    "dask": "distributed",
+    "distributed": "distributed",
+}
 # Questions for the type of what a user passes: a check of input.
 INPUT_CHECKS = {
     ("noise.py", "Noise"),
@@ -477,7 +506,7 @@ def test_cycle_and_chain_are_found() -> None:
 _WATCHED_IMPORT = """
 import sys
 # pandas is imported by scikit-learn, where it is installed
-heavy = {"torch", "matplotlib", "optuna", "typer", "rich"}
+heavy = {"torch", "matplotlib", "optuna", "typer", "rich", "dask", "distributed"}
 asked = []
 class Watch:  # sees attempts to import what is not installed, too
     def find_spec(self, name, path=None, target=None):
