@@ -142,6 +142,7 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "weights",
     },
+    "serve": {"analysis", "errors", "loading", "runtime", "storage", "types"},
     "experiments": {
         "data",
         "errors",
@@ -192,6 +193,7 @@ ALLOWED: dict[str, set[str]] = {
         "paper",
         "parameters",
         "runtime",
+        "serve",
         "storage",
         "text_classifier",
         "training",

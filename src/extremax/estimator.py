@@ -745,6 +745,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
             tree is used.
         """
+        ids, log_prob = self._predict_ids(X, k, search, beam_width)
+        return self.classes_[ids], log_prob
+
+    def _predict_ids(
+        self, X: Any, k: int, search: str = "exact", beam_width: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Return what `predict_topk` does, with numbers of classes in place of labels."""
         features = self._check_fitted(X)
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(self.classes_))],
@@ -755,13 +762,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ids, log_prob = self.model_.topk(
             features, k, search=search, width=beam_width, n_threads=self._threads_for(features)
         )
-        return self._named(ids, log_prob), log_prob
+        _check_scores(ids, log_prob)
+        return ids, log_prob
 
     def _named(self, ids: Int32, log_prob: Float32) -> NDArray[Any]:
-        # k is at most n_classes: a missing class means scores that are not numbers.
-        known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
-        if not known.all():
-            raise ScoreOverflowError(int(np.argmin(known)))
+        _check_scores(ids, log_prob)
         return self.classes_[ids]
 
     def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
@@ -1013,6 +1018,13 @@ def _check_history(history: list[Record]) -> None:
         checks.reject("its history holds something that is no number")
     for name in ("epoch", "seconds"):
         checks.get_float(history[-1], name)
+
+
+def _check_scores(ids: Int32, log_prob: Float32) -> None:
+    """Raise for rows whose scores are not numbers: with k <= n_classes, no class can be missing."""
+    known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
+    if not known.all():
+        raise ScoreOverflowError(int(np.argmin(known)))
 
 
 def check_count(method: str, k: Any) -> None:

@@ -23,6 +23,7 @@ COMMANDS: tuple[str, ...] = (
     "evaluate",
     "inspect",
     "ask",
+    "serve",
     "demo",
     "experiments",
     "theory",
