@@ -64,7 +64,7 @@ class _Application:
         self.metrics = Metrics()
         self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
         self.metrics.watch(self.batcher, slots)
-        self.is_ready = False
+        self.is_ready = self.is_stopping = False
         self.static = static_files.read_static()
         self.document = make_document(config, _version())
         self.answers = {
@@ -109,6 +109,7 @@ class _Application:
             exception_handlers={HTTPException: _answer_http_error, RequestError: _answer_request_error},
         )
         app.add_middleware(_Guard, application=self)
+        app.state.stop = self.stop
         return app
 
     @contextlib.asynccontextmanager
@@ -126,6 +127,10 @@ class _Application:
             if watching is not None:
                 watching.cancel()
             await self.batcher.close()
+
+    def stop(self) -> None:
+        """Say to every client that its next answer is the last one of its connection."""
+        self.is_ready, self.is_stopping = False, True
 
     def on_reload(self, slot: Slot, done: bool, seconds: float) -> None:
         """Count and log a reload."""
@@ -178,8 +183,8 @@ class _Application:
         body = requests.parse_body(await self.read_body(request))
         _, model = self.asked_model(request, body)
         rows = requests.read_rows(body, model, self.config)
-        if len(rows.rows) != 1:
-            raise RequestError(422, f"inputs has {len(rows.rows):,} rows; /explain takes one.")
+        if not rows.is_single:
+            raise RequestError(422, "inputs is a list of rows; /explain takes one text or one vector.")
         parameters = requests.read_parameters(body)
         unused = next((name for name in parameters if name != "top_k"), None)
         if unused is not None:
@@ -342,8 +347,9 @@ class _Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                if status >= 400 and scope["method"] == "POST" and not scope["state"].get("is_read", False):
-                    # a body that nobody reads may have no end
+                # a body that nobody reads may have no end
+                unread = scope["method"] == "POST" and not scope["state"].get("is_read", False)
+                if (status >= 400 and unread) or self.application.is_stopping:
                     message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             async with asyncio.timeout(self.config.max_seconds):  # a client may stop reading
                 await send(message)

@@ -20,6 +20,7 @@ from extremax.serve.settings import ServeConfig
 
 _SWITCH_SECONDS = 0.0005  # a thread that runs Python gives way after this time: answers do not wait for it
 _BACKLOG = 2048
+_LINGER_SECONDS = 0.2  # time for requests that were sent before a client heard of the end
 _LATE = b'{"error":"the head of the request did not arrive in time."}'
 _BAD = b'{"error":"the request is not HTTP/1.1."}'
 
@@ -34,6 +35,7 @@ class Protocol(H11Protocol):
 
     head_seconds = ServeConfig.head_seconds
     _head_timer: asyncio.TimerHandle | None = None
+    _is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,6 +55,8 @@ class Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_stopping and not self.transport.is_closing():
+            self.loop.call_later(_LINGER_SECONDS, self._close_if_idle)
         if not self._is_between_requests:  # the next request was there already
             self._stop_clock()
 
@@ -60,6 +64,16 @@ class Protocol(H11Protocol):
         """Answer bytes that are not HTTP with a sentence."""
         self.transport.write(_raw_answer(b"400 Bad Request", _BAD))
         self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close the connection after its answer, or soon: a request may be on its way."""
+        self._is_stopping = True
+        if self._is_between_requests:
+            self.loop.call_later(_LINGER_SECONDS, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self._is_between_requests and not self.transport.is_closing():
+            self.transport.close()
 
     @property
     def _is_between_requests(self) -> bool:
@@ -84,6 +98,14 @@ class Protocol(H11Protocol):
 
 class Server(uvicorn.Server):
     """A server that SIGTERM and Ctrl-C stop in order, once; a second Ctrl-C ends it at once."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell clients to ask elsewhere, take the connections that are there, answer, and end."""
+        state = getattr(self.config.app, "state", None)
+        if hasattr(state, "stop"):
+            state.stop()
+        await asyncio.sleep(_LINGER_SECONDS)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
