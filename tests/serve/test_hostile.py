@@ -21,8 +21,8 @@ def _alive_afterwards(live: Live) -> Iterator[None]:
 
 
 def post(body: bytes, *, length: int | None = None, path: str = "/predict") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n"
-    return head.encode() + body
+    stated = len(body) if length is None else length
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {stated}\r\n\r\n".encode() + body
 
 
 def check(found: tuple[int, Any], status: int, part: str) -> None:

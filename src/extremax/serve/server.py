@@ -101,9 +101,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Tell clients to ask elsewhere, take the connections that are there, answer, and end."""
-        state = getattr(self.config.app, "state", None)
-        if hasattr(state, "stop"):
-            state.stop()
+        app: Any = self.config.app
+        app.state.stop()
         await asyncio.sleep(_LINGER_SECONDS)
         await super().shutdown(sockets)
 
