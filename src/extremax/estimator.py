@@ -33,6 +33,7 @@ from extremax.fit import (
     train_epoch,
 )
 from extremax.model import Model
+from extremax.monitor import Monitor
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
     BATCH_OBJECTIVES,
@@ -44,6 +45,7 @@ from extremax.parameters import (
     check_saved_parameters,
     rename_parameters,
 )
+from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
@@ -859,6 +861,55 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
         self._require_fitted("before evaluate")
         return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
+
+    def monitor(
+        self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
+    ) -> Monitor:
+        """Return a monitor of drift, for a stream of rows that this model answers.
+
+        Parameters
+        ----------
+        alpha : float
+            Probability of a false alarm over the whole stream, at most.
+        reference : array or sparse matrix (n_samples, n_features), optional
+            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
+            for calibration.
+        state : str, optional
+            What `Monitor.to_json` returned, to go on with.
+        seed : int
+            Seed of the draws that break ties.
+        """
+        self._require_fitted("before monitor")
+        found = self._reference(
+            None if reference is None else self._same_features(reference, name="reference")
+        )
+        monitor = Monitor(self, found, alpha=alpha, seed=seed)
+        return monitor if state is None else monitor.restore(state)
+
+    def _reference(self, rows: Features | None) -> Reference:
+        """Return what a monitor compares with: rows given as features, or those of the fit."""
+        model = self.model_
+        if rows is None:
+            if model.reference is None:
+                raise ValueError(
+                    "this model has no reference rows: its fit held none back, it was trained or calibrated"
+                    " afterwards, or an older version saved it. Give rows that training has not seen:"
+                    " clf.monitor(reference=X)."
+                )
+            return model.reference
+        if rows.shape[0] < MIN_ROWS:
+            raise ValueError(f"reference has {rows.shape[0]:,} rows; give at least {MIN_ROWS}.")
+        best, log_prob = model.topk(rows, 1, n_threads=self._threads)
+        _check_scores(best, log_prob)
+        return reference_of_rows(
+            rows,
+            (best[:, 0], log_prob[:, 0]),
+            model.classes.counts,
+            model.n_classes,
+            before=model.reference,
+            of_texts=model.config is not None and len(model.config.column_groups) > 0,
+            n_dense=vars(self).get("_n_dense", 0),
+        )
 
     # -- explanations --------------------------------------------------------------------------------------
 
