@@ -40,7 +40,7 @@ FORMAT = "extremax-monitor"
 FORMAT_VERSION = 1
 _BLOCK = 64  # rows whose capital is computed at a time: products of so many bets stay in the range of floats
 _HALF_LIFE = 1000.0  # rows after which a row counts half in the recent distribution
-_CELLS = 16
+_CELLS = ((32, 2.5), (16, 0.4))  # number of cells, and density in one: more of a group, or less of it
 _MASK = (1 << 64) - 1
 
 
@@ -60,14 +60,17 @@ def _densities(p: Float64) -> Float64:
         found += [1.0 + size * np.cos(2.0 * np.pi * p), 1.0 - size * np.cos(2.0 * np.pi * p)]
     for waves in (3, 4, 5, 6):
         found += [1.0 + 0.5 * np.cos(waves * np.pi * p), 1.0 - 0.5 * np.cos(waves * np.pi * p)]
-    cell = np.minimum((p * _CELLS).astype(np.int64), _CELLS - 1)
-    inside = np.arange(_CELLS)[:, None] == cell
-    more = np.where(inside, 0.85 + 0.15 * _CELLS, 0.85)
-    less = np.where(inside, 0.3, (_CELLS - 0.3) / (_CELLS - 1))
-    return np.vstack([np.array(found), more, less])
+    return np.vstack([np.array(found), *(_cell_bets(p, *cells) for cells in _CELLS)])
 
 
-N_BETS = 18 + 2 * _CELLS
+def _cell_bets(p: Float64, n_cells: int, inside: float) -> Float64:
+    """Return the densities that have the value `inside` in one of some equal cells, and another outside."""
+    cell = np.minimum((p * n_cells).astype(np.int64), n_cells - 1)
+    outside = (n_cells - inside) / (n_cells - 1)
+    return np.where(np.arange(n_cells)[:, None] == cell, inside, outside)
+
+
+N_BETS = 18 + sum(n_cells for n_cells, _ in _CELLS)
 
 
 class SequentialTest:

@@ -207,7 +207,12 @@ def log_length(X: Features) -> Float64:
 
 
 def unknown_share(
-    X: Features, unknown: NDArray[np.bool_] | None, n_dense: int = 0, *, of_unit: bool = False
+    X: Features,
+    unknown: NDArray[np.bool_] | None,
+    n_dense: int = 0,
+    *,
+    of_unit: bool = False,
+    factors: Float64 | None = None,
 ) -> Float64:
     """Return the part of the squared length of each row that is in unknown columns.
 
@@ -220,30 +225,44 @@ def unknown_share(
         Last columns that do not count at all.
     of_unit : bool
         Rows are those of texts, of length one at most: what is missing is unknown, too.
+    factors : float64 (n_features,), optional
+        Factors of the squares.
     """
     n_features = int(X.shape[1])
-    counted = None
+    weights = factors
     if n_dense:
-        counted = np.arange(n_features) < n_features - n_dense
-    total = _row_sums(X, counted)
-    new = 0.0 if unknown is None else _row_sums(X, unknown if counted is None else unknown & counted)
-    if of_unit:
-        found = np.clip(1.0 - total + new, 0.0, 1.0)
-    else:
-        found = np.where(total > 0, new / np.maximum(total, 1e-30), 0.0)
-    return np.where(found < _NOTHING, 0.0, found)
+        weights = np.ones(n_features) if factors is None else factors.copy()
+        weights[n_features - n_dense :] = 0.0
+    total = _row_sums(X, weights)
+    new = np.zeros(len(total))
+    if unknown is not None:
+        new = _row_sums(X, unknown.astype(np.float64) if weights is None else unknown * weights)
+    if of_unit and factors is None:
+        new, total = new + np.maximum(1.0 - total, 0.0), np.maximum(total, 1.0)
+    found = np.where(total > 0, new / np.maximum(total, 1e-30), float(of_unit))
+    return np.where(found < _NOTHING, 0.0, np.minimum(found, 1.0))
 
 
-def _row_sums(X: Any, columns: NDArray[np.bool_] | None) -> Float64:
-    """Return the sum of squares of each row over some columns."""
+def _row_sums(X: Any, weights: Float64 | None) -> Float64:
+    """Return the weighted sum of squares of each row."""
     if not hasattr(X, "indptr"):
-        rows = np.asarray(X, np.float64)
-        return np.asarray(np.square(rows if columns is None else rows[:, columns]).sum(axis=1))
+        squares = np.square(np.asarray(X, np.float64))
+        return np.asarray((squares if weights is None else squares * weights).sum(axis=1))
     squares = np.square(X.data.astype(np.float64))
-    if columns is not None:
-        squares = squares * columns[X.indices]
+    if weights is not None:
+        squares = squares * weights[X.indices]
     sums = np.concatenate([[0.0], np.cumsum(squares)])
     return np.asarray(sums[X.indptr[1:]] - sums[X.indptr[:-1]])
+
+
+def left_out_factors(n_rows: Int64, n_texts: int) -> Float64:
+    """Return how the squared TF-IDF weights of a text's columns change if it is left out of the texts.
+
+    `n_rows` of the `n_texts` texts have each column, the text among them.
+    """
+    rows = np.maximum(n_rows, 1).astype(np.float64)
+    without = 1.0 + np.log(n_texts / np.maximum(rows, 2.0))  # an unknown n-gram counts as one of one text
+    return np.asarray(np.square(without / (1.0 + np.log((1.0 + n_texts) / (1.0 + rows)))))
 
 
 def reference_of_fit(
@@ -268,7 +287,8 @@ def reference_of_fit(
     if not hasattr(X, "indptr") or not hasattr(rows, "indptr"):
         return Reference.of(log_length(X), "log_length", answers, class_counts, n_classes)
     n_rows = np.bincount(rows.indices, minlength=int(X.shape[1]))
-    features = unknown_share(X, n_rows <= 1, n_dense, of_unit=of_texts)
+    factors = left_out_factors(n_rows, int(rows.shape[0])) if of_texts else None
+    features = unknown_share(X, n_rows <= 1, n_dense, of_unit=of_texts, factors=factors)
     kind = "unknown_share" if of_texts else "unseen_share"
     if not of_texts:
         seen = np.packbits(n_rows > 0)
