@@ -24,6 +24,7 @@ COMMANDS: tuple[str, ...] = (
     "inspect",
     "export",
     "ask",
+    "serve",
     "demo",
     "experiments",
     "theory",
