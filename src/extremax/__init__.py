@@ -35,7 +35,10 @@ _MODULES = {
     "load_model": "loading",
 }
 # Packages that are attributes without an import of their own: `extremax.data` works at once.
-_PACKAGES = ("analysis", "data", "errors", "features", "metrics", "nn", "noise", "paper", "search", "theory", "tree")
+_PACKAGES = (
+    *("analysis", "data", "errors", "features", "metrics", "nn"),
+    *("noise", "paper", "search", "theory", "tree"),
+)
 
 __all__ = [
     "ExtremeClassifier",

@@ -3,6 +3,7 @@
 from extremax.analysis.analyse import Analysis, analyse
 from extremax.analysis.document import beside, load_analysis, make_document, save_document
 from extremax.analysis.page import ModelPage
+from extremax.analysis.report import report_html, write_report
 from extremax.analysis.tables import AnalysisConfig, Table
 
 __all__ = [
@@ -14,5 +15,7 @@ __all__ = [
     "beside",
     "load_analysis",
     "make_document",
+    "report_html",
     "save_document",
+    "write_report",
 ]

@@ -111,11 +111,22 @@ class LabelHierarchy:
 
     def path(self, label: int) -> list[int]:
         """Return the nodes from the root to the leaf that holds a class."""
-        place, node, found = int(self.places[label]), 0, [0]
-        while children := self.children(node):
-            node = next(child for child in children if place < self.stop[child])
-            found.append(node)
-        return found
+        found = [int(self.leaf_of[label])]
+        while found[-1] != 0:
+            found.append(int(self.parent[found[-1]]))
+        return found[::-1]
+
+    @property
+    def leaf_of(self) -> Int32:
+        """The node without nodes under it that holds each class."""
+        return self._cached("_leaf_of", self._find_leaves)
+
+    def _find_leaves(self) -> Int32:
+        is_leaf = np.ones(self.n_nodes, bool)
+        is_leaf[self.parent[1:]] = False
+        leaves = np.flatnonzero(is_leaf)
+        leaves = leaves[np.argsort(self.start[leaves], kind="stable")]
+        return leaves[np.searchsorted(self.stop[leaves], self.places, side="right")].astype(np.int32)
 
     @property
     def places(self) -> Int32:

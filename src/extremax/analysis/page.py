@@ -162,7 +162,7 @@ class ModelPage:
 
     def _class_node(self, c: int) -> dict[str, Any]:
         tree = self.hierarchy
-        leaf = tree.path(c)[-1]
+        leaf = int(tree.leaf_of[c])
         support = int(self._support[c])
         return {
             "id": self.n_nodes + c,
@@ -240,7 +240,7 @@ class ModelPage:
             if wanted in name:
                 matches.append((0 if name == wanted else 1 if name.startswith(wanted) else 2, c))
             elif self._descriptions is not None and wanted in self._folded[c]:
-                matches.append((3, c))
+                matches.append((3 if f" {wanted}" in f" {self._folded[c]}" else 4, c))  # words before parts
         matches.sort(key=lambda match: (match[0], -int(self._rows[match[1]]), match[1]))
         return {"labels": [self._found(c) for _, c in matches[: max(0, limit)]], "total": len(matches)}
 

@@ -307,7 +307,7 @@ def decile_table(made: Predictions) -> Table:
             "log_likelihood": mean(made.label_log_prob),
         },
         f"Classes in {config.n_groups} groups of equal size by {known}; classes with equally many stay"
-        " together. low and high: 95% interval of the accuracy.",
+        " together. The accuracy has its 95% interval.",
     )
 
 
@@ -480,14 +480,13 @@ def suspect_table(made: Predictions) -> Table:
     certain = (made.best_prob >= config.suspect_min_other) & ~made.row_right[made.rows]
     found = np.flatnonzero(certain & (ratio <= config.suspect_max_ratio))
     found = found[np.lexsort((found, ratio[found]))]
-    table = _row_table(
+    return _row_table(
         made,
         found,
-        f"Rows whose label has at most {config.suspect_max_ratio:g} of the probability of another class, which"
-        f" has at least {config.suspect_min_other:.0%}. If all labels and probabilities were right, at most"
+        f"Rows whose label has at most {config.suspect_max_ratio:g} of the probability of another class, and"
+        f" that class at least {config.suspect_min_other:.0%}. If all labels and probabilities were right, at most"
         f" {_chance_of_suspects(made):.1f} such rows would be expected.",
     )
-    return table
 
 
 def _chance_of_suspects(made: Predictions) -> float:
