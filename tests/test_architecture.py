@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loading": {"estimator", "storage", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},
+    "analysis": {"classifier", "evaluation", "examples", "metrics", "model", "runtime", "search", "types"},
     "nn": {
         "calibration",
         "defaults",
@@ -181,6 +182,7 @@ ALLOWED: dict[str, set[str]] = {
         "validation",
     },
     "cli": {
+        "analysis",
         "data",
         "errors",
         "estimator",
@@ -197,7 +199,7 @@ ALLOWED: dict[str, set[str]] = {
         "training",
         "types",
     },
-    "__init__": {"estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
+    "__init__": {"analysis", "estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
     "__main__": {"cli"},
     "theory": {"runtime"},
     "predict": {"runtime"},

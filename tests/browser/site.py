@@ -106,7 +106,9 @@ class Site:
         return {**found, "path": self.page.path(label)}
 
     def _labels(self, names, log_prob):
-        return [self._label(name, float(2.718281828459045 ** p)) for name, p in zip(names, log_prob, strict=True)]
+        return [
+            self._label(name, float(2.718281828459045**p)) for name, p in zip(names, log_prob, strict=True)
+        ]
 
     def _label(self, name, score):
         texts = self.clf.model_.classes.descriptions

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.analysis.analyse import Analysis
 from extremax.analysis.hierarchy import HierarchyConfig, LabelHierarchy, hierarchy_of
+from extremax.analysis.model_analysis import Analysis
 from extremax.analysis.names import name_nodes
 from extremax.analysis.tables import Table
 from extremax.runtime.atomic_files import write_text

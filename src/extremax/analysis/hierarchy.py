@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,36 +117,28 @@ class LabelHierarchy:
             found.append(int(self.parent[found[-1]]))
         return found[::-1]
 
-    @property
+    @cached_property
     def leaf_of(self) -> Int32:
         """The node without nodes under it that holds each class."""
-        return self._cached("_leaf_of", self._find_leaves)
-
-    def _find_leaves(self) -> Int32:
         is_leaf = np.ones(self.n_nodes, bool)
         is_leaf[self.parent[1:]] = False
         leaves = np.flatnonzero(is_leaf)
         leaves = leaves[np.argsort(self.start[leaves], kind="stable")]
         return leaves[np.searchsorted(self.stop[leaves], self.places, side="right")].astype(np.int32)
 
-    @property
+    @cached_property
     def places(self) -> Int32:
         """Position of each class in the order."""
-        return self._cached("_places", lambda: np.argsort(self.order, kind="stable").astype(np.int32))
+        return np.argsort(self.order, kind="stable").astype(np.int32)
 
-    @property
+    @cached_property
     def _child_order(self) -> Int64:
         """Nodes sorted by parent, then from left to right."""
-        return self._cached("_children", lambda: np.lexsort((self.start, self.parent)))
+        return np.asarray(np.lexsort((self.start, self.parent)), np.int64)
 
-    @property
+    @cached_property
     def _child_parent(self) -> Int32:
-        return self._cached("_parents", lambda: self.parent[self._child_order])
-
-    def _cached(self, name: str, make: Any) -> Any:
-        if name not in self.__dict__:
-            object.__setattr__(self, name, make())
-        return self.__dict__[name]
+        return np.asarray(self.parent[self._child_order])
 
     def depths(self) -> Int32:
         """Return the number of nodes above each node."""

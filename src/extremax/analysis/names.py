@@ -18,8 +18,9 @@ _LEAST_SHARE = 0.2  # part of the greatest difference that a further word has at
 def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     """Return a name for each node; empty for the root, and where features have no names.
 
-    The mean of the class vectors under a node minus that of its siblings is greatest on the words that set it
-    apart.  Only single words of sparse text features count.
+    The mean of the class vectors under a node minus that under its parent is greatest on the words that set
+    it apart; it is multiplied by the share of the classes that have the word.  Only single words of sparse
+    text features count.
     """
     features = getattr(clf, "features_", None)
     weights = clf.model_.weights
@@ -42,12 +43,15 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     words = sparse.csr_matrix(sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity))[
         tree.order
     ]
+    has = (words > 0).astype(np.float64)
     for depth in range(1, int(depths.max(initial=0)) + 1):
         nodes = np.flatnonzero(depths == depth)
         means = _range_means(tree, nodes) @ words
         parents, place = np.unique(tree.parent[nodes], return_inverse=True)
         whole = (_range_means(tree, parents) @ words)[place]
-        for node, row in zip(nodes.tolist(), sparse.csr_matrix(means - whole), strict=True):
+        # a word that few classes of the node have does not stand for it
+        score = (means - whole).multiply(_range_means(tree, nodes) @ has)
+        for node, row in zip(nodes.tolist(), sparse.csr_matrix(score), strict=True):
             names[node] = _name(row, spell)
     return names
 

@@ -158,12 +158,12 @@ class Predictions:
     @cached_property
     def best(self) -> Int64:
         """First prediction of the row of each pair."""
-        return self.ranked.labels[self.rows, 0].astype(np.int64)
+        return np.asarray(self.ranked.labels[self.rows, 0], np.int64)
 
     @cached_property
     def best_prob(self) -> Float64:
         """Probability of the first prediction of the row of each pair."""
-        return np.minimum(np.exp(self.ranked.log_prob[self.rows, 0].astype(np.float64)), 1.0)
+        return np.asarray(np.minimum(np.exp(self.ranked.log_prob[self.rows, 0].astype(np.float64)), 1.0))
 
     @cached_property
     def label_log_prob(self) -> Float64:
@@ -173,7 +173,7 @@ class Predictions:
     @cached_property
     def is_first(self) -> NDArray[np.bool_]:
         """Whether the label of a pair is predicted first."""
-        return self.best == self.labels
+        return np.asarray(self.best == self.labels)
 
     @cached_property
     def is_listed(self) -> NDArray[np.bool_]:
@@ -384,8 +384,8 @@ def confusion_table(made: Predictions) -> Table:
             "share": counts / made.support[label],
             "n_reverse": reverse,
         },
-        "Rows with a label whose first prediction is another class and none of their labels; share of the"
-        " rows of the label; n_reverse: the same the other way round.",
+        "Rows with a label whose first prediction is another class and none of their labels; their share of"
+        " the rows of the label; the reverse is the same with the two classes exchanged.",
     )
 
 
@@ -426,28 +426,31 @@ def _row_table(made: Predictions, pairs: Int64, note: str) -> Table:
 def merge_table(made: Predictions) -> Table:
     """Return pairs of classes that the model cannot tell apart.
 
-    If errors fell on classes at random, a wrong row of class a would be predicted as b in proportion to the
-    wrong rows that are predicted as b:
+    If errors fell on classes by their sizes, a wrong row of class a would be predicted as b at the rate at
+    which wrong rows of other classes are, or at which all rows are, whichever is greater:
 
-        expected_ab = errors_a false_b / (errors - errors_b).
+        expected_ab = errors_a max(false_b without those from a / errors without a and b, predicted_b / n).
 
-    The chance of at least n_ab such rows is a Poisson tail; times that of n_ba the other way round, times the
-    number of all pairs of classes, it is the number of pairs that chance would give.
+    The chance of at least n_ab such rows is a Poisson tail, and so is that of n_ba the other way round.  A
+    product t of two such chances, or a smaller one, has the chance t (1 - log t) (Fisher); times the number
+    of all pairs of classes, it is the number of pairs that chance would give.
     """
     config = made.config
     label, predicted, counts = made.confusions
     errors = np.bincount(label, weights=counts, minlength=made.n_classes)
     false = np.bincount(predicted, weights=counts, minlength=made.n_classes)
+    often = np.bincount(made.best, minlength=made.n_classes) / max(1, len(made.best))
     once = label < predicted
     a, b, ab = label[once], predicted[once], counts[once]
     ba = _counts_of(made, b, a)
     both = ba > 0
     a, b, ab, ba = a[both], b[both], ab[both], ba[both]
-    total = max(1.0, float(errors.sum()))
-    expected_ab = errors[a] * false[b] / np.maximum(total - errors[b], 1.0)
-    expected_ba = errors[b] * false[a] / np.maximum(total - errors[a], 1.0)
+    others = np.maximum(errors.sum() - errors[a] - errors[b], 1.0)
+    expected_ab = errors[a] * np.maximum((false[b] - ab) / others, often[b])
+    expected_ba = errors[b] * np.maximum((false[a] - ba) / others, often[a])
     n_pairs = made.n_classes * (made.n_classes - 1) / 2
-    by_chance = special.gammainc(ab, expected_ab) * special.gammainc(ba, expected_ba) * n_pairs
+    product = np.maximum(special.gammainc(ab, expected_ab) * special.gammainc(ba, expected_ba), 1e-300)
+    by_chance = product * (1.0 - np.log(product)) * n_pairs
     told = made.right[a] + made.right[b]
     share = (ab + ba) / np.maximum(told + ab + ba, 1)
     kept = (by_chance < config.merge_max_expected) & (share >= config.merge_min_share)
@@ -467,8 +470,8 @@ def merge_table(made: Predictions) -> Table:
             "pairs_by_chance": by_chance[order],
         },
         "Two classes of which rows of each are predicted as the other, so often that among all pairs of"
-        f" classes fewer than {config.merge_max_expected:g} would be by chance, given how many errors each"
-        " has and attracts; and of whose rows that are predicted as either at least"
+        f" classes fewer than {config.merge_max_expected:g} would be by chance, given the errors of each and"
+        " how often each is predicted; and of whose rows that are predicted as either at least"
         f" {config.merge_min_share:.0%} go to the wrong one.",
     )
 
@@ -484,8 +487,8 @@ def suspect_table(made: Predictions) -> Table:
         made,
         found,
         f"Rows whose label has at most {config.suspect_max_ratio:g} of the probability of another class, and"
-        f" that class at least {config.suspect_min_other:.0%}. If all labels and probabilities were right, at most"
-        f" {_chance_of_suspects(made):.1f} such rows would be expected.",
+        f" that class at least {config.suspect_min_other:.0%}. If all labels and probabilities were right,"
+        f" at most {_chance_of_suspects(made):.1f} such rows would be expected.",
     )
 
 

@@ -1,4 +1,4 @@
-"""``extremax report MODEL DATA``: what a model does well and badly, as one HTML file or as data for a server."""
+"""``extremax report MODEL DATA``: what a model does well and badly, as one HTML file or for a server."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def _show(found: Any, as_json: bool) -> None:
         return
     columns = list(model)
     table = [
-        [str(row["name"]), *(terminal.fraction(row[name]) for name in columns[1:])] for row in (model, *others)
+        [str(row["name"]), *(terminal.fraction(row[name]) for name in columns[1:])]
+        for row in (model, *others)
     ]
     titles = ["", *(name.replace("_", " ") for name in columns[1:])]
     terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows", right=titles[1:])

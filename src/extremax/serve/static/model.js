@@ -45,7 +45,8 @@
   // ---- parts ----
 
   const titled = (name, description) => [h("span.label", null, name), description ? [" ", h("span.desc", null, description)] : ""];
-  const th = (names, numeric) => h("thead", null, h("tr", null, names.map((name, i) => h("th", {scope: "col", class: numeric.includes(i) ? "n" : null}, name))));
+  const th = (names, numeric, roomy) => h("thead", null, h("tr", null, names.map((name, i) => h("th", {scope: "col",
+    class: [numeric.includes(i) ? "n" : "", (roomy || []).includes(i) ? "roomy" : ""].join(" ")}, name))));
   const section = (name, note, ...content) => h("section.card", {"aria-label": name}, h("h2", null, name), note ? h("p.note", null, note) : null, content);
 
   // A table whose rows are shown a few at a time; on a telephone each becomes a block with the names of its columns.
@@ -90,12 +91,12 @@
       return h("span.whisker", {"aria-hidden": "true"}, fill, range);
     };
     return section("Accuracy by class frequency", note, xm.scroll(h("table.list", null,
-      th(["Rows of a class", "Classes", "Held-out rows", "Accuracy", "", "First " + top.match(/\d+/)[0], "Log-lik."], [1, 2, 4, 5, 6]),
+      th(["Rows of a class", "Classes", "Held-out rows", "Accuracy", "", "First " + top.match(/\d+/)[0], "Log-lik."], [1, 2, 4, 5, 6], [2, 6]),
       h("tbody", null, rows.map((row) => h("tr", null,
         h("td.whole", null, row.least_rows === row.most_rows ? xm.count(row.most_rows) : xm.count(row.least_rows) + "–" + xm.count(row.most_rows)),
-        h("td.n", null, xm.count(row.n_classes)), h("td.n", null, xm.count(row.n_held_out)),
+        h("td.n", null, xm.count(row.n_classes)), h("td.n.roomy", null, xm.count(row.n_held_out)),
         h("td", null, row.accuracy === null ? "" : whisker(row)), h("td.n", null, xm.percent(row.accuracy)), h("td.n", null, xm.percent(row[top])),
-        h("td.n", null, xm.number(row.log_likelihood))))))));
+        h("td.n.roomy", null, xm.number(row.log_likelihood))))))));
   };
 
   const reliability = ({note, rows}) => {
