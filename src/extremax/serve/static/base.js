@@ -55,9 +55,11 @@ xm.rgb = (share) => {
   return xm.stops[low].map((v, i) => Math.round(v + (x - low) * (xm.stops[low + 1][i] - v)));
 };
 xm.colour = (share) => "rgb(" + xm.rgb(share).join(",") + ")";
+// Black or white, whichever has the greater contrast (WCAG): at least 4.5 on every colour of the scale.
 xm.inkOn = (share) => {
-  const [r, g, b] = xm.rgb(share);
-  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#12202e" : "#ffffff";
+  const light = xm.rgb(share).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#000000" : "#ffffff";
 };
 
 // ---- requests ----
