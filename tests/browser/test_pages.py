@@ -14,6 +14,8 @@ from analysis.stand_in import StandIn
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
 from extremax.analysis import ModelPage, make_document, write_report
+from extremax.analysis.pictures import take_pictures
+from extremax.analysis.report import answer_html
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 VERBS = ("bitten", "fell", "hit", "cut", "burnt", "stung")
@@ -355,6 +357,29 @@ def test_report_says_how_much_of_a_large_tree_is_left_out(open_page, tmp_path):
     page.wait_for_selector(".cell")
     page.click(".cell >> nth=-1")
     assert re.search(r"Its \d+ classes are not in this file", page.text_content("#facts"))
+
+
+def test_pictures_for_the_documentation(browser, made, tmp_path):
+    clf, pages = made
+    found = take_pictures(clf, pages.document, tmp_path / "pictures", text="bitten by a dog")
+    assert [path.name for path in found] == ["answer.png", "label-tree.png", "report.png"]
+    for path in found:
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert path.stat().st_size > 15_000  # an empty page has 5 kB
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == sorted(
+        path.name for path in found
+    )
+
+
+def test_answer_stands_in_a_file_of_its_own(open_page, made, tmp_path):
+    clf, pages = made
+    text = f"cut by a {HOSTILE}"
+    (tmp_path / "answer.html").write_text(answer_html(clf, pages, text), encoding="utf-8")
+    page = open_page((tmp_path / "answer.html").as_uri())
+    page.wait_for_selector(".marked mark")
+    assert page.text_content(".answers li:first-child .label") == f"cut {HOSTILE}"
+    assert page.input_value("#text") == text
+    assert page.query_selector("img") is None
 
 
 # -- for everybody -----------------------------------------------------------------------------------------

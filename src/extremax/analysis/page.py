@@ -131,7 +131,7 @@ class ModelPage:
         if not 0 <= number < n_nodes + tree.n_classes:
             raise ValueError(f"the tree has no node {number}; nodes are 0 to {n_nodes + tree.n_classes - 1}.")
         if number >= n_nodes:
-            return self._class_node(number - n_nodes)
+            return self.class_node(number - n_nodes)
         support = int(self._node_support[number])
         largest = self._largest[number]
         name = self._names[number] or ("all classes" if number == 0 else self._named_after(largest))
@@ -160,7 +160,8 @@ class ModelPage:
     def _describe(self, c: int, length: int = MAX_TEXT) -> str | None:
         return None if self._descriptions is None else cut(self._descriptions.text(c), length) or None
 
-    def _class_node(self, c: int) -> dict[str, Any]:
+    def class_node(self, c: int) -> dict[str, Any]:
+        """Return the node of a class, given by its number."""
         tree = self.hierarchy
         leaf = int(tree.leaf_of[c])
         support = int(self._support[c])
@@ -227,7 +228,7 @@ class ModelPage:
         """Return the nodes from the root to a class, given by its number."""
         if not 0 <= label < self.hierarchy.n_classes:
             raise ValueError(f"there is no class {label}; classes are 0 to {self.hierarchy.n_classes - 1}.")
-        return [self.node(number) for number in self.hierarchy.path(label)] + [self._class_node(label)]
+        return [self.node(number) for number in self.hierarchy.path(label)] + [self.class_node(label)]
 
     def search(self, query: str, limit: int = 20) -> dict[str, Any]:
         """Return classes whose label or description holds a text: those that begin with it first."""
@@ -252,7 +253,7 @@ class ModelPage:
         return self._folded_texts
 
     def _found(self, c: int) -> dict[str, Any]:
-        node = self._class_node(c)
+        node = self.class_node(c)
         return {
             "label": node["label"],
             "id": c,

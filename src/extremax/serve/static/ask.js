@@ -150,7 +150,7 @@
   const place = (path) => h("section.card", {"aria-label": "Place in the label tree"}, h("h2", null, "Place in the label tree"),
     h("p.note", null, "Classes that the model finds alike stand together; each step divides them."),
     h("ol.path", null, path.map((node, i) => h("li", null, h("a", {
-      href: xm.link("model") + "#node=" + node.id, "aria-current": i === path.length - 1 ? "true" : null,
+      href: report ? null : xm.link("model") + "#node=" + node.id, "aria-current": i === path.length - 1 ? "true" : null,
       title: xm.plural(node.n_classes, "class", "classes"),
     }, node.name)))));
 
@@ -235,14 +235,31 @@
     return [h("div.tabs", {role: "tablist", "aria-label": "What to classify"}, panels.map(({tab}) => tab)), ...panels.map(({panel}) => panel)];
   };
 
-  xm.csv = csv; // for the tests
-  xm.header("Ask", null);
-  xm.withKey(async () => {
-    info = await xm.request("info");
-    xm.header("Ask", info);
-    document.title = info.name + " – extremax";
-    xm.replace(document.getElementById("app"), h("h1", null, "Ask the model"),
-      h("p.quiet", null, xm.plural(info.n_classes, "class", "classes") + (info.n_samples ? ", trained on " + xm.plural(info.n_samples, "row") : "")), tabs());
-    document.getElementById("text").focus();
-  });
+  const headline = () => [h("h1", null, "Ask the model"), h("p.quiet", null, xm.plural(info.n_classes, "class", "classes")
+    + (info.n_samples ? ", trained on " + xm.plural(info.n_samples, "row") : ""))];
+
+  // One answer that stands in the page itself, without a server.
+  const still = ({text, found}) => {
+    const answers = h("div");
+    const reasons = h("div");
+    show(found, text, answers, reasons);
+    return [headline(), h("section.card.ask", {"aria-label": "One text"}, h("label", {for: "text"}, "Text"),
+      h("textarea", {id: "text", rows: "2", readonly: true}, text), answers), reasons];
+  };
+
+  const report = document.getElementById("report");
+  if (report) {
+    const data = JSON.parse(report.textContent);
+    info = data.info;
+    xm.replace(document.getElementById("app"), still(data));
+  } else {
+    xm.header("Ask", null);
+    xm.withKey(async () => {
+      info = await xm.request("info");
+      xm.header("Ask", info);
+      document.title = info.name + " – extremax";
+      xm.replace(document.getElementById("app"), headline(), tabs());
+      document.getElementById("text").focus();
+    });
+  }
 })();

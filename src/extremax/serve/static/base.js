@@ -43,7 +43,7 @@ xm.percent = (p, digits) => {
   if (digits === undefined) digits = value >= 99.95 || value === 0 ? 0 : value >= 0.1 ? 1 : 2;
   return value > 0 && value < 0.01 ? "<0.01%" : value.toFixed(digits) + "%";
 };
-xm.number = (v, digits) => (v === null || v === undefined ? "–" : v.toFixed(digits === undefined ? 2 : digits));
+xm.number = (v, digits) => (v === null || v === undefined ? "–" : v.toFixed(digits === undefined ? 2 : digits).replace("-", "−"));
 xm.plural = (n, one, many) => xm.count(n) + " " + (n === 1 ? one : many || one + "s");
 
 // ---- colours: a sequential scale that stays in order without red and green, and in print ----

@@ -76,7 +76,7 @@
     const tile = (name, key, format) => h("div.tile", null, h("div.name", null, name), h("div.value", null, format(model[key])),
       other ? h("div.other", null, "class frequencies " + format(other[key])) : null);
     return h("div.tiles", null, tile("Accuracy", "accuracy", (v) => xm.percent(v)), tile("Among the first " + top.match(/\d+/)[0], top, (v) => xm.percent(v)),
-      tile("Log-likelihood", "log_likelihood", (v) => xm.number(v, 3).replace("-", "−")), tile("Calibration error", "calibration_error", (v) => xm.percent(v)));
+      tile("Log-likelihood", "log_likelihood", (v) => xm.number(v, 3)), tile("Calibration error", "calibration_error", (v) => xm.percent(v)));
   };
 
   const deciles = ({note, rows}) => {
