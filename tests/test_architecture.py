@@ -145,6 +145,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loading": {"estimator", "storage", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},
+    "analysis": {"classifier", "evaluation", "examples", "metrics", "model", "runtime", "search", "types"},
     "nn": {
         "calibration",
         "defaults",
@@ -231,6 +232,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "export": {"calibration", "loading", "model", "noise", "runtime", "types"},
     "cli": {
+        "analysis",
         "data",
         "errors",
         "estimator",
@@ -249,7 +251,7 @@ ALLOWED: dict[str, set[str]] = {
         "training",
         "types",
     },
-    "__init__": {"estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
+    "__init__": {"analysis", "estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
     "__main__": {"cli"},
     "theory": {"runtime"},
     "predict": {"runtime"},

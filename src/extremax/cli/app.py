@@ -21,6 +21,7 @@ COMMANDS: tuple[str, ...] = (
     "train",
     "predict",
     "evaluate",
+    "report",
     "inspect",
     "export",
     "ask",
