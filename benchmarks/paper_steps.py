@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier
 from timing import Clock, machine, make_parser, write_rows
 

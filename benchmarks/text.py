@@ -16,7 +16,7 @@ own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part
 milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; seconds printed).
 `extremax-start` is the same as `extremax-text` where there are texts, interrupted, as by Ctrl-C, before its
 first epoch.  Data sets are described in
-datasets.py, methods in peers.py.
+benchmark_data.py, methods in peers.py.
 
 Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
 validation rows; no figure of a test row chooses anything.  Scored are all test rows, or a random sample
@@ -46,9 +46,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import datasets
+import benchmark_data as datasets
 import peers
-from datasets import SPLITS, TextData
+from benchmark_data import SPLITS, TextData
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
 from extremax.data import lemmas
 from extremax.errors import TrainingInterruptedWarning

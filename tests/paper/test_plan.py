@@ -95,6 +95,12 @@ def test_plan_states_files_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert plan.seconds["training"] == pytest.approx(6 * 50 * n_train * 1e-6)
     assert plan.seconds["evaluation"] > 6 * 2 * 7000 * n_classes * 1e-9  # the first point and the last
     assert "reading" not in plan.seconds  # no files
+    more = make_plan("amazon-670k", recipes, n_trials=2, n_seeds=3, n_jobs=1)
+    assert more is not None
+    # trials have as many epochs as runs here, and no test rows
+    assert more.seconds["training"] == pytest.approx(5 * plan.seconds["training"])
+    assert 3.5 < more.seconds["evaluation"] / plan.seconds["evaluation"] < 3.6  # 3 + 2 * 2,000 / 7,000
+    assert more.seconds["tree"] == plan.seconds["tree"] > 0.0
     text = "\n".join(plan.describe())
     assert "amazon-670k needs trn_ft_mat_dense.txt, trn_lbl_mat.txt" in text
     assert "in EXTREMAX_DATA/Amazon-670K/ (not found; labels from the Extreme Classification" in text

@@ -134,6 +134,8 @@ class Verdict:
         The number that decides, and its standard error; for a factor, None as error.
     low, high
         Range of a factor over seeds.
+    baseline
+        Name of the baseline, in a claim about one.
     """
 
     claim: str
@@ -143,6 +145,7 @@ class Verdict:
     error: float | None = None
     low: float | None = None
     high: float | None = None
+    baseline: str = ""
 
     def __str__(self) -> str:
         answer = {True: "holds", False: "does not hold", None: "cannot be told"}[self.held]
@@ -154,13 +157,14 @@ def format_factor(factor: float) -> str:
 
     Examples
     --------
-    >>> format_factor(1.234), format_factor(123.4), format_factor(math.inf)
-    ('1.2', '120', '∞')
+    >>> format_factor(1.234), format_factor(0.997), format_factor(123.4), format_factor(math.inf)
+    ('1.2', '1.0', '120', '∞')
     """
     if math.isinf(factor):
         return "∞"
-    digits = 1 - math.floor(math.log10(factor)) if factor > 0 else 1
-    return f"{round(factor, digits):.{max(digits, 0)}f}"
+    rounded = float(f"{factor:.2g}")
+    digits = 1 - math.floor(math.log10(rounded)) if rounded > 0 else 1
+    return f"{rounded:.{max(digits, 0)}f}"
 
 
 @dataclass(frozen=True)
@@ -354,7 +358,8 @@ def _speed_claims(proposed: Outcome, baseline: Outcome, clock: str) -> list[Verd
     if 0.0 in speed.factors and speed.ours is not None:
         words += f" With {int((speed.factors <= 0).sum())} of {len(speed.factors)} seeds it never got there."
     name = _label(baseline)
-    numbers = {"value": speed.mean, "low": speed.low, "high": speed.high}
+    numbers: dict[str, Any] = {"value": speed.mean, "low": speed.low, "high": speed.high}
+    numbers["baseline"] = baseline.method
     return [
         Verdict(
             f"It is faster than {name}, at that baseline's final accuracy",

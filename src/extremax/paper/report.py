@@ -91,22 +91,34 @@ def summarize_verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a line for the claims that fail, one for those that cannot be told, one for those that hold."""
     lines = []
     for held, words in ((False, "**Do not hold here**"), (None, "Cannot be told"), (True, "Hold here")):
-        claims = [_short_claim(verdict) for verdict in verdicts if verdict.held is held]
+        chosen = [verdict for verdict in verdicts if verdict.held is held]
+        claims = [_short_claim(verdict) for verdict in chosen if not verdict.baseline]
+        for ending, start in ((_BY_TEN, "faster by an order of magnitude than"), ("", "faster than")):
+            factors = [
+                f"{METHODS[verdict.baseline].label} ({_factor(verdict)})"
+                for verdict in chosen
+                if verdict.baseline and verdict.claim.endswith(_BY_TEN) is bool(ending)
+            ]
+            if factors:
+                claims.append(f"{start} {', '.join(factors)}")
         if claims:
             lines.append(f"- {words}: {'; '.join(claims)}.")
     return lines
 
 
+_BY_TEN = "by an order of magnitude"
+
+
 def _short_claim(verdict: Verdict) -> str:
-    """Return a claim with its number."""
-    claim = verdict.claim.removesuffix(" than all baselines").replace("The proposed method reaches a", "a")
-    claim = claim.removeprefix("It is ").replace(", at that baseline's final accuracy", "")
-    if verdict.error is not None and verdict.value is not None:
-        figure = "log_likelihood" if "likelihood" in claim else "accuracy"
-        return f"{claim} ({format_figure(figure, verdict.value, verdict.error, signed=True)})"
-    if verdict.value is not None:
-        return f"{claim} (factor {_factor(verdict)})"
-    return claim
+    """Return a claim about all baselines, or about softmax, with its number."""
+    claim = verdict.claim.replace("The proposed method reaches a", "a").replace(
+        "Full softmax is", "full softmax"
+    )
+    claim = claim.removesuffix(" (appendix A.2)")
+    figure = "log_likelihood" if "likelihood" in claim else "accuracy"
+    assert verdict.value is not None
+    assert verdict.error is not None
+    return f"{claim} ({format_figure(figure, verdict.value, verdict.error, signed=True)})"
 
 
 def _factor(verdict: Verdict) -> str:
@@ -114,11 +126,11 @@ def _factor(verdict: Verdict) -> str:
     assert verdict.low is not None
     assert verdict.high is not None
     if verdict.high <= 0:
-        return "none, it never gets there"
+        return "never gets there"
     if verdict.low <= 0:
-        return f"at most {format_factor(verdict.high)}, with some seeds it never gets there"
+        return f"at most {format_factor(verdict.high)} times; with some seeds it never gets there"
     low, high = format_factor(verdict.low), format_factor(verdict.high)
-    return f"{format_factor(verdict.value)}, {low} to {high}"
+    return f"{format_factor(verdict.value)} times, {low} to {high}"
 
 
 def _how_made(data: ReportData) -> str:

@@ -38,6 +38,7 @@ from extremax.types import Float64
 SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 _PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
+_PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
 _WIDEN = 4  # values at most beyond each end of the paper's grid
 _ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
@@ -117,7 +118,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
-    plan = make_plan(data, compared, n_jobs=n_jobs)
+    plan = make_plan(data, compared, n_trials=n_trials, n_seeds=n_seeds, n_jobs=n_jobs)
     for line in () if plan is None else plan.describe():
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
@@ -125,35 +126,38 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         log("full softmax is left out: an epoch would take too long on this data set")
         del recipes["softmax"]
     task = _Task(Path(out), rows, n_trials, n_seeds, max_seconds, clock, n_jobs, log, on_point)
-    for name, recipe in recipes.items():
-        _run_method(name, recipe, task)
+    tuned = {name: _tuned(name, recipe, task) for name, recipe in recipes.items()}
+    for seed in range(n_seeds):  # a comparison that is cut off has fewer seeds, not fewer methods
+        for name, recipe in tuned.items():
+            log(f"running {METHODS[name].label}, seed {seed}")
+            _run_seed(name, recipe, seed, task)
     return report(task.folder, methods=list(recipes), clock=clock, command=command)
 
 
-def _run_method(name: str, recipe: Recipe, task: _Task) -> None:
-    """Tune a method, and run it with each seed."""
-    label = METHODS[name].label
-    noise = _shared_noise(recipe, task)
+def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:
+    """Return the recipe of a method with the parameters and the length of its runs."""
     if task.n_trials:
-        task.log(f"searching parameters of {label}")
-        recipe = tune_method(name, recipe, task, noise).best
-    if task.max_seconds is not None:
-        # the clock ends training, not the number of epochs
-        evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
-        recipe = replace(recipe, evaluation=evaluation).with_model(n_epochs=10**6)
-    for seed in range(task.n_seeds):
-        task.log(f"running {label}, seed {seed}")
-        run(
-            recipe.with_model(random_state=seed),
-            task.folder / "runs" / name / f"seed-{seed}",
-            rows=task.rows,
-            n_jobs=task.n_jobs,
-            clock=task.clock,
-            noise=noise,
-            keep_model=False,
-            log=task.log,
-            on_point=task.on_point,
-        )
+        task.log(f"searching parameters of {METHODS[name].label}")
+        recipe = tune_method(name, recipe, task).best
+    if task.max_seconds is None:
+        return recipe
+    # the clock ends training, not the number of epochs
+    evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
+    return replace(recipe, evaluation=evaluation).with_model(n_epochs=10**6)
+
+
+def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
+    run(
+        recipe.with_model(random_state=seed),
+        task.folder / "runs" / name / f"seed-{seed}",
+        rows=task.rows,
+        n_jobs=task.n_jobs,
+        clock=task.clock,
+        noise=_shared_noise(recipe, task),
+        keep_model=False,
+        log=task.log,
+        on_point=task.on_point,
+    )
 
 
 def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
@@ -167,7 +171,7 @@ def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
 def paper_grid(method: str) -> dict[str, list[Any]]:
     """Return the grid that the paper tuned a method on, with both readings of Eq. 6 where they differ.
 
-    The paper does not print the range of the prior variances.
+    The paper does not print the range of the prior variances; here it has those of Table 1.
 
     Examples
     --------
@@ -177,10 +181,12 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
     10.0
     """
     space = default_space(METHODS[method].model)
+    if "prior_variance" in space:
+        space["prior_variance"] = list(_PRIOR_VARIANCES)
     return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
 
 
-def tune_method(name: str, recipe: Recipe, task: _Task, noise: FittedNoise | None) -> SearchResult:
+def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
     """Search the paper's grid for the best accuracy on validation rows, and beyond its ends."""
     search = replace(
         recipe.search, space=paper_grid(name), score="accuracy", pruner="none", strategy="grid", widen=_WIDEN
@@ -198,7 +204,7 @@ def tune_method(name: str, recipe: Recipe, task: _Task, noise: FittedNoise | Non
         n_trials=task.n_trials,
         rows=task.rows,
         n_jobs=task.n_jobs,
-        noise=noise,
+        noise=_shared_noise(recipe, task),
         log=task.log,
         on_trial=show,
     )
@@ -250,7 +256,7 @@ def report(
     folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "cpu_seconds", command: str = ""
 ) -> Reproduction:
     """Write figure, tables and verdicts from the finished runs in a folder."""
-    runs = {name: found for name in methods if (found := finished_runs(folder, name))}
+    runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
     outcomes = {

@@ -1,7 +1,7 @@
 """The data sets of the benchmarks: dense float32 features and integer class ids, built once and cached.
 
-    python benchmarks/datasets.py                  # what there is, and what is cached
-    python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
+    python benchmarks/benchmark_data.py                  # what there is, and what is cached
+    python benchmarks/benchmark_data.py eurlex57k ...    # build these and print their sizes
 
 Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project.
 Features are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench.
