@@ -204,7 +204,7 @@ def _recipe(data: str, method: str) -> Recipe:
 
 
 def _planted_rows(seed: int) -> Rows:
-    made = planted_hierarchy(8000, 400, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=2000)
+    made = planted_hierarchy(4000, 150, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=2000)
     X = {"train": made.X, "valid": made.X_test[:1000], "test": made.X_test[1000:]}
     y = {"train": made.y, "valid": made.y_test[:1000], "test": made.y_test[1000:]}
     classes, train = np.unique(made.y, return_inverse=True)
