@@ -366,7 +366,7 @@ def test_copy_draws_the_same_invariant(data):
     assert torch.equal(*losses)
 
 
-@pytest.mark.parametrize("gradients", ["dense", "fused"])
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_meta_device_and_reset_invariant(gradients):
     counts = np.arange(1, N_CLASSES + 1)
     options = {"class_counts": counts, "gradients": gradients}
