@@ -50,6 +50,7 @@ import benchmark_data as datasets
 import peers
 from benchmark_data import SPLITS, TextData
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
+from extremax.data import lemmas
 from extremax.errors import TrainingInterruptedWarning
 from extremax.training.loop import Moment, Watcher
 from timing import Clock, Seconds, machine, make_parser, write_rows
@@ -354,7 +355,7 @@ def _unsuitable(method: str, data: Prepared, options: Options) -> str:
         return "more than 1,000,000 training rows"
     if method == "extremax-text" and not data.has_texts:
         return "no texts"
-    if method == "prefix" and data.name not in (*datasets.LOOKUPS, "planted-texts"):
+    if method == "prefix" and data.name not in (*lemmas.TABLES, "planted-texts"):
         return "labels are no words of the texts"
     return ""
 
