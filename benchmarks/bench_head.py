@@ -397,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", nargs="+", default=["npm", "icd10cm"], choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.03, 0.1, 0.3])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.03, 0.06, 0.12])
     parser.add_argument("--search", type=float, default=10.0, help="seconds of training with each rate")
     parser.add_argument("--classes", type=int, default=1_000_000, help="of the step that is timed; 0: none")
     args = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
 training step compares all rows with one set of classes, of which one matrix product makes all scores: the
-targets of the rows, and classes drawn by the square root of the class frequencies. Once there is a label tree,
+targets of the rows, and classes drawn by the square root of class frequencies. Once there is a label tree,
 half of the draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact,
 and so is the loss in evaluation mode.
 """
@@ -143,7 +143,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_classes: int,
         bias: bool = True,
         *,
-        n_shared: int = 2048,
+        n_shared: int = 1536,
         class_counts: ArrayLike | None = None,
         class_exponent: float = 0.5,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
