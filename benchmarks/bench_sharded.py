@@ -4,15 +4,15 @@
     python benchmarks/bench_sharded.py --processes 1 2 --repeats 50
 
 Processes talk by gloo over the loopback interface, with one thread each. Constants: a small all-reduce, bytes
-per second of large collectives, multiplications of a product of the step's shape, rows that are read and
-written by index. Steps: hidden states that want a gradient, the step of the layer with gradients="fused" and
+per second of large collectives, multiplications of a product of the step's shape, scores of a
+softmax, rows that are read and written by index. Steps: hidden states that want a gradient, the step of the layer with gradients="fused" and
 with dense gradients and AdamW, without an encoder. The prediction is in processor seconds of one process:
 
-    overhead + 6 small all-reduces + 3 N d S / (P products) + 16 d (S + N) / (P row bytes)
-    + (8 N d + 24 N) / bandwidth
+    overhead + 6 small all-reduces + 3 N d T / products + N T softmax + 16 d T / row bytes
+    + (8 N d + 24 N) / bandwidth,        T = S / P + min(S / 2, N) / P classes of a process
 
-with the overhead of the smallest step in one process, multiply-adds per second of the product, bytes per
-second of rows read and written, and of a large all-reduce.
+with the overhead of the smallest step in one process, multiply-adds per second of the product, seconds per
+score of a softmax and its gradient, bytes per second of rows read and written, and of a large all-reduce.
 """
 
 from __future__ import annotations
@@ -94,6 +94,15 @@ def measure_constants(size: int, repeats: int, *, tiny: bool) -> list[dict[str, 
     found = figures(lambda: x @ w.T, 10 * repeats)
     found["multiply-adds/s"] = 256 * 128 * 1024 * 1e3 / found["processor ms"]
     rows.append({"case": "product 256 x 128 x 1024", **found})
+    scores, is_target = torch.randn(256, 1024, requires_grad=True), torch.zeros(256, 1024, dtype=torch.bool)
+
+    def softmax() -> None:
+        logits = (scores + 1.0).masked_fill(is_target, -np.inf)
+        torch.logsumexp(torch.cat([logits[:, :1], logits], dim=1), dim=1).sum().backward()
+
+    found = figures(softmax, repeats)
+    found["seconds per score"] = found["processor ms"] / 1e3 / (256 * 1024)
+    rows.append({"case": "softmax of 256 x 1024 and its gradient", **found})
     table, at = torch.zeros(n_large // 64, 128), torch.randint(n_large // 64, (1024,))
 
     def read_and_write() -> None:
@@ -176,6 +185,7 @@ def add_predictions(found: dict[int, list[dict[str, Any]]], cases: Sequence[Case
     first = known[min(known)]
     overhead = first[str(SMALLEST)]["processor ms"]
     products = first["product 256 x 128 x 1024"]["multiply-adds/s"]
+    softmax = first["softmax of 256 x 1024 and its gradient"]["seconds per score"]
     row_bytes = first["1,024 rows of 128 read and written"]["bytes/s"]
     for size, rows in known.items():
         call = rows["all-reduce of 1 kB"]["processor ms"] if size > 1 else 0.0
@@ -186,9 +196,10 @@ def add_predictions(found: dict[int, list[dict[str, Any]]], cases: Sequence[Case
         for case in cases:
             if case.gradients != "fused":
                 continue
-            n, d, s = case.n_rows, case.width, case.n_shared
-            work = 3 * n * d * s / size / products
-            traffic = 16 * d * (s + n) / size / row_bytes
+            n, d = case.n_rows, case.width
+            n_set = (case.n_shared + min(case.n_shared // 2, n)) / size
+            work = 3 * n * d * n_set / products + n * n_set * softmax
+            traffic = 16 * d * n_set / row_bytes
             sent = (8 * n * d + 24 * n) / bandwidth if size > 1 else 0.0
             collectives = 6 * call if size > 1 else 0.0
             rows[str(case)]["predicted processor ms"] = overhead + collectives + 1e3 * (work + traffic + sent)

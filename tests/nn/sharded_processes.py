@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
+from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, shard_group
 from extremax.nn.shared_classes import ClassDraws, SharedSet, shared_losses
 
 N_CLASSES, WIDTH = 23, 6  # 23 classes are 12 and 11, or 8, 8 and 7
@@ -254,11 +254,37 @@ def check_collectives(rank, size, folder):
             assert found == {"allreduce_": 2}, found
             found, _ = count(out.loss.backward)
             assert found == {"allreduce_": 1}, found
+    compare_bytes(rank, size)
     layer.eval()
     found, _ = count(lambda: layer(*rows(size)[rank]))
     assert found == gathered, found
     found, _ = count(lambda: layer.predict_topk(rows(size)[rank][0], 3))
     assert found == {"_allgather_base_": 3}, found
+
+
+def compare_bytes(rank, size):
+    """Bytes that a rank hands over in a step of the docstring, in order."""
+    sent = []
+
+    def recorded(work, place):
+        def wrapped(*arguments, **options):
+            tensor = arguments[place]
+            sent.append(tensor.numel() * tensor.element_size())
+            return work(*arguments, **options)
+
+        return wrapped
+
+    layer = make_layer(n_shared=9)
+    x, y = rows(size, uneven=False)[rank]
+    x, y = x.requires_grad_(), y.clamp(min=0)
+    n, total = len(y), size * len(y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_group, "_all_gather", recorded(shard_group._all_gather, 1))
+        patch.setattr(shard_group, "_reduce_scatter", recorded(shard_group._reduce_scatter, 1))
+        patch.setattr(dist, "all_reduce", recorded(dist.all_reduce, 0))
+        layer(x, y).loss.backward()
+    forward = [8, n * (4 * WIDTH + 8), 4 * total, 8 * total]
+    assert sent == [*forward, 4 * n, 4 * total * WIDTH], sent
 
 
 def check_fused_step(rank, size, folder):

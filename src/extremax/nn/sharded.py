@@ -59,7 +59,8 @@ class ShardedExtremeSoftmax(OutputLayer):
     together, with rows or without.
 
     A training step makes 6 collectives with ``rows="own"``, where a rank has n rows of d features of b bytes
-    and all ranks together have N. In the forward pass:
+    and all ranks together have N; ranks with fewer rows than others pad theirs. In the forward pass, three
+    numbers for each row in two all-reduces:
 
     - all-gather of n, 8 bytes from each rank,
     - all-gather of the rows, n (b d + 8) bytes from each rank,
