@@ -4,9 +4,10 @@
     python benchmarks/bench_sharded.py --processes 1 2 --repeats 50
 
 Processes talk by gloo over the loopback interface, with one thread each. Constants: a small all-reduce, bytes
-per second of large collectives, multiplications of a product of the step's shape, scores of a
-softmax, rows that are read and written by index. Steps: hidden states that want a gradient, the step of the layer with gradients="fused" and
-with dense gradients and AdamW, without an encoder. The prediction is in processor seconds of one process:
+per second of large collectives, multiplications of a product of the step's shape, scores of a softmax, rows
+that are read and written by index. Steps: hidden states that want a gradient, the step of the layer with
+gradients="fused" and with dense gradients and AdamW, without an encoder. The prediction is in processor
+seconds of one process:
 
     overhead + 6 small all-reduces + 3 N d T / products + N T softmax + 16 d T / row bytes
     + (8 N d + 24 N) / bandwidth,        T = S / P + min(S / 2, N) / P classes of a process
