@@ -41,7 +41,7 @@ def read_npm(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     with lzma.open(path, "rt", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split("\t", 2) for line in file]
     found = {}
-    for split in ("train", "valid", "test"):
+    for split in ("train", "val", "test"):
         rows = [(text, int(owner)) for part, owner, text in lines if part == split]
         texts, owners = zip(*rows, strict=True)
         found[split] = np.array(texts, object), np.array(owners)
@@ -57,7 +57,7 @@ def make_up_names() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     chosen = preferred[owners[:, None], rng.integers(4, size=(len(owners), 3))]
     chosen[:, 2] = rng.integers(len(words), size=len(owners))
     texts = words[chosen[:, 0]] + "-" + words[chosen[:, 1]] + "-" + words[chosen[:, 2]]
-    edges = {"train": (0, 20_000), "valid": (20_000, 22_000), "test": (22_000, 24_000)}
+    edges = {"train": (0, 20_000), "val": (20_000, 22_000), "test": (22_000, 24_000)}
     return {split: (texts[a:b], owners[a:b]) for split, (a, b) in edges.items()}
 
 
@@ -113,14 +113,14 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     path = FOLDER / "npm-owner" / "npm-owner-124k.tsv.xz"
     data = read_npm(path) if path.exists() else make_up_names()
-    counts = np.bincount(data["train"][1])
-    shuffled = {}
-    for split, (texts, classes) in data.items():
-        rows = np.random.default_rng(1).permutation(np.flatnonzero(classes < len(counts)))
-        rows = rows[counts[classes[rows]] > 0]  # classes that occur in the training rows
+    owners, counts = np.unique(data["train"][1], return_counts=True)  # classes that training rows have
+    parts = {}
+    for split, (texts, names) in data.items():
+        classes = np.searchsorted(owners, names).clip(max=len(owners) - 1)
+        rows = np.random.default_rng(1).permutation(np.flatnonzero(owners[classes] == names))
         rows = rows if split == "train" else rows[:N_EVALUATED]
         mine = rows[: len(rows) // size * size][rank::size]  # as many in every process
-        shuffled[split] = Rows(texts[mine], classes[mine])
+        parts[split] = Rows(texts[mine], classes[mine])
 
     torch.manual_seed(0)
     encoder = DistributedDataParallel(Encoder())
@@ -131,13 +131,13 @@ def main() -> None:
     dense = torch.optim.Adam(encoder.module.norm.parameters(), lr=2e-3)
     first, stop = head.class_range
     print(
-        f"process {rank} of {size}: {len(shuffled['train'].y)} rows, classes {first} to {stop - 1}",
+        f"process {rank} of {size}: {len(parts['train'].y)} rows, classes {first} to {stop - 1}",
         flush=True,
     )
 
-    train, batch = shuffled["train"], max(1, options.batch // size)
+    train, batch = parts["train"], max(1, options.batch // size)
     n_steps = options.epochs * (len(train.y) // batch)
-    report("start, validation", shuffled["valid"], encoder.module, head)
+    report("start, validation", parts["val"], encoder.module, head)
     step, wall, processor = 0, time.perf_counter(), time.process_time()
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(len(train.y))
@@ -156,8 +156,8 @@ def main() -> None:
             f"{step} steps of {batch * size} rows: {1000 * seconds / step:.1f} ms each,"
             f" {1000 * used / step:.1f} ms of this process"
         )
-    report("trained, validation", shuffled["valid"], encoder.module, head)
-    report("trained, test", shuffled["test"], encoder.module, head)
+    report("trained, validation", parts["val"], encoder.module, head)
+    report("trained, test", parts["test"], encoder.module, head)
     dist.destroy_process_group()
 
 

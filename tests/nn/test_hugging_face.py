@@ -18,20 +18,21 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Wrapped(nn.Module):
-    def __init__(self):
+    def __init__(self, gradients):
         super().__init__()
-        self.model = Model(n_shared=16)
+        self.model = Model(n_shared=16, gradients=gradients, learning_rate=0.05)
 
     def forward(self, x, labels):
         return {"loss": self.model(x, labels)}
 
 
-def test_hugging_face_trainer_trains_evaluates_and_saves(tmp_path):
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_hugging_face_trainer_trains_evaluates_and_saves(tmp_path, gradients):
     from safetensors.torch import load_file
     from transformers import Trainer, TrainingArguments
 
     x, y = rows()
-    model = Wrapped()
+    model = Wrapped(gradients)
     before = model.eval()(x, y)["loss"].detach()
     data = [{"x": x[i], "labels": y[i]} for i in range(len(y))]
     arguments = TrainingArguments(
@@ -54,7 +55,7 @@ def test_hugging_face_trainer_trains_evaluates_and_saves(tmp_path):
     assert reached < before
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(reached), rel=0.02)  # bfloat16
     trainer.save_model(str(tmp_path / "saved"))
-    fresh = Wrapped()
+    fresh = Wrapped(gradients)
     fresh.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"))
     for name, value in model.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], value), name

@@ -265,12 +265,16 @@ def test_activation_checkpointing_repeats_the_classes(gradients, reentrant):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_averaged_model_identity():
-    model = Model(n_shared=16)
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_averaged_model_identity(gradients):
+    model = Model(n_shared=16, gradients=gradients)
     averaged = AveragedModel(model)
+    optimizer = torch.optim.Adagrad([p for p in model.parameters() if p.requires_grad], lr=0.05)
     seen = []
     for seed in range(3):
-        one_step(model, *rows(seed))
+        optimizer.zero_grad()
+        model(*rows(seed)).backward()
+        optimizer.step()
         averaged.update_parameters(model)
         seen.append(model.layer.weight.detach().clone())
     torch.testing.assert_close(averaged.module.layer.weight.detach(), torch.stack(seen).mean(0), **CLOSE)

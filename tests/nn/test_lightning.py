@@ -16,7 +16,7 @@ from two_processes import Model, rows
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("gradients", ["dense", "fused"])
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_lightning_trains_validates_and_restores(tmp_path, gradients):
     import lightning
 
@@ -33,7 +33,7 @@ def test_lightning_trains_validates_and_restores(tmp_path, gradients):
 
         def configure_optimizers(self):
             trained = [p for p in self.parameters() if p.requires_grad]
-            return torch.optim.AdamW(trained, lr=0.05)
+            return (torch.optim.Adagrad if gradients == "sparse" else torch.optim.AdamW)(trained, lr=0.05)
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows()), batch_size=16)
     module, exact = Module(), Module().model.eval()(*rows()).detach()
@@ -44,7 +44,7 @@ def test_lightning_trains_validates_and_restores(tmp_path, gradients):
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=tmp_path,
-        gradient_clip_val=1.0,
+        gradient_clip_val=None if gradients == "sparse" else 1.0,
         num_sanity_val_steps=0,
         limit_val_batches=4,
     )

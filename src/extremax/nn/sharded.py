@@ -30,10 +30,18 @@ from extremax.nn.shared_classes import (
     ClassDraws,
     SharedSet,
     SoftmaxTerms,
+    add_targets,
     shared_terms,
     smoothed_losses,
 )
-from extremax.nn.softmax import GRADIENTS, KEPT_DRAWS, SoftmaxOutput, check_class_counts, check_smoothing
+from extremax.nn.softmax import (
+    GRADIENTS,
+    KEPT_DRAWS,
+    SoftmaxOutput,
+    check_class_counts,
+    check_fused,
+    check_smoothing,
+)
 from extremax.noise import class_weights
 from extremax.types import Float32, Int64
 
@@ -51,7 +59,8 @@ class ShardedExtremeSoftmax(OutputLayer):
     together, with rows or without.
 
     A training step makes 6 collectives with ``rows="own"``, where a rank has n rows of d features of b bytes
-    and all ranks together have N. In the forward pass:
+    and all ranks together have N; ranks with fewer rows than others pad theirs. In the forward pass, three
+    numbers for each row in two all-reduces:
 
     - all-gather of n, 8 bytes from each rank,
     - all-gather of the rows, n (b d + 8) bytes from each rank,
@@ -88,7 +97,8 @@ class ShardedExtremeSoftmax(OutputLayer):
         ``ExtremeSoftmax`` in ``DistributedDataParallel``. "same": the ranks of the group are called with the
         same rows, as in tensor parallelism; nothing is gathered.
     n_shared : int
-        Classes that a minibatch shares, at most; each rank draws ceil(n_shared / P).
+        Classes that are drawn for a minibatch, at most; each rank draws ceil(n_shared / P), and compares all
+        rows with their targets among its classes too, of which half as many count.
     class_counts : (n_classes,), optional
         Training rows of each class; unless given, all alike.
     class_exponent : float
@@ -101,7 +111,7 @@ class ShardedExtremeSoftmax(OutputLayer):
     learning_rate : float
         Of ``gradients="fused"``; assign to the attribute to change it.
     label_smoothing : float
-        As in ``torch.nn.CrossEntropyLoss``, in training mode.
+        As in ``torch.nn.CrossEntropyLoss``, in training mode; not with ``gradients="fused"``.
     ignore_index : int
         Rows with this target are left out.
     device, dtype
@@ -153,7 +163,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         mesh: DeviceMesh | dist.ProcessGroup | None = None,
         class_dim: str | int | None = None,
         rows: Literal["own", "same"] = "own",
-        n_shared: int = 1024,
+        n_shared: int = 1536,
         class_counts: ArrayLike | None = None,
         class_exponent: float = 0.5,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
@@ -172,6 +182,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             raise ValueError(f"rows is {rows!r}; use 'own' or 'same'.")
         counts = check_class_counts(class_counts, n_classes)
         self._layout = Layout.of(mesh, class_dim, n_classes)
+        check_fused(gradients, label_smoothing)
         if gradients == "fused" and self._layout.replicas is not None:
             raise ValueError(
                 "gradients='fused' steps the shards of each rank alone, and a mesh of two dimensions has"
@@ -262,15 +273,12 @@ class ShardedExtremeSoftmax(OutputLayer):
         elif exact:
             terms = self._exact_terms(h, labels, here, weight, bias)
         else:
-            shared = self._shared_set(h.device)
-            smooths = smoothing > 0.0
+            shared = self._shared_set(labels[here])
             if self.gradients == "fused":
-                terms = self._fused_terms(h, labels, here, shared, smooths=smooths)
+                terms = self._fused_terms(h, labels, here, shared)
             else:
-                sparse = self.gradients == "sparse"
-                terms = shared_terms(
-                    h, labels, weight, bias, shared, smooths=smooths, sparse=sparse, here=here
-                )
+                how = {"smooths": smoothing > 0.0, "sparse": self.gradients == "sparse"}
+                terms = shared_terms(h, labels, weight, bias, shared, here=here, **how)
         losses = smoothed_losses(add_terms(terms, shards), smoothing, self.n_classes)
         if sizes is None:
             return losses
@@ -312,9 +320,7 @@ class ShardedExtremeSoftmax(OutputLayer):
                 own = own + bias[y].to(total.dtype)
         return SoftmaxTerms(total, own.new_zeros(len(h)).index_copy(0, here, own), None)
 
-    def _fused_terms(
-        self, h: Tensor, labels: Tensor, here: Tensor, shared: SharedSet, *, smooths: bool
-    ) -> SoftmaxTerms:
+    def _fused_terms(self, h: Tensor, labels: Tensor, here: Tensor, shared: SharedSet) -> SoftmaxTerms:
         bias = None if self.bias is None else _local(self.bias).detach()
         step = LocalStep(
             weight=_local(self.weight).detach(),
@@ -325,11 +331,11 @@ class ShardedExtremeSoftmax(OutputLayer):
         )
         # A backward pass must come even where nothing else wants a gradient.
         wanted = torch.zeros((), requires_grad=torch.is_grad_enabled())
-        found = StepInBackward.apply(h, (labels, here, shared, smooths), step, wanted)  # type: ignore[no-untyped-call]
-        return SoftmaxTerms(found[0], found[1], found[2] if smooths else None)
+        found = StepInBackward.apply(h, (labels, here, shared), step, wanted)  # type: ignore[no-untyped-call]
+        return SoftmaxTerms(found[0], found[1], None)
 
-    def _shared_set(self, device: torch.device) -> SharedSet:
-        """Draw this rank's classes of a training step, and count it.
+    def _shared_set(self, targets: Tensor) -> SharedSet:
+        """Draw this rank's classes of a training step, given the targets among them, and count it.
 
         Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
         classes: numbers that were drawn before give the set that they gave then.
@@ -338,11 +344,14 @@ class ShardedExtremeSoftmax(OutputLayer):
         if seed not in self._kept:
             self.n_steps += 1
             positions = np.random.default_rng([seed, dist.get_rank()]).random(2)
-            classes, minus_log_pi = self._current_draws().draw(np.empty((0, 0), np.float32), positions)
-            self._kept[seed] = classes.astype(np.int64), minus_log_pi
+            draws = self._current_draws()
+            drawn = draws.draw(np.empty((0, 0), np.float32), positions)
+            if draws.size < draws.n_classes:
+                drawn = add_targets(drawn, targets.cpu().numpy(), draws.size // 2)
+            self._kept[seed] = drawn[0].astype(np.int64), drawn[1]
             while len(self._kept) > KEPT_DRAWS:
                 self._kept.popitem(last=False)
-        return SharedSet(*(torch.from_numpy(part).to(device) for part in self._kept[seed]))
+        return SharedSet(*(torch.from_numpy(part).to(targets.device) for part in self._kept[seed]))
 
     def _current_draws(self) -> ClassDraws:
         if self._draws is None or self.noise.is_new:
@@ -602,34 +611,37 @@ class LocalStep:
 class StepInBackward(torch.autograd.Function):
     """Terms of the loss; the backward pass steps the classes of the minibatch.
 
-    The classes are copied into a small table, which `shared_terms` takes and differentiates.
+    The classes are copied into a small table, which `shared_terms` takes and differentiates. Gradients of the
+    step are in the units of `FusedStep`: the mean weight of a row, and the root mean square of the hidden
+    states.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, batch: tuple[Tensor, Tensor, SharedSet, bool], step: LocalStep, _: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        labels, here, shared, smooths = batch
-        n_set = len(shared.classes)
+        ctx: Any, h: Tensor, batch: tuple[Tensor, Tensor, SharedSet], step: LocalStep, _: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        labels, here, shared = batch
         classes, slots = _with_targets(shared.classes, labels)
         with torch.enable_grad():
             x = h.detach().requires_grad_(ctx.needs_input_grad[0])
             table = step.weight[classes].float().requires_grad_()
             bias = None if step.bias is None else step.bias[classes].float().requires_grad_()
-            small = SharedSet(torch.arange(n_set, device=h.device), shared.minus_log_pi)
-            terms = shared_terms(x, slots, table, bias, small, smooths=smooths, sparse=False, here=here)
+            small = SharedSet(torch.arange(len(shared.classes), device=h.device), shared.minus_log_pi)
+            terms = shared_terms(x, slots, table, bias, small, smooths=False, sparse=False, here=here)
         ctx.step, ctx.classes, ctx.inputs, ctx.terms = step, classes, (x, table, bias), terms
-        scores = terms.own if terms.score_sum is None else terms.score_sum
-        return terms.log_sum.detach(), terms.own.detach(), scores.detach().clone()
+        return terms.log_sum.detach(), terms.own.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, table, bias = ctx.inputs
-        outputs = [term for term in ctx.terms if term is not None]
         inputs = [table] + ([] if bias is None else [bias]) + ([x] if x.requires_grad else [])
-        found = torch.autograd.grad(outputs, inputs, grads[: len(outputs)])
+        found = torch.autograd.grad([ctx.terms.log_sum, ctx.terms.own], inputs, grads)
         with torch.no_grad():
-            ctx.step.update(ctx.classes, found[0], None if bias is None else found[1])
+            # The gradient of a target's score is minus the weight of its row.
+            unit = float(grads[1].abs().mean()) if len(x) else 0.0
+            size = float(x.float().square().mean().sqrt()) if len(x) else 0.0
+            gradient = found[0] / ((unit or 1.0) * (size or 1.0))
+            ctx.step.update(ctx.classes, gradient, None if bias is None else found[1] / (unit or 1.0))
         return found[-1] if x.requires_grad else None, None, None, None
 
 

@@ -5,7 +5,8 @@ fused step: class y is in the set with the exact inclusion probability pi_y, and
 
     Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j
 
-has the sum of the full softmax as its expectation, given the hidden states.
+has the sum of the full softmax as its expectation, given the hidden states. Classes of the rows' own targets
+may be in the set for certain, with pi = 1: the expectation is over the draws, given the rows.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.class_sets import TreeCells, inclusion_probabilities
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Float64, Int32, Int64
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task of the fused step
-INITIAL_SQUARE = 1e-12  # of Adagrad's sums: far below the square of any gradient that matters
+# Of Adagrad's sums, in squares of the gradient of one row: the first draw of a class that no row wants has a
+# gradient far below 1, and must not make a step as long as that of a target.
+INITIAL_SQUARE = 0.1
 
 
 class SharedSet(NamedTuple):
@@ -70,6 +73,26 @@ class ClassDraws:
             self.everywhere, near, cumulative, positions[0], positions[1], classes, minus_log_pi, scratch
         )
         return classes[:n], minus_log_pi[:n]
+
+
+def add_targets(drawn: tuple[Int32, Float32], y: Int64, limit: int) -> tuple[Int32, Float32]:
+    """Return a drawn set with the targets of the rows in it for certain, that is with -log pi = 0.
+
+    At most `limit` distinct targets, those of the most rows first, ties by class.
+    """
+    targets, counts = np.unique(y, return_counts=True)
+    if len(targets) > limit:
+        targets = np.sort(targets[np.lexsort((targets, -counts))[:limit]])
+    classes, minus_log_pi = drawn
+    at = np.searchsorted(classes, targets)
+    known = np.zeros(len(targets), np.bool_)
+    inside = at < len(classes)
+    known[inside] = classes[at[inside]] == targets[inside]
+    minus_log_pi = minus_log_pi.copy()
+    minus_log_pi[at[known]] = 0.0
+    added = targets[~known].astype(np.int32)
+    all_classes = np.insert(classes, at[~known], added)
+    return all_classes, np.insert(minus_log_pi, at[~known], np.float32(0.0))
 
 
 def padded(classes: Int32, minus_log_pi: Float32, size: int, device: torch.device) -> SharedSet:
@@ -167,6 +190,9 @@ def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
 class FusedStep(torch.autograd.Function):
     """Losses of the rows; the backward pass steps weights and biases by Adagrad with one sum per class.
 
+    The steps do not depend on the scale of the loss or of the hidden states: gradients are taken in units of
+    the mean weight of a row, and of the root mean square of the hidden states.
+
     The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
     depend on the number of threads.
     """
@@ -201,8 +227,12 @@ class FusedStep(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, labels, slots, classes, table, scores, positive = ctx.arrays
         step: FusedArguments = ctx.step
-        factor = np.ascontiguousarray(grads[0].detach().numpy(), np.float32)
-        coefficients, positive = scores * factor[:, None], positive * factor
+        factor = grads[0].detach().numpy().astype(np.float64)
+        unit = float(np.abs(factor).mean()) if len(factor) else 0.0
+        relative = (factor / (unit or 1.0)).astype(np.float32)
+        coefficients, positive = scores * relative[:, None], positive * relative
+        size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
+        scaled = x * np.float32(1.0 / (size or 1.0))
         width, model = len(table), step.model
         grad_h = np.empty((len(x) if ctx.needs_input_grad[0] else 0, x.shape[1]), np.float32)
         row_blocks, class_blocks = split(len(grad_h), _ROW_BLOCK), split(width, _CLASS_BLOCK)
@@ -214,13 +244,14 @@ class FusedStep(torch.autograd.Function):
             a, b = row_blocks[i]
             np.matmul(coefficients[a:b], table, out=grad_h[a:b])
             grad_h[a:b] += positive[a:b, None] * model.weights[labels[a:b]]
+            grad_h[a:b] *= np.float32(unit)
 
         def update(i: int) -> None:
             a, b = class_blocks[i]
             if a < width:
-                np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+                np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
             apply_shared(
-                gradients, coefficients, x, positive, slots, classes, a, b, width, model, rate, limit
+                gradients, coefficients, scaled, positive, slots, classes, a, b, width, model, rate, limit
             )
 
         with one_blas_thread():
