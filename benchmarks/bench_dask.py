@@ -102,7 +102,7 @@ def time_cluster(
     """Fit on a cluster; return seconds, and whether the model is that of one process."""
     from distributed import Client, LocalCluster
 
-    silent = {"dashboard_address": None, "silence_logs": logging.CRITICAL, "processes": processes}
+    silent = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "processes": processes}
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, **silent) as cluster,
         Client(cluster) as client,
@@ -160,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "dense" in args.part:
         X, y = load_dense(args.data, args.tiny)
         options = {"objective": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
-        compare("dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny)
+        compare(
+            "dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny
+        )
     if "sparse" in args.part:
         X, y = load_sparse(args.data, args.tiny)
         options = {"objective": "sparse_softmax", "n_epochs": 0, "random_state": 0}
