@@ -21,6 +21,7 @@ from extremax.defaults import DEFAULTS, PQConfig, ProblemSize
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
+from extremax.reference import reference_of_fit
 from extremax.runtime.context import Context
 from extremax.runtime.memory import (
     available_memory,
@@ -143,6 +144,7 @@ def train_epoch(
     data = trainer.accept(data)
     if fitted is None:
         fitted = start_model(trainer, data, n_classes, config, started)
+    fitted.model = fitted.model.with_reference(None)  # that of the model before
     schedule = Schedule(1, config.learning_rate, request.patience)
     run_training(trainer, fitted, data, schedule, context, request)
     return fitted
@@ -242,7 +244,8 @@ def finish_model(trainer: Trainer, fitted: Fitted, split: Split, context: Contex
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
-            fitted.history[-1] |= measure_held_out(fitted.model, rows, context)
+            fitted.model, figures = measure_held_out(fitted.model, rows, split.training.X, context)
+            fitted.history[-1] |= figures
         if not fitted.interrupted:
             trainer.include(fitted.state, split)
             _take_weights(trainer, fitted)
@@ -274,18 +277,33 @@ def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model
     return model
 
 
-def measure_held_out(model: Model, held_out: Examples, context: Context) -> dict[str, float]:
-    """Return the figures of the finished model on rows that it was not trained on, for the history.
+def measure_held_out(
+    model: Model, held_out: Examples, training: Features, context: Context
+) -> tuple[Model, dict[str, float]]:
+    """Return the model with a reference for monitors, and figures for the history, from held-out rows.
 
     The rows have chosen the calibration, two numbers, and for sparse weights how their parts are mixed.
+    `training` are the features of all rows.
     """
     numbers = (DEFAULTS if model.config is None else model.config.numbers).calibration
     rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
     try:
-        figures = model.evaluate(rows, n_threads=context.n_threads)
+        ranked = model.rank_pairs(rows, n_threads=context.n_threads)
+        figures = search.summarize(ranked, rows)
     except ScoreOverflowError:
-        return {}
-    return {"held_out_rows": rows.n_rows} | {f"held_out_{k}": v for k, v in figures._asdict().items()}
+        return model, {}
+    config = model.config
+    reference = reference_of_fit(
+        rows.X,
+        (ranked.labels[:, 0], ranked.log_prob[:, 0]),
+        training,
+        model.classes.counts,
+        model.n_classes,
+        of_texts=config is not None and len(config.column_groups) > 0,
+        n_dense=0 if config is None else config.n_dense,
+    )
+    found = {f"held_out_{name}": value for name, value in figures._asdict().items()}
+    return model.with_reference(reference), {"held_out_rows": rows.n_rows} | found
 
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:

@@ -26,6 +26,7 @@ from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import Noise
+from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
 from extremax.search import Evaluation, ExactSearch, RankedPairs, Scorer, Search, TreeBeamSearch
 from extremax.storage import checks
@@ -149,6 +150,8 @@ class Model:
         Epochs trained.
     chosen
         What was chosen from the data in training.
+    reference
+        How held-out rows and their answers looked, for `extremax.monitor`; None where there were none.
     """
 
     weights: Weights
@@ -162,6 +165,7 @@ class Model:
     config: FitConfig | None = None
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    reference: Reference | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Find attributes under their names of version 0.1, with a warning."""
@@ -405,16 +409,20 @@ class Model:
     def with_calibration(self, calibration: Calibration) -> Model:
         """Return the model with another temperature and uniform mixing."""
         calibration.check()
-        return replace(self, calibration=calibration)
+        return replace(self, calibration=calibration, reference=None)
 
     def calibrated(self, examples: Examples, *, n_threads: int = 1) -> Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
         found = search.choose_calibration(self.scorer, examples, n_threads=n_threads, config=config)
         if examples.label_edges is None:
-            return replace(self, calibration=found)
+            return replace(self, calibration=found, reference=None)
         labels = search.choose_label_calibration(self.scorer, examples, n_threads=n_threads, config=config)
-        return replace(self, calibration=found, label_calibration=labels)
+        return replace(self, calibration=found, label_calibration=labels, reference=None)
+
+    def with_reference(self, reference: Reference | None) -> Model:
+        """Return the model with another reference for monitors."""
+        return replace(self, reference=reference)
 
     def with_search(self, name: str, index: Search) -> Model:
         """Return the model with one more search, for ``topk(search=name)``."""
@@ -438,6 +446,8 @@ class Model:
             parts["label_calibration"] = self.label_calibration.state()
         if self.noise is not None:
             parts["noise"] = self.noise.state()
+        if self.reference is not None:
+            parts["reference"] = self.reference.state()
         if self.projection is not None:
             parts["projection"] = self.projection.state()
         return parts | {f"search_{name}": index.state() for name, index in self.searches.items()}
@@ -489,6 +499,7 @@ class Model:
             config=config,
             n_epochs=checks.get_int(header, "n_epochs"),
             chosen=checks.get_mapping(header, "chosen"),
+            reference=Reference.from_state(parts["reference"]) if "reference" in parts else None,
         )
         found.check()
         return found
@@ -497,6 +508,8 @@ class Model:
         """Raise ModelFileError where the parts are not those of one model."""
         n_classes, n_features, projection = self.n_classes, self.n_features, self.projection
         self.classes.check(n_classes)
+        if self.reference is not None:
+            _check_size("the reference", "classes", self.reference.n_classes, n_classes)
         sizes = {"noise": self.noise} if self.noise is not None else {}
         for name, part in {**sizes, **self.searches}.items():
             _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)

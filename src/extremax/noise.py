@@ -11,7 +11,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -152,12 +152,16 @@ class _Adapted(NoiseBase):
 def as_noise(noise: NoiseLike) -> Noise:
     """Return `noise` itself if it has all of `Noise`, else a wrapper with the defaults of `NoiseBase`.
 
+    A label tree is `TreeNoise` without a projection.
+
     Examples
     --------
     >>> noise = UniformNoise(3)
     >>> as_noise(noise) is noise
     True
     """
+    if hasattr(noise, "leaf_class"):  # a label tree has the methods of a distribution, and no more
+        return TreeNoise(cast("LabelTree", noise))
     return noise if isinstance(noise, Noise) else _Adapted(noise)
 
 
