@@ -31,23 +31,23 @@ _WARM_ROWS = 4000
 
 def load_dense(name: str, tiny: bool) -> tuple[Any, Any]:
     """Return dense training rows and labels."""
-    import datasets
+    import benchmark_data
 
-    data = datasets.load("planted-many" if tiny else name)
+    data = benchmark_data.load("planted-many" if tiny else name)
     return np.ascontiguousarray(data.X_train, np.float32), np.asarray(data.y_train)
 
 
 def load_sparse(name: str, tiny: bool) -> tuple[Any, Any]:
     """Return hashed n-grams of training texts, and labels; cached, because hashing takes minutes."""
-    import datasets
+    import benchmark_data
     from extremax.features.ngrams import NgramFeatures
 
     if tiny:
-        data = datasets.load_texts("planted-texts")
+        data = benchmark_data.load_texts("planted-texts")
         return NgramFeatures().fit_transform(data.texts["train"]), np.asarray(data.y["train"])
-    folder = datasets.cache_folder() / f"{name}-ngrams"
+    folder = benchmark_data.cache_folder() / f"{name}-ngrams"
     if not (folder / "y.npy").exists():
-        data = datasets.load_texts(name)
+        data = benchmark_data.load_texts(name)
         folder.mkdir(parents=True, exist_ok=True)
         X = NgramFeatures().fit_transform(data.texts["train"])
         sp.save_npz(folder / "X.npz", sp.csr_matrix(X), compressed=False)
