@@ -35,6 +35,7 @@ def take_pictures(
     folder: str | os.PathLike[str],
     *,
     text: str,
+    branch_of: str | None = None,
     title: str = "Model",
 ) -> list[Path]:
     """Write pictures of an answer and of the report: ``answer.png``, ``label-tree.png``, ``report.png``.
@@ -49,6 +50,8 @@ def take_pictures(
         Where the pictures go.
     text : str
         The text whose answer is shown.
+    branch_of : str, optional
+        The text whose label is shown in its branch of the tree; by default the same.
     title : str
         Headline of the report.
 
@@ -65,7 +68,9 @@ def take_pictures(
     out.mkdir(parents=True, exist_ok=True)
     report = report_html(page, title=title, max_nodes=_MAX_NODES)
     shown = {node["id"] for node in page.excerpt(_MAX_NODES)}
-    path = page.path(clf.classifier_._label_id(clf.explain(text, 1).label))
+    path = page.path(
+        clf.classifier_._label_id(clf.explain(text if branch_of is None else branch_of, 1).label)
+    )
     deepest = [node["id"] for node in path if node["id"] in shown][-1]
     shots = {
         "answer.png": (answer_html(clf, page, text), "", (1000, 1130)),

@@ -154,6 +154,7 @@ xm.icicle = (source, about) => {
       if (lacks(target, levels() - 1)) {
         await load(target, levels() - 1);
         if (number !== wanted) return;
+        active = node.is_leaf ? id : target; // it may not have been there to be drawn before
         draw();
       }
       if (keyboard && cells.has(active)) cells.get(active).focus();
