@@ -145,6 +145,15 @@ class WarmStartConfig:
 
 
 @dataclass(frozen=True)
+class GrowthConfig:
+    """Dense weights of classes that are added to a fitted model (docs/tuning.md#growthconfig)."""
+
+    # of the shrinkage of the start: training has made the weights of the other classes longer since
+    shrinkage_factor: float = 0.5
+    bias: float = 0.5  # nats that further classes are ahead of those of the start
+
+
+@dataclass(frozen=True)
 class SparseConfig:
     """Sparse weights: the generative start, its correction and one-vs-rest SVMs (docs/tuning.md#sparse)."""
 
@@ -449,6 +458,7 @@ class Defaults:
     tree_tuning: TreeTuningConfig = field(default_factory=TreeTuningConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     pq: PQConfig = field(default_factory=PQConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
 
 
 DEFAULTS = Defaults()

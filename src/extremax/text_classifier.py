@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self, TypeVar, cast
@@ -188,18 +188,54 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         y: Any,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        *,
+        new_classes: str = "error",
     ) -> Self:
         """Train one more epoch, on these texts; the first call fixes the text features, and what else the
         classifier fixes.
+
+        With ``new_classes="add"``, labels that are not among the classes are added before the epoch.
         """
         with self._nothing_left_on_failure():
             is_first = not hasattr(self, "classifier_")
             listed = self._start(X, y) if is_first else list(X)
             features = self._fit_features(listed) if is_first else self.transform(X)
-            self.classifier_.partial_fit(features, y, classes, sample_weight)
+            self.classifier_.partial_fit(features, y, classes, sample_weight, new_classes=new_classes)
             if is_first:
                 self._keep_names(listed)
         return self
+
+    def add_classes(
+        self,
+        X: Sequence[str],
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add classes by texts of these; see `ExtremeClassifier.add_classes`.
+
+        The text features stay as they are: words that no text of `fit` had say nothing about a class.
+        """
+        self._of(X).add_classes(self.transform(X), y, sample_weight, classes=classes)
+        return self
+
+    def remove_classes(self, labels: Any) -> Self:
+        """Remove classes, exactly; see `ExtremeClassifier.remove_classes`."""
+        self._of(labels).remove_classes(labels)
+        return self
+
+    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names; classes of the same name become one. See
+        `ExtremeClassifier.merge_classes`.
+        """
+        self._of(names).merge_classes(names)
+        return self
+
+    @property
+    def changes_(self) -> list[dict[str, Any]]:
+        """Changes of the classes since the fit; see `ExtremeClassifier`."""
+        return self._of(None).changes_
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):

@@ -18,7 +18,7 @@ from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.storage import checks
-from extremax.storage.folder import load_folder, save_folder
+from extremax.storage.folder import USUAL_VERSION, load_folder, save_folder
 from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
 from extremax.training.base import TrainState
@@ -28,6 +28,7 @@ from extremax.training.stream import StreamMoments
 from extremax.types import Float32
 
 KIND = "classifier"
+MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes
 _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
 
 
@@ -62,12 +63,24 @@ def save_model(
     labels: NDArray[Any],
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
+    card: str | None = None,
 ) -> None:
-    """Write a model, its training state, label names and further components to a folder."""
+    """Write a model, its training state, label names and further components to a folder.
+
+    `card` is a description for people.
+    """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
-    save_folder(path, kind=KIND, header=merged.header, arrays=merged.arrays, labels=labels)
+    save_folder(
+        path,
+        kind=KIND,
+        header=merged.header,
+        arrays=merged.arrays,
+        labels=labels,
+        texts=None if card is None else {"README.md": card},
+        format_version=USUAL_VERSION if model.parts is None else MERGED_VERSION,
+    )
 
 
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
@@ -86,7 +99,7 @@ def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedMo
         header = checks.get_mapping(content.header, "estimator")
         if folder.labels is not None and len(folder.labels) != model.n_classes:
             checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
-    own = {"weights", "calibration", "classes", "noise", "projection", "training"}
+    own = {"weights", "calibration", "classes", "noise", "projection", "training", "parts"}
     own |= {name for name in parts if name.startswith("search_")}
     return SavedModel(
         model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
@@ -112,7 +125,7 @@ def _restore_training(model: Model, state: State) -> TrainState:
         checks.reject(f"the scaling is of {len(scaling.centre):,} columns, weights of {model.n_features:,}")
     stream = None
     if "stream" in state.header:
-        stream = StreamMoments.from_state(state.nested("stream"), model.n_classes, model.n_features)
+        stream = StreamMoments.from_state(state.nested("stream"), model.weights.n_classes, model.n_features)
     return TrainState(
         tables,
         model.weights.feature_scale,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from extremax.validation.labels import LabelIndex as LabelIndex
     from extremax.validation.labels import check_classes as check_classes
     from extremax.validation.labels import encode_labels as encode_labels
+    from extremax.validation.labels import join_labels as join_labels
     from extremax.validation.labels import lookup_labels as lookup_labels
     from extremax.validation.random_state import check_random_state as check_random_state
     from extremax.validation.sample_weight import check_sample_weight as check_sample_weight
@@ -55,6 +56,7 @@ _MODULES = {
     "encode_labels": "labels",
     "encode_targets": "targets",
     "indicator_format": "targets",
+    "join_labels": "labels",
     "join_pair": "features",
     "lookup_labels": "labels",
     "lookup_targets": "targets",
@@ -81,6 +83,7 @@ __all__ = [
     "encode_labels",
     "encode_targets",
     "indicator_format",
+    "join_labels",
     "join_pair",
     "lookup_labels",
     "lookup_targets",
