@@ -284,13 +284,44 @@ def _estimated(
 ) -> tuple[Float32, Float32]:
     """Return weights of further classes of a model without whitened rows.
 
-    The discriminant is that of the further rows; it is level with the other classes where half of the rows,
-    each left out of its class, are given to their class.
+    The discriminant is that of the further rows.  Its scale, and how far it is ahead of or behind the other
+    classes, are those under which the further rows, each left out of its class, and what stands for rows of
+    the other classes are most probable.
     """
-    rows = data.dense()
-    scale = model.weights.feature_scale
-    found = estimate_discriminant(rows, n_new, scale, config)
-    weights, biases = found.grow(rows, n_new, float(model.classes.n_samples or data.n_rows))
-    own = found.own_scores(rows, n_new, float(model.classes.n_samples or data.n_rows))
-    level: Float64 = model.log_normalizers(data.X, n_threads=context.n_threads)[data.rows]
-    return weights, biases + np.float32(np.median(level - own))
+    rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
+    mean = None if model.projection is None else model.projection.mean
+    found = estimate_discriminant(rows, n_new, model.weights.feature_scale, mean, config)
+    growth = config.numbers.growth
+
+    def level(X: Any) -> Float64:
+        return model.log_normalizers(X, n_threads=context.n_threads)
+
+    made_up = None
+    if n_new < growth.enough_classes:
+        more = _make_up_rows(model, found, rows, growth.made_up_rows)
+        made_up = more, level(more)
+    fitted = found.level_with(rows, n_new, n_total, level(data.X)[data.rows], made_up, config)
+    return fitted.grow(rows, n_new, n_total)
+
+
+def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:
+    """Return rows such as the other classes may have: a mean of a class, and a residual of a further row.
+
+    The means are those that the projection of the tree shows or, without a tree, those that the weights would
+    have come from, were they a linear discriminant.
+    """
+    counts = model.classes.counts
+    weight = np.ones(model.n_classes) if counts is None else np.maximum(counts, 0.5)
+    generator = np.random.default_rng(0)
+    chosen = generator.choice(model.n_classes, size, p=weight / weight.sum())
+    residuals = found.residuals(data)
+    residuals = residuals[generator.integers(0, len(residuals), size)]
+    means, projection = model.classes.means, model.projection
+    if means is not None and projection is not None:
+        back = np.linalg.pinv(projection.components.astype(np.float64))
+        centres = projection.mean + means[chosen].astype(np.float64) @ back.T
+    else:
+        lines = parts_of(model.parts, model.weights.n_classes)
+        first = lines.order[lines.starts[chosen]]
+        centres = found.centres(model.weights.to_dense()[first], data)
+    return (centres + residuals).astype(np.float32)

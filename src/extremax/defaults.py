@@ -151,6 +151,12 @@ class GrowthConfig:
     # of the shrinkage of the start: training has made the weights of the other classes longer since
     shrinkage_factor: float = 0.5
     bias: float = 0.5  # nats that further classes are ahead of those of the start
+    # without whitened rows: classes from which their rows stand for those of other classes, too; with fewer,
+    # made-up rows do; and how far classes may be ahead of the others
+    enough_classes: int = 10
+    made_up_rows: int = 500
+    origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
+    levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
 
 
 @dataclass(frozen=True)

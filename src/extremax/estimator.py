@@ -36,6 +36,7 @@ from extremax.fit import (
     train_epoch,
 )
 from extremax.model import Model
+from extremax.model_card import make_card
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
     BATCH_OBJECTIVES,
@@ -63,6 +64,7 @@ from extremax.validation import (
     ConstraintTable,
     Interval,
     LabelIndex,
+    as_frame,
     check_classes,
     check_features,
     check_parameters,
@@ -72,6 +74,7 @@ from extremax.validation import (
     copied_bytes,
     encode_labels,
     encode_targets,
+    frame_inputs,
     indicator_format,
     join_labels,
     join_pair,
@@ -355,12 +358,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
             than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
             where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
-            gives every row both, such as words and an embedding.
+            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
+            and Hugging Face datasets are read as well, also with one column of vectors.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
             Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
             one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
             1 where a row has the label of a column. Rows without a label are left out, with a warning that
-            counts them.
+            counts them. Where X is a data frame, `y` may be the name of its column of labels.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
         eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
@@ -376,6 +380,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         self._forget()
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        X, y = frame_inputs(X, y)
         with self._nothing_left_on_failure():
             data = self._class_weighted(self._read_first(X, y, classes, sample_weight)).usable()
             self._require_two_classes(data)
@@ -390,6 +395,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
         """
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         if self._changes:
             raise ValueError(
@@ -425,6 +431,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         check_parameters(
             "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
         )
+        X, y = frame_inputs(X, y)
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
@@ -514,6 +521,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         >>> bool((clf.predict(X[y == 5]) == 5).mean() > 0.8)
         True
         """
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         data = self._weighted(targets.with_features(features), sample_weight)
@@ -772,6 +780,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
+        if self.model_.parts is not None:
+            return (
+                "a model with merged classes has no coef_ and intercept_: the score of a merged class is the"
+                " log of a sum over its parts, whose weights are in model_.weights."
+            )
         if not scorer.linear_scores:
             return (
                 f"a model of objective {self.model_.objective!r} with a label tree has no coef_ and"
@@ -880,8 +893,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         pair = read_pair(eval_set)
         if pair is None:
             return None
-        X = self._same_features(pair[0], name="eval_set[0]")
-        data = self._lookup(pair[1], X, name="eval_set[1]", allow_unseen=True)
+        given, y = frame_inputs(*pair)
+        X = self._same_features(given, name="eval_set[0]")
+        data = self._lookup(y, X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
         if unseen == data.n_pairs:
             raise ValueError(
@@ -925,7 +939,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _same_features(self, X: Any, name: str = "X") -> Features:
         """Check that X has the columns of the first call, by number and, where both have them, by name."""
-        X = self._join(X, name)
+        X = self._join(as_frame(X, name), name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
         if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
             validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
@@ -1059,6 +1073,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the
         pairs.
         """
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         hint = "Leave out rows of classes that were not in the training data."
         data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
@@ -1069,6 +1084,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         With several labels per row it is precision@1: the fraction of rows with the predicted label among
         theirs."""
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         data = self._lookup(y, features, allow_unseen=True)
         weight = _row_weight(data, sample_weight)
@@ -1082,6 +1098,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
         """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
         self._require_fitted("before evaluate")
+        X, y = frame_inputs(X, y)
         return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
 
     # -- explanations --------------------------------------------------------------------------------------
@@ -1146,8 +1163,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _save(self, path: str | os.PathLike[str], parts: dict[str, State] | None = None) -> None:
         self._require_fitted("before save")
-        header = self._header()
-        save_model(path, self.model_, self._fitted.state, labels=self.classes_, header=header, parts=parts)
+        header, defaults = self._header(), type(self)().get_params(deep=False)
+        given = self.get_params(deep=False)
+        card = make_card(
+            self.model_,
+            self.classes_,
+            history=self.history_,
+            parameters={name: given[name] for name in given if given[name] is not defaults[name]},
+            changes=self._changes,
+            texts=bool(parts),
+        )
+        state = self._fitted.state
+        save_model(path, self.model_, state, labels=self.classes_, header=header, parts=parts, card=card)
 
     def _header(self) -> dict[str, Any]:
         """Return what a saved model holds beside the model: parameters, history, seed."""

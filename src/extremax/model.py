@@ -31,13 +31,13 @@ from extremax.runtime.threads import resolve_threads, split
 from extremax.search import (
     Evaluation,
     ExactSearch,
-    MergedClasses,
     RankedPairs,
     RankedScores,
     Scorer,
     Search,
     TreeBeamSearch,
 )
+from extremax.search.merged import MergedClasses
 from extremax.storage import checks
 from extremax.storage.state import State, restore
 from extremax.training.base import TrainState, chosen_header

@@ -506,6 +506,11 @@ class ChangedNoise(NoiseBase):
         return len(self.place)
 
     @property
+    def changed(self) -> ChangedNoise:
+        """The distribution itself: it can be changed again."""
+        return self
+
+    @property
     def shared_log_prob(self) -> Float32 | None:
         shared = self.base.shared_log_prob
         return None if shared is None else self._change(shared[None])[0].astype(np.float32)
@@ -620,9 +625,8 @@ class ChangedNoise(NoiseBase):
 
 def changed_noise(noise: Noise) -> ChangedNoise:
     """Return a distribution that can be changed: the same as the given one."""
-    if isinstance(noise, ChangedNoise):
-        return noise
-    return ChangedNoise(noise, np.arange(noise.n_classes), [])
+    already: ChangedNoise | None = getattr(noise, "changed", None)
+    return ChangedNoise(noise, np.arange(noise.n_classes), []) if already is None else already
 
 
 def mean_log_prob(noise: Noise, Z: Float32, *, n_jobs: int | None = None) -> Float32:

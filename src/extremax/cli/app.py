@@ -22,6 +22,7 @@ COMMANDS: tuple[str, ...] = (
     "predict",
     "evaluate",
     "inspect",
+    "update",
     "ask",
     "demo",
     "experiments",

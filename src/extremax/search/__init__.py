@@ -6,7 +6,6 @@ place where that sum is written for arrays; its scalar form for tiles is `extrem
 
 from extremax.search.base import Projection, Scorer, Search
 from extremax.search.exact import ExactSearch
-from extremax.search.merged import MergedClasses
 from extremax.search.pairs import (
     Evaluation,
     RankedPairs,
@@ -33,7 +32,6 @@ from extremax.search.tree_beam import TreeBeamSearch
 __all__ = [
     "Evaluation",
     "ExactSearch",
-    "MergedClasses",
     "PQSearch",
     "Projection",
     "RankedPairs",

@@ -59,6 +59,11 @@ class _Block:
         return found
 
 
+def _scores_all(search: Search) -> bool:
+    """Whether a search is the exact one."""
+    return bool(getattr(search, "scores_all", False))
+
+
 @dataclass(frozen=True, eq=False)
 class MergedClasses:
     """Predictions of classes from those of their parts.
@@ -123,12 +128,12 @@ class MergedClasses:
             single = (block.labels >= 0) & self.parts.is_single[block.labels]
             # with k classes of one part among them, no class further down is among the best
             if size == n_parts or (single.sum(axis=1) >= k).all():
-                return self._choose(block, X, single, k, exact=isinstance(search, ExactSearch))
+                return self._choose(block, X, single, k, exact=_scores_all(search))
             size = min(n_parts, _MORE * size)
 
     def _best_parts(self, search: Search, X: Features, size: int, width: int | None) -> _Block:
         plain = self._unmixed
-        if isinstance(search, ExactSearch):
+        if _scores_all(search):
             plain.check(X, size)
             Z = plain.project(X, self.n_threads)
             labels, log_prob, _, inverse = scan(

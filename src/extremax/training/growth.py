@@ -21,7 +21,7 @@ from scipy import sparse
 
 from extremax.config import FitConfig
 from extremax.examples import Examples
-from extremax.features.whitening import Whitening
+from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
@@ -260,6 +260,85 @@ class Discriminant:
         found: Float64 = self.scale * products + self._prior(counts, n_total)[data.y]
         return found
 
+    def residuals(self, data: Examples) -> Float64:
+        """Return what rows, as given, differ by from the means of their classes, as if these had all rows."""
+        X: Any = data.X
+        rows = np.asarray(X[data.rows], np.float64)
+        counts = np.bincount(data.y)
+        means = np.zeros((len(counts), rows.shape[1]))
+        np.add.at(means, data.y, rows)
+        counts = np.maximum(counts, 1)
+        residuals = rows - (means / counts[:, None])[data.y]
+        several = counts[data.y] > 1
+        if not several.any():
+            return np.zeros((1, rows.shape[1]))
+        n = counts[data.y][several]
+        found: Float64 = residuals[several] * np.sqrt(n / (n - 1.0))[:, None]
+        return found
+
+    def centres(self, weights: Float32, data: Examples) -> Float64:
+        """Return means of classes, as rows are given, whose discriminant would have such weights.
+
+        Their distance from the mean of all is that of the classes of `data`.
+        """
+        _, sums, counts = self._sums(data, int(data.y.max()) + 1)
+        length = float(np.sqrt(np.mean(np.square(sums / np.maximum(counts, 1e-12)[:, None]).sum(axis=1))))
+        white = weights.astype(np.float32).copy()
+        self.whitening.to_training(white, np.zeros(len(white), np.float32), 1)
+        white = white.astype(np.float64) - white.mean(axis=0)
+        white *= length / np.maximum(np.linalg.norm(white, axis=1), 1e-12)[:, None]
+        found: Float64 = (white @ self.whitening.inverse + self.whitening.mean) / self.feature_scale
+        return found
+
+    def level_with(
+        self,
+        data: Examples,
+        n_new: int,
+        n_total: float,
+        others: Float64,
+        made_up: tuple[Float32, Float64] | None,
+        config: FitConfig,
+    ) -> Discriminant:
+        """Return the discriminant with the scale and bias under which all rows are most probable.
+
+        Rows of the other classes are not there.  Made-up ones stand for them or, where there are none, the
+        same rows without their own class, which are as much like the further classes as any.
+
+        Parameters
+        ----------
+        data
+            Rows of further classes; each is left out of its own.
+        others : (n_pairs,)
+            Log of the summed mass of all other classes for the rows of the pairs.
+        made_up
+            Rows of other classes, and the same of these; or None.
+        """
+        rows, sums, counts = self._sums(data, n_new)
+        means, weight = sums / (counts + self.shrinkage)[:, None], data.pair_weight.astype(np.float64)
+        half, prior = 0.5 * np.einsum("ck,ck->c", means, means), self._prior(counts, n_total)
+        pairs = np.arange(len(rows)), data.y
+        with one_blas_thread():
+            products = rows @ means.T - half
+            if made_up is None:
+                far, level = products.copy(), others
+                far[pairs] = -np.inf
+            else:
+                white = self.whitening.rows(made_up[0].copy(), self.feature_scale).astype(np.float64)
+                far, level = white @ means.T - half, made_up[1]
+        products[pairs] = replace(self, scale=1.0).own_scores(data, n_new, n_total) - prior[data.y]
+        each = n_total / len(far)
+        best, figure = self, -np.inf
+        for scale in config.numbers.warm_start.scales:
+            scores, outside = scale * products + prior, _log_sum(scale * far + prior)
+            own, inside = scores[pairs], _log_sum(scores)
+            for bias in config.numbers.growth.levels:
+                log_prob = own + bias - np.logaddexp(others, inside + bias)
+                kept = level - np.logaddexp(level, outside + bias)
+                found = float(weight @ log_prob) + each * float(kept.sum())
+                if found > figure:
+                    best, figure = replace(self, scale=scale, bias=self.bias + bias), found
+        return best
+
     def _prior(self, counts: Float64, n_total: float) -> Float64:
         found: Float64 = np.log(np.maximum(counts, 0.5) / max(n_total, 1.0)) + self.bias
         return found
@@ -278,50 +357,37 @@ class Discriminant:
 
 
 def estimate_discriminant(
-    data: Examples, n_new: int, feature_scale: float, config: FitConfig
+    data: Examples, n_new: int, feature_scale: float, mean: Float32 | None, config: FitConfig
 ) -> Discriminant:
-    """Return a discriminant of further classes whose coordinates are those of their own rows.
+    """Return a discriminant of further classes, with the spread of their own rows inside the classes.
 
-    The scale is that under which rows, each left out of its class, are most probable among these classes.
+    `mean` is that of all rows, where it is known; else it is guessed from the further classes and from the
+    origin, which counts as much as some classes.
     """
     numbers, growth = config.numbers.warm_start, config.numbers.growth
     X: Any = data.X
-    rows = np.ascontiguousarray(X[data.rows], np.float64) * feature_scale
+    rows = np.asarray(X[data.rows], np.float64) * feature_scale
     counts = np.bincount(data.y, minlength=n_new)
     means = np.zeros((n_new, rows.shape[1]))
     np.add.at(means, data.y, rows)
     means /= np.maximum(counts, 1)[:, None]
-    mean = rows.mean(axis=0)
+    if mean is None:
+        centre = means.mean(axis=0) * (n_new / (n_new + growth.origin_classes))
+    else:
+        centre = mean.astype(np.float64) * feature_scale
     with one_blas_thread():
-        centred = rows - mean
-        total = centred.T @ centred / len(rows)
-        inside = rows - means[data.y]
-        within = inside.T @ inside / len(rows)
+        centred, inside = rows - centre, rows - means[data.y]
+        total, within = centred.T @ centred / len(rows), inside.T @ inside / len(rows)
     spread = float(np.trace(total))
     if float(np.trace(within)) < numbers.min_within * spread:
         within += (numbers.min_within - float(np.trace(within)) / spread) * total
-    white = Whitening.fit(
-        within, mean.astype(np.float32), ridge=numbers.ridge, no_variance=numbers.no_variance
-    )
-    shrinkage = growth.shrinkage_factor * numbers.shrinkage
-    found = Discriminant(white, 1.0, shrinkage, feature_scale)
-    return replace(found, scale=_choose_scale(found, data, n_new, numbers.scales))
+    family = WhiteningFamily.of(within, no_variance=numbers.no_variance)
+    white = family.fit(centre.astype(np.float32), numbers.ridge)
+    return Discriminant(white, 1.0, growth.shrinkage_factor * numbers.shrinkage, feature_scale)
 
 
-def _choose_scale(found: Discriminant, data: Examples, n_new: int, scales: tuple[float, ...]) -> float:
-    """Return the scale under which left-out rows are most probable; one where there is nothing to compare."""
-    rows, sums, counts = found._sums(data, n_new)
-    if n_new < 2 or counts.max() < 2.0:
-        return float(np.median(scales))
-    means = sums / (counts + found.shrinkage)[:, None]
-    with one_blas_thread():
-        products = rows @ means.T - 0.5 * np.einsum("ck,ck->c", means, means)
-    own = replace(found, scale=1.0).own_scores(data, n_new, 1.0) - found._prior(counts, 1.0)[data.y]
-    products[np.arange(len(rows)), data.y] = own
-    figures = []
-    for scale in scales:
-        scores = scale * products + np.log(np.maximum(counts, 0.5))
-        top = scores.max(axis=1)
-        log_sum = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-        figures.append(float(np.mean(scores[np.arange(len(rows)), data.y] - log_sum)))
-    return scales[int(np.argmax(figures))]
+def _log_sum(scores: Float64) -> Float64:
+    """Return the log of the summed exp of each row."""
+    top = scores.max(axis=1)
+    found: Float64 = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+    return found

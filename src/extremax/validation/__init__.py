@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from extremax.validation.features import check_features as check_features
     from extremax.validation.features import copied_bytes as copied_bytes
     from extremax.validation.features import join_pair as join_pair
+    from extremax.validation.frames import as_frame as as_frame
+    from extremax.validation.frames import as_labels as as_labels
+    from extremax.validation.frames import frame_inputs as frame_inputs
+    from extremax.validation.frames import frame_texts as frame_texts
     from extremax.validation.labels import LabelIndex as LabelIndex
     from extremax.validation.labels import check_classes as check_classes
     from extremax.validation.labels import encode_labels as encode_labels
@@ -46,6 +50,8 @@ _MODULES = {
     "Instance": "constraints",
     "Interval": "constraints",
     "LabelIndex": "labels",
+    "as_frame": "frames",
+    "as_labels": "frames",
     "check_classes": "labels",
     "check_features": "features",
     "check_parameters": "constraints",
@@ -55,6 +61,8 @@ _MODULES = {
     "copied_bytes": "features",
     "encode_labels": "labels",
     "encode_targets": "targets",
+    "frame_inputs": "frames",
+    "frame_texts": "frames",
     "indicator_format": "targets",
     "join_labels": "labels",
     "join_pair": "features",
@@ -73,6 +81,8 @@ __all__ = [
     "Interval",
     "LabelIndex",
     "NotEnoughMemoryError",
+    "as_frame",
+    "as_labels",
     "check_classes",
     "check_features",
     "check_parameters",
@@ -82,6 +92,8 @@ __all__ = [
     "copied_bytes",
     "encode_labels",
     "encode_targets",
+    "frame_inputs",
+    "frame_texts",
     "indicator_format",
     "join_labels",
     "join_pair",
