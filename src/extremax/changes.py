@@ -247,6 +247,8 @@ def _grow(
                 " further class could follow from; fit it again."
             )
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
+        if record.mix.get("svm", 0.0) > 0.0:
+            new = _not_too_far_ahead(new, fitted.model, data, config, context)
         weights = state.tables.weights.plus(new)
         return _new_state(state, tables=replace(state.tables, weights=weights, record=after)), weights
     tables = state.tables
@@ -300,8 +302,26 @@ def _estimated(
     if n_new < growth.enough_classes:
         more = _make_up_rows(model, found, rows, growth.made_up_rows)
         made_up = more, level(more)
-    fitted = found.level_with(rows, n_new, n_total, level(data.X)[data.rows], made_up, config)
+    others = level(data.X)[data.rows]
+    fitted = found.level_with(rows, n_new, n_total, others, made_up, config)
+    if made_up is not None and model.classes.means is None:  # and its rows were a guess from the weights
+        lead = float(np.median(fitted.own_scores(rows, n_new, n_total) - others))
+        fitted = replace(fitted, bias=fitted.bias - max(0.0, lead - growth.max_lead))
     return fitted.grow(rows, n_new, n_total)
+
+
+def _not_too_far_ahead(
+    new: SparseWeights, model: Model, data: Examples, config: FitConfig, context: Context
+) -> SparseWeights:
+    """Return weights of further classes whose rows are theirs by no more than a median lead.
+
+    What is far ahead on its own rows is ahead on rows of others, too, and no such row is there to show it.
+    """
+    own = new.score_pairs(data.X, data.rows, data.y[:, None].astype(np.int32), 1)[:, 0]
+    others = model.log_normalizers(data.X, n_threads=context.n_threads)[data.rows]
+    lead = float(np.median(own - others))
+    lower = np.float32(max(0.0, lead - config.numbers.growth.max_lead))
+    return replace(new, biases=new.biases - lower)
 
 
 def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:

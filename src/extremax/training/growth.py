@@ -7,7 +7,7 @@ inside the classes is not known, and is taken from the rows of the further class
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
 summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  One-vs-rest SVMs
 would need the rows of all other classes: the cosine stands for them, scaled such that rows of the class
-have a mean margin of one and rows without a common feature one of minus one.
+have a mean margin of one, and the mean of all rows has one of minus one.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class SparseRecord:
         Sum over all rows of each feature.
     feature_classes : int32 (n_features,)
         Classes that have each feature.
+    n_pairs
+        Weight of all pairs that the sums are over.
     mix
         Weight of each part in the scores.
     similarity : float32 (n_columns, size + 1)
@@ -55,6 +57,7 @@ class SparseRecord:
     numbers: Numbers
     feature_mass: Float32
     feature_classes: Int32
+    n_pairs: float
     mix: Mapping[str, float]
     similarity: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
@@ -69,6 +72,7 @@ class SparseRecord:
             numbers,
             arrays.feature_mass.astype(np.float32),
             np.diff(arrays.offsets).astype(np.int32),
+            float(arrays.counts.sum()),
             dict(mix),
             none if similarity is None or mix.get("bilinear", 0.0) <= 0.0 else similarity,
         )
@@ -79,13 +83,14 @@ class SparseRecord:
             self,
             feature_mass=(self.feature_mass + new.feature_mass).astype(np.float32),
             feature_classes=(self.feature_classes + np.diff(new.offsets)).astype(np.int32),
+            n_pairs=self.n_pairs + float(new.counts.sum()),
         )
 
     def state(self) -> State:
         """Return what a model folder stores."""
         arrays: dict[str, Any] = {name: getattr(self.numbers, name) for name in _NUMBERS}
         arrays |= {"feature_mass": self.feature_mass, "feature_classes": self.feature_classes}
-        header = {"smoothing": self.numbers.smoothing, "mix": dict(self.mix)}
+        header = {"smoothing": self.numbers.smoothing, "n_pairs": self.n_pairs, "mix": dict(self.mix)}
         return State(header, {**arrays, "similarity": self.similarity})
 
     @classmethod
@@ -107,6 +112,7 @@ class SparseRecord:
             numbers,
             checks.check_finite(mass, "feature_mass"),
             having,
+            checks.get_float(state.header, "n_pairs", 0.0),
             {name: checks.get_float(mix, name) for name in mix},
             checks.check_finite(similarity, "similarity"),
         )
@@ -141,9 +147,10 @@ class SparseRecord:
         values = part * values + self.mix.get("centroid", 0.0) * cosine
         margin = self.mix.get("svm", 0.0)
         if margin > 0.0:
-            own = self._own_cosine(data, sums, scale, norms)
-            values = values + margin * 2.0 / own[arrays.classes] * cosine
-            biases = biases - margin
+            own, usual = self._own_cosine(data, sums, scale, norms), record._usual_cosine(arrays, cosine)
+            slope = 2.0 / np.maximum(own - usual, 0.1 * own)
+            values = values + margin * slope[arrays.classes] * cosine
+            biases = biases - margin * (1.0 + slope * usual)
         factor = np.float32(scale)
         postings = Postings(arrays.offsets, arrays.classes, values.astype(np.float32) * factor)
         dense, added = self._dense(data, n_new, weights)
@@ -169,6 +176,12 @@ class SparseRecord:
         naive_bayes = np.log1p(np.maximum(new.values, 0.0) * inverse[feature])
         found: Float64 = numbers.log_weights[bucket] * naive_bayes + numbers.cosine_weights[bucket] * cosine
         return found
+
+    def _usual_cosine(self, new: Sums, cosine: Float64) -> Float64:
+        """Return the product of the mean of all rows with the unit sum of each class."""
+        feature = np.repeat(np.arange(len(self.feature_mass)), np.diff(new.offsets))
+        parts = cosine * self.feature_mass[feature] / max(self.n_pairs, 1.0)
+        return np.bincount(new.classes, weights=parts, minlength=len(new.counts)).astype(np.float64)
 
     def _own_cosine(self, data: Examples, sums: ClassSums, scale: float, norms: Float64) -> Float64:
         """Return the mean product of the rows of each class with its unit sum, each row left out of it."""
