@@ -4,8 +4,8 @@
     python benchmarks/bench_update.py --data npm-owner-124k --kinds text --fraction 0.01
 
 A random fraction of the classes (seed 0) is kept out of a fit and then added by ``add_classes``, with their
-training rows; the other model is fitted on all rows.  Accuracy is that of the best class on test rows, or
-with ``--split valid`` on validation rows: of all, of those of the classes that were there, and of those that were
+training rows; the other model is fitted on all rows.  Accuracy is that of the best class on test rows, or on
+validation rows (``--split valid``): of all, of those of the classes that were there, and of those that were
 added.  `class mean` is the simplest thing to do: the mean row of each class as its weights, as long as the
 others' are on average, with their mean bias, and no training.
 

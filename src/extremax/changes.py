@@ -248,7 +248,9 @@ def _grow(
             )
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
         if record.mix.get("svm", 0.0) > 0.0:
-            new = _not_too_far_ahead(new, fitted.model, data, config, context)
+            lead = _lead(record, state.tables, data, n_new, fitted.model, context)
+            lower = max(0.0, lead - config.numbers.growth.max_lead)
+            new = replace(new, biases=new.biases - np.float32(lower))
         weights = state.tables.weights.plus(new)
         return _new_state(state, tables=replace(state.tables, weights=weights, record=after)), weights
     tables = state.tables
@@ -310,18 +312,29 @@ def _estimated(
     return fitted.grow(rows, n_new, n_total)
 
 
-def _not_too_far_ahead(
-    new: SparseWeights, model: Model, data: Examples, config: FitConfig, context: Context
-) -> SparseWeights:
-    """Return weights of further classes whose rows are theirs by no more than a median lead.
+def _lead(
+    record: SparseRecord, tables: Any, data: Examples, n_new: int, model: Model, context: Context
+) -> float:
+    """Return the median lead of further classes on rows of their own, that half of these which they were not
+    made from; nothing where no class has two rows.
 
     What is far ahead on its own rows is ahead on rows of others, too, and no such row is there to show it.
     """
-    own = new.score_pairs(data.X, data.rows, data.y[:, None].astype(np.int32), 1)[:, 0]
+    order = np.argsort(data.y, kind="stable")
+    first = np.searchsorted(data.y[order], data.y[order])
+    half = np.empty(data.n_pairs, np.int64)
+    half[order] = (np.arange(data.n_pairs) - first) % 2
+    several = data.class_counts(n_new)[data.y] >= 2
+    if not several.any():
+        return 0.0
+    own = np.full(data.n_pairs, np.nan)
+    for number in (0, 1):
+        part, _ = record.grow(data.take(half == number), n_new, tables.weights, tables.scale)
+        other = np.flatnonzero((half != number) & several)
+        classes = np.ascontiguousarray(data.y[other, None], np.int32)
+        own[other] = part.score_pairs(data.X, data.rows[other], classes, context.n_threads)[:, 0]
     others = model.log_normalizers(data.X, n_threads=context.n_threads)[data.rows]
-    lead = float(np.median(own - others))
-    lower = np.float32(max(0.0, lead - config.numbers.growth.max_lead))
-    return replace(new, biases=new.biases - lower)
+    return float(np.nanmedian(own - others))
 
 
 def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:
