@@ -1169,7 +1169,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             self.model_,
             self.classes_,
             history=self.history_,
-            parameters={name: given[name] for name in given if given[name] is not defaults[name]},
+            parameters={name: given[name] for name in given if _differ(given[name], defaults[name])},
             changes=self._changes,
             texts=bool(parts),
         )
@@ -1283,6 +1283,12 @@ def _check_changes(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in ("n_changed", "n_rows", "n_classes"):
             checks.get_int(change, name)
     return [{name: change[name] for name in _CHANGE_FIELDS} for change in changes]
+
+
+def _differ(one: Any, two: Any) -> bool:
+    """Whether two values of a parameter differ; objects of other libraries do."""
+    plain = (str, int, float, type(None))
+    return type(one) is not type(two) or not isinstance(one, plain) or one != two
 
 
 def _as_labels(labels: Any) -> list[Any]:

@@ -600,15 +600,15 @@ def _check_size(name: str, what: str, found: int, expected: int) -> None:
         checks.reject(f"{name} has {found:,} {what} where {expected:,} are needed")
 
 
-def _check_noise_size(header: Mapping[str, Any], n_classes: int, depth: int = 0) -> None:
+def _check_noise_size(header: Mapping[str, Any], n_classes: int | None, depth: int = 0) -> None:
     """Raise for noise of another number of classes, or mixtures of many mixtures, before it is built."""
     if depth > _MAX_MIXTURES:
         checks.reject(f"noise is a mixture of more than {_MAX_MIXTURES} mixtures inside one another")
-    if "n_classes" in header:
+    if "n_classes" in header and n_classes is not None:
         _check_size("noise", "classes", checks.get_int(header, "n_classes"), n_classes)
-    for part in ("first", "second"):
+    for part in ("first", "second", "base"):  # what a changed distribution was may have had more classes
         if isinstance(header.get(part), dict):
-            _check_noise_size(header[part], n_classes, depth + 1)
+            _check_noise_size(header[part], None if part == "base" else n_classes, depth + 1)
 
 
 _MAX_MIXTURES = 4

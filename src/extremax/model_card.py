@@ -131,8 +131,13 @@ def _training(
     ]
     if last.get("seconds"):
         rows.append(["seconds", f"{float(last['seconds']):,.1f}"])
-    changed = [f"{escape(name)} = {escape(value)}" for name, value in sorted(parameters.items())]
+    changed = [f"{escape(name)} = {escape(_shown(value))}" for name, value in sorted(parameters.items())]
     return [*rows, ["parameters that are not the defaults", ", ".join(changed) or "none"]]
+
+
+def _shown(value: Any) -> Any:
+    """Return a parameter as it is, or the type of an object, whose text may differ from run to run."""
+    return value if isinstance(value, str | int | float | dict | None) else f"({type(value).__name__})"
 
 
 def _held_out(history: Sequence[Mapping[str, Any]]) -> list[str]:
