@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, TextClassifier
 from text import make_features
 from timing import Clock, machine, make_parser, write_rows

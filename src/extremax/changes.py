@@ -95,7 +95,11 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
 
 
 def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None) -> Fitted:
-    """Return a fitted model of its own, with another model and state."""
+    """Return a fitted model of its own, with another model and state.
+
+    What monitors compare with were answers of other classes.
+    """
+    model = replace(model, reference=None)
     return Fitted(model, fitted.state if state is None else state, list(fitted.history), fitted.interrupted)
 
 
@@ -237,7 +241,7 @@ def _grow(
 ) -> tuple[TrainState, Weights]:
     """Return a state and weights with further classes behind the others."""
     state = fitted.state
-    if state.tables.kind == "dense":
+    if state.tables.kind in ("dense", "sharded"):
         return _grow_dense(fitted, data, n_new, config, context)
     if state.tables.kind == "finished":
         record: SparseRecord | None = state.tables.record

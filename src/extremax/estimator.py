@@ -37,6 +37,7 @@ from extremax.fit import (
 )
 from extremax.model import Model
 from extremax.model_card import make_card
+from extremax.monitor import Monitor
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
     BATCH_OBJECTIVES,
@@ -48,6 +49,7 @@ from extremax.parameters import (
     check_saved_parameters,
     rename_parameters,
 )
+from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
@@ -988,6 +990,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
             tree is used.
         """
+        ids, log_prob = self._predict_ids(X, k, search, beam_width)
+        return self.classes_[ids], log_prob
+
+    def _predict_ids(
+        self, X: Any, k: int, search: str = "exact", beam_width: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Return what `predict_topk` does, with numbers of classes in place of labels."""
         features = self._check_fitted(X)
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(self.classes_))],
@@ -998,13 +1007,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         ids, log_prob = self.model_.topk(
             features, k, search=search, width=beam_width, n_threads=self._threads_for(features)
         )
-        return self._named(ids, log_prob), log_prob
+        _check_scores(ids, log_prob)
+        return ids, log_prob
 
     def _named(self, ids: Int32, log_prob: Float32) -> NDArray[Any]:
-        # k is at most n_classes: a missing class means scores that are not numbers.
-        known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
-        if not known.all():
-            raise ScoreOverflowError(int(np.argmin(known)))
+        _check_scores(ids, log_prob)
         return self.classes_[ids]
 
     def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
@@ -1100,6 +1107,55 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self._require_fitted("before evaluate")
         X, y = frame_inputs(X, y)
         return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
+
+    def monitor(
+        self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
+    ) -> Monitor:
+        """Return a monitor of drift, for a stream of rows that this model answers.
+
+        Parameters
+        ----------
+        alpha : float
+            Probability of a false alarm over the whole stream, at most.
+        reference : array or sparse matrix (n_samples, n_features), optional
+            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
+            for calibration.
+        state : str, optional
+            What `Monitor.to_json` returned, to go on with.
+        seed : int
+            Seed of the draws that break ties.
+        """
+        self._require_fitted("before monitor")
+        found = self._reference(
+            None if reference is None else self._same_features(reference, name="reference")
+        )
+        monitor = Monitor(self, found, alpha=alpha, seed=seed)
+        return monitor if state is None else monitor.restore(state)
+
+    def _reference(self, rows: Features | None) -> Reference:
+        """Return what a monitor compares with: rows given as features, or those of the fit."""
+        model = self.model_
+        if rows is None:
+            if model.reference is None:
+                raise ValueError(
+                    "this model has no reference rows: its fit held none back, it was trained or calibrated"
+                    " afterwards, or an older version saved it. Give rows that training has not seen:"
+                    " clf.monitor(reference=X)."
+                )
+            return model.reference
+        if rows.shape[0] < MIN_ROWS:
+            raise ValueError(f"reference has {rows.shape[0]:,} rows; give at least {MIN_ROWS}.")
+        best, log_prob = model.topk(rows, 1, n_threads=self._threads)
+        _check_scores(best, log_prob)
+        return reference_of_rows(
+            rows,
+            (best[:, 0], log_prob[:, 0]),
+            model.classes.counts,
+            model.n_classes,
+            before=model.reference,
+            of_texts=model.config is not None and len(model.config.column_groups) > 0,
+            n_dense=vars(self).get("_n_dense", 0),
+        )
 
     # -- explanations --------------------------------------------------------------------------------------
 
@@ -1296,6 +1352,13 @@ def _as_labels(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
         return [labels]
     return labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+
+
+def _check_scores(ids: Int32, log_prob: Float32) -> None:
+    """Raise for rows whose scores are not numbers: with k <= n_classes, no class can be missing."""
+    known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
+    if not known.all():
+        raise ScoreOverflowError(int(np.argmin(known)))
 
 
 def check_count(method: str, k: Any) -> None:

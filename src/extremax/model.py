@@ -27,6 +27,7 @@ from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import Noise
 from extremax.parts import Parts, parts_of
+from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
 from extremax.search import (
     Evaluation,
@@ -161,6 +162,8 @@ class Model:
         What was chosen from the data in training.
     parts
         The class of each line of the weights, where classes were merged; None where line i is class i.
+    reference
+        How held-out rows and their answers looked, for `extremax.monitor`; None where there were none.
     """
 
     weights: Weights
@@ -175,6 +178,7 @@ class Model:
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
     parts: Parts | None = None
+    reference: Reference | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Find attributes under their names of version 0.1, with a warning."""
@@ -453,7 +457,7 @@ class Model:
     def with_calibration(self, calibration: Calibration) -> Model:
         """Return the model with another temperature and uniform mixing."""
         calibration.check()
-        return replace(self, calibration=calibration)
+        return replace(self, calibration=calibration, reference=None)
 
     def calibrated(self, examples: Examples, *, n_threads: int = 1) -> Model:
         """Return the model calibrated by pairs that it was not trained on."""
@@ -461,13 +465,17 @@ class Model:
         of_parts = examples if self.parts is None else self.merged(n_threads).assign(examples)
         found = search.choose_calibration(self.scorer, of_parts, n_threads=n_threads, config=config)
         if examples.label_edges is None:
-            return replace(self, calibration=found)
+            return replace(self, calibration=found, reference=None)
 
         def rank(X: Features, k: int) -> RankedScores:
             return self._rank_scores(X, k, n_threads)
 
         labels = search.choose_label_calibration(rank, examples, self.n_classes, config=config)
-        return replace(self, calibration=found, label_calibration=labels)
+        return replace(self, calibration=found, label_calibration=labels, reference=None)
+
+    def with_reference(self, reference: Reference | None) -> Model:
+        """Return the model with another reference for monitors."""
+        return replace(self, reference=reference)
 
     def with_search(self, name: str, index: Search) -> Model:
         """Return the model with one more search, for ``topk(search=name)``."""
@@ -491,6 +499,8 @@ class Model:
             parts["label_calibration"] = self.label_calibration.state()
         if self.noise is not None:
             parts["noise"] = self.noise.state()
+        if self.reference is not None:
+            parts["reference"] = self.reference.state()
         if self.projection is not None:
             parts["projection"] = self.projection.state()
         if self.parts is not None:
@@ -545,6 +555,7 @@ class Model:
             n_epochs=checks.get_int(header, "n_epochs"),
             chosen=checks.get_mapping(header, "chosen"),
             parts=Parts.from_state(parts["parts"]) if "parts" in parts else None,
+            reference=Reference.from_state(parts["reference"]) if "reference" in parts else None,
         )
         found.check()
         return found
@@ -555,6 +566,8 @@ class Model:
         if self.parts is not None:
             _check_size("merging", "parts", self.parts.n_parts, n_classes)
         self.classes.check(self.n_classes)
+        if self.reference is not None:
+            _check_size("the reference", "classes", self.reference.n_classes, self.n_classes)
         sizes = {"noise": self.noise} if self.noise is not None else {}
         for name, part in {**sizes, **self.searches}.items():
             _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)

@@ -132,7 +132,7 @@ def _training(
     if last.get("seconds"):
         rows.append(["seconds", f"{float(last['seconds']):,.1f}"])
     changed = [f"{escape(name)} = {escape(_shown(value))}" for name, value in sorted(parameters.items())]
-    return [*rows, ["parameters that are not the defaults", ", ".join(changed) or "none"]]
+    return [*rows, ["parameters", ", ".join(changed) or "the defaults"]]
 
 
 def _shown(value: Any) -> Any:

@@ -32,6 +32,7 @@ from extremax.explanation import (
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures, check_texts
 from extremax.model import Model
+from extremax.monitor import Monitor
 from extremax.runtime.memory import check_memory, describe_memory, release_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
@@ -161,6 +162,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             options: dict[str, Any] = {"classes": classes, "callbacks": callbacks}
             self.classifier_.fit(features, y, sample_weight, eval_set=validation, **options)
             self._keep_names(listed)
+            if self.features_ is not None and not getattr(self.features_, "count_unknown", True):
+                # the length of a row does not say then how much of a text is unknown
+                self._replace_model(self.model_.with_reference(None))
         return self
 
     def _forget(self) -> None:
@@ -457,6 +461,22 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(X, tuple):
             unknown[self.model_._empty_rows(X)] = True
         return unknown
+
+    def monitor(
+        self,
+        *,
+        alpha: float = 0.01,
+        reference: Sequence[str] | None = None,
+        state: str | None = None,
+        seed: int = 0,
+    ) -> Monitor:
+        """A monitor of drift, for a stream of texts; see `ExtremeClassifier.monitor`."""
+        classifier = self._of([])
+        rows = None
+        if reference is not None:
+            rows = classifier._same_features(self.transform(reference), name="reference")
+        found = Monitor(self, classifier._reference(rows), alpha=alpha, seed=seed)
+        return found if state is None else found.restore(state)
 
     # -- explanations --------------------------------------------------------------------------------------
 
