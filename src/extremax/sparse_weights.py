@@ -82,6 +82,14 @@ class DensePart:
         """Make the part of dense columns alone."""
         return cls(factors, np.empty(0, np.int32), np.empty((0, 0), np.float32), n_dense)
 
+    def take(self, index: Int64) -> DensePart:
+        """Return the part of some classes, in a given order."""
+        return replace(self, factors=np.ascontiguousarray(self.factors[index]))
+
+    def plus(self, factors: Float32) -> DensePart:
+        """Return the part with further classes behind the others."""
+        return replace(self, factors=np.concatenate([self.factors, factors.astype(np.float32)]))
+
     @property
     def n_projected(self) -> int:
         return int(self.projection.shape[1])
@@ -424,6 +432,29 @@ class SparseWeights:
             self.postings.offsets, self.postings.classes, self.postings.values,
         )  # fmt: skip
         return matrix
+
+    def take(self, index: Int64) -> SparseWeights:
+        """Return the weights of some classes, in a given order."""
+        return SparseWeights.from_matrix(
+            self.to_matrix().tocsr()[index],
+            self.biases[index],
+            self.length_biases[index],
+            None if self.dense is None else self.dense.take(index),
+        )
+
+    def plus(self, other: SparseWeights) -> SparseWeights:
+        """Return the weights with those of further classes behind the others."""
+        shifted = other.postings._replace(classes=other.postings.classes + np.int32(self.n_classes))
+        dense = self.dense
+        if dense is not None:
+            factors = np.zeros((other.n_classes, dense.factors.shape[1]), np.float32)
+            dense = dense.plus(factors if other.dense is None else other.dense.factors)
+        return SparseWeights(
+            add_postings(self.postings, shifted),
+            np.concatenate([self.biases, other.biases]),
+            np.concatenate([self.length_biases, other.length_biases]),
+            dense,
+        )
 
     @property
     def nonlinear_part(self) -> str | None:

@@ -48,6 +48,7 @@ from extremax.features.scaling import (
 )
 from extremax.fit import Fitted, fit_index_on, index_rows
 from extremax.model import ClassInfo, Model
+from extremax.model_card import make_card
 from extremax.noise import Noise, draws_by_position
 from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread, square_sums
@@ -359,7 +360,8 @@ class RowFit:
                 )
             return len(tasks)
 
-        save_sharded_model(path, model, state, write_shards, labels=labels, header=header)
+        card = make_card(model, labels, history=self.history, parameters=header.get("parameters", {}))
+        save_sharded_model(path, model, state, write_shards, labels=labels, header=header, card=card)
 
     def head(self) -> Head:
         """Return what the model has beside noise and weights."""
