@@ -154,8 +154,8 @@ def test_stated_length_is_refused_before_the_body(live: Live) -> None:
 @pytest.mark.error
 def test_body_shorter_than_stated_is_given_up(live: Live) -> None:
     started = time.monotonic()
-    check(live.send(post(b'{"inputs": "a"}', length=50)), 408, "did not arrive within 2 seconds")
-    assert 1.5 < time.monotonic() - started < 10
+    check(live.send(post(b'{"inputs": "a"}', length=50)), 408, "did not arrive within 4 seconds")
+    assert 3.5 < time.monotonic() - started < 20
 
 
 @pytest.mark.error
