@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,18 +38,24 @@ _MAX_DEPTH = 12
 
 
 def create_app(
-    slots: Sequence[Slot], config: ServeConfig | None = None, *, log: Log = lambda text: None
+    models: Mapping[str, str | os.PathLike[str]] | Sequence[Slot],
+    config: ServeConfig | None = None,
+    *,
+    log: Log = lambda text: None,
 ) -> Starlette:
-    """Return the application that serves some models; the first one is the default.
+    """Return the ASGI application that serves some models; the first one is the default.
 
     Parameters
     ----------
-    slots : sequence of Slot
-        Names and folders of the models; those that are not loaded yet are loaded here.
+    models : dict of str to path-like, or sequence of Slot
+        Names and folders of the models.
     config : ServeConfig, optional
     log : callable
         Called with a line for every reload.
     """
+    slots = (
+        [Slot(name, Path(path)) for name, path in models.items()] if isinstance(models, Mapping) else models
+    )
     return _Application(slots, config or ServeConfig(), log).build()
 
 
