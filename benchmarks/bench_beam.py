@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, load_model
 from extremax.model import Model
 from extremax.runtime.threads import available_threads

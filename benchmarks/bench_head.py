@@ -87,7 +87,7 @@ class Transformer(nn.Module):
 def npm_task() -> Task:
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    from datasets import load_texts
+    from benchmark_data import load_texts
 
     data = load_texts("npm-owner-124k")
     assert data.texts is not None
@@ -117,7 +117,7 @@ def npm_task() -> Task:
 
 
 def icd10cm_task() -> Task:
-    from datasets import load_texts
+    from benchmark_data import load_texts
 
     data = load_texts("icd10cm")
     assert data.texts is not None

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, evaluate
 from timing import Clock, Seconds, machine, make_parser, write_rows
 

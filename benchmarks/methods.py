@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier
 from extremax.parameters import ROW_OBJECTIVES
 from timing import Clock, machine, make_parser, write_rows

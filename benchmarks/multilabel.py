@@ -7,7 +7,7 @@
 The peers need an environment of their own, because PECOS needs numpy 1: ``python -m venv peers &&
 peers/bin/pip install libpecos omikuji``.  Rows, features and scoring are the same for all: dense features
 are TF-IDF reduced to 512 by SVD, test rows with a label that no training row has are left out (see
-datasets.py), figures come from `extremax.metrics`.  All run on one thread.  Seconds are those of the
+benchmark_data.py), figures come from `extremax.metrics`.  All run on one thread.  Seconds are those of the
 processor and, behind them, of the wall clock.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, metrics
 from extremax.data import load_dataset, rarest_label
 from timing import Clock, machine, make_parser, write_rows

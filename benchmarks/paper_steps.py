@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier
 from timing import Clock, machine, make_parser, write_rows
 
@@ -27,6 +27,7 @@ NAME = "paper_steps"
 STEPS: dict[str, dict[str, Any]] = {
     "paper": {},
     "whitened components (authors' code)": {"whiten_components": True},
+    "half of lambda_n (authors' code)": {"tree_regularization": 0.05},
     "fast tree fit": {"tree_fit": "default"},
     "fast tree fit, regularization by level": {"tree_fit": "default", "tree_regularization": "auto"},
     "32 components": {"tree_components": 32},

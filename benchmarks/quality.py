@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, calibrate, evaluate
 from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples

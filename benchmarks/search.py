@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-import datasets
+import benchmark_data as datasets
 from extremax import ExtremeClassifier, evaluate
 from timing import Clock, machine, make_parser, write_rows
 

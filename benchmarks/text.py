@@ -16,7 +16,7 @@ own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part
 milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; seconds printed).
 `extremax-start` is the same as `extremax-text` where there are texts, interrupted, as by Ctrl-C, before its
 first epoch.  Data sets are described in
-datasets.py, methods in peers.py.
+benchmark_data.py, methods in peers.py.
 
 Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
 validation rows; no figure of a test row chooses anything.  Scored are all test rows, or a random sample
@@ -46,10 +46,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import datasets
+import benchmark_data as datasets
 import peers
-from datasets import SPLITS, TextData
+from benchmark_data import SPLITS, TextData
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
+from extremax.data import lemmas
 from extremax.errors import TrainingInterruptedWarning
 from extremax.training.loop import Moment, Watcher
 from timing import Clock, Seconds, machine, make_parser, write_rows
@@ -354,7 +355,7 @@ def _unsuitable(method: str, data: Prepared, options: Options) -> str:
         return "more than 1,000,000 training rows"
     if method == "extremax-text" and not data.has_texts:
         return "no texts"
-    if method == "prefix" and data.name not in (*datasets.LOOKUPS, "planted-texts"):
+    if method == "prefix" and data.name not in (*lemmas.TABLES, "planted-texts"):
         return "labels are no words of the texts"
     return ""
 

@@ -42,32 +42,49 @@ def make_recipe(folder: Path, **arguments: object) -> Recipe:
 
 
 def write_run(
-    folder: Path, method: str, accuracies: list[float], *, data: str = "icd10cm", first: float = 1.0
+    folder: Path,
+    method: str,
+    accuracies: list[float],
+    *,
+    data: str = "icd10cm",
+    first: float = 1.0,
+    old: bool = False,
 ) -> Path:
-    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds."""
+    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds.
+
+    An old one is of version 0.1: its points have no number of samples, and there are no test rows.
+    """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps(
             {
                 "data": {"name": data, "path": None},
                 "method": method,
-                "model": {"learning_rate": 0.1, "score_penalty": 1e-4},
+                "model": {"learning_rate": 0.1, "score_penalty": 1e-4, "tree_fit": "paper"},
             }
         )
     )
     points = [
-        {"epoch": i, "seconds": first * 10.0**i, "cpu_seconds": 2 * first * 10.0**i}
+        {"epoch": 10**i, "seconds": 3 * first * 10.0**i, "cpu_seconds": first * 10.0**i}
+        | ({} if old else {"samples": 48265 * 10**i})
         | {f"{split}_accuracy": a for split in ("valid", "test")}
         | {f"{split}_log_likelihood": -5.0 + 4 * a for split in ("valid", "test")}
         for i, a in enumerate(accuracies)
     ]
     (folder / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    if not old:
+        (folder / "test_rows").mkdir()
+        for i, a in enumerate(accuracies):
+            hits = np.arange(5000) < round(5000 * a)  # nested: the better method is right where the other is
+            log_prob = np.full(5000, -5.0 + 4 * a)
+            np.save(folder / "test_rows" / f"{i:03d}.npy", np.stack([hits, log_prob]).astype(np.float32))
     machine = {"processor": "Some CPU", "processors": 2, "memory_bytes": 8e9, "load_average": 0.1}
     summary = {
         "n_classes": 10662,
         "n_train": 48265,
         "evaluated_rows": {"valid": 5000, "test": 5000},
         "machine": machine,
+        "threads": 1,
     }
     took = {"training_seconds": 60.0, "evaluation_seconds": 20.0, "compilation_seconds": 4.0}
     (folder / "summary.json").write_text(
@@ -76,9 +93,10 @@ def write_run(
     return folder
 
 
-def write_comparison(folder: Path) -> Path:
+def write_comparison(folder: Path, *, n_seeds: int = 1, old: bool = False) -> Path:
     """Write runs of six methods and softmax: the proposed one is ten times as fast and ends higher."""
     ends = {
+        "adversarial": 0.5,
         "uniform": 0.3,
         "frequency": 0.4,
         "nce": 0.2,
@@ -86,7 +104,17 @@ def write_comparison(folder: Path) -> Path:
         "one_vs_each": 0.05,
         "softmax": 0.45,
     }
-    write_run(folder / "runs" / "adversarial", "adversarial", [0.1, 0.4, 0.5])
     for method, end in ends.items():
-        write_run(folder / "runs" / method, method, [0.0, end / 2, end])
+        for seed in range(n_seeds):
+            place = folder / "runs" / method
+            middle = 0.4 if method == "adversarial" else end / 2
+            low = 0.1 if method == "adversarial" else 0.0
+            shift = 0.01 * seed
+            write_run(
+                place if old else place / f"seed-{seed}",
+                method,
+                [low, middle + shift, end + shift],
+                old=old,
+                first=1.0 + 0.1 * seed,
+            )
     return folder

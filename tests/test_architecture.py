@@ -104,7 +104,7 @@ ALLOWED: dict[str, set[str]] = {
         "training",
         "types",
     },
-    "storage.models": {"errors", "features", "model", "storage", "training", "types"},
+    "storage.models": {"errors", "features", "model", "storage", "training", "types", "weights"},
     "classifier": {"examples", "model", "training", "types"},
     "explanation": {"features", "model", "types"},
     "estimator": {
@@ -145,6 +145,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loading": {"estimator", "storage", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},
+    "analysis": {"classifier", "evaluation", "examples", "metrics", "model", "runtime", "search", "types"},
     "nn": {
         "calibration",
         "defaults",
@@ -169,18 +170,45 @@ ALLOWED: dict[str, set[str]] = {
         "features",
         "loading",
         "model",
+        "noise",
         "parameters",
         "runtime",
+        "search",
         "splits",
         "storage",
         "text_classifier",
         "training",
         "training.objectives",
+        "tree",
         "types",
         "validation",
     },
+    "distributed": {
+        "config",
+        "data",
+        "defaults",
+        "estimator",
+        "examples",
+        "features",
+        "fit",
+        "kernels",
+        "loading",
+        "model",
+        "noise",
+        "parameters",
+        "runtime",
+        "sparse_weights",
+        "storage",
+        "storage.models",
+        "training",
+        "training.objectives",
+        "types",
+        "validation",
+        "weights",
+    },
     "paper.parameters": set(),
     "paper.tree": {"kernels", "runtime", "tree", "types", "validation"},
+    "paper.gradient_noise": {"examples", "kernels", "model", "training.objectives", "types"},
     "paper": {
         "config",
         "data",
@@ -190,20 +218,27 @@ ALLOWED: dict[str, set[str]] = {
         "experiments",
         "features",
         "fit",
+        "model",
         "noise",
+        "paper.gradient_noise",
         "paper.parameters",
         "paper.tree",
         "runtime",
+        "training",
+        "training.objectives",
         "tree",
         "types",
         "validation",
     },
+    "export": {"calibration", "loading", "model", "noise", "runtime", "types"},
     "cli": {
+        "analysis",
         "data",
         "errors",
         "estimator",
         "evaluation",
         "experiments",
+        "export",
         "features",
         "loading",
         "model",
@@ -216,7 +251,7 @@ ALLOWED: dict[str, set[str]] = {
         "training",
         "types",
     },
-    "__init__": {"estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
+    "__init__": {"analysis", "estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
     "__main__": {"cli"},
     "theory": {"runtime"},
     "predict": {"runtime"},
@@ -225,7 +260,13 @@ ALLOWED: dict[str, set[str]] = {
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}  # they run code from a file
-ONLY_IN = {"torch": "nn", "numba": "kernels", "llvmlite": "kernels"}
+ONLY_IN = {
+    "torch": "nn",
+    "numba": "kernels",
+    "llvmlite": "kernels",
+    "dask": "distributed",
+    "distributed": "distributed",
+}
 # Questions for the type of what a user passes: a check of input.
 INPUT_CHECKS = {
     ("noise.py", "Noise"),
@@ -486,7 +527,7 @@ def test_cycle_and_chain_are_found() -> None:
 _WATCHED_IMPORT = """
 import sys
 # pandas is imported by scikit-learn, where it is installed
-heavy = {"torch", "matplotlib", "optuna", "typer", "rich"}
+heavy = {"torch", "matplotlib", "optuna", "typer", "rich", "dask", "distributed"}
 asked = []
 class Watch:  # sees attempts to import what is not installed, too
     def find_spec(self, name, path=None, target=None):

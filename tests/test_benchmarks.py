@@ -11,7 +11,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 # Parts of benchmarks, and tools.
-NOT_BENCHMARKS = {"compare_commits", "datasets", "peers", "run_all", "timing"}
+NOT_BENCHMARKS = {"benchmark_data", "compare_commits", "peers", "run_all", "timing"}
 sys.path.append(str(BENCHMARKS))
 
 import run_all  # noqa: E402

@@ -17,7 +17,7 @@ from scipy import sparse
 
 from extremax import search
 from extremax.config import FitConfig
-from extremax.defaults import DEFAULTS, ProblemSize
+from extremax.defaults import DEFAULTS, PQConfig, ProblemSize
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -371,12 +371,26 @@ def fit_index(
             " without an index."
         )
     among = np.arange(X.shape[0]) if rows is None else rows
-    some = among[_some(len(among), search.sample_size(model.n_features, numbers), seed)]
-    # In random order: without held-out rows, the last of them choose the width.
-    chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
+    some, order = index_rows(len(among), model.n_features, numbers, seed)
+    chosen = X[among[some]][order]
     unseen = (
         None if held_out is None else _dense(held_out[_some(held_out.shape[0], numbers.max_width_rows, seed)])
     )
+    return fit_index_on(model, chosen, unseen, n_threads=n_threads)
+
+
+def index_rows(n_rows: int, n_features: int, numbers: PQConfig, seed: int) -> tuple[Int64, Int64]:
+    """Return the rows that an index is fitted on, by rising number, and a random order of them.
+
+    Without held-out rows, the last of them choose the width.
+    """
+    some = _some(n_rows, search.sample_size(n_features, numbers), seed)
+    return some, np.random.default_rng((seed, 5)).permutation(len(some))
+
+
+def fit_index_on(model: Model, chosen: Features, unseen: Float32 | None, *, n_threads: int = 1) -> PQSearch:
+    """Fit the index for beam search on chosen rows; `unseen` ones choose the width."""
+    numbers = (DEFAULTS if model.config is None else model.config.numbers).pq
     return PQSearch.fit(
         _dense(chosen),
         model.weights,

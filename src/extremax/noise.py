@@ -11,16 +11,17 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
+from extremax.kernels.draws_at import choose_component_at, draw_alias_at
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation import check_random_state
 
 if TYPE_CHECKING:
@@ -151,12 +152,16 @@ class _Adapted(NoiseBase):
 def as_noise(noise: NoiseLike) -> Noise:
     """Return `noise` itself if it has all of `Noise`, else a wrapper with the defaults of `NoiseBase`.
 
+    A label tree is `TreeNoise` without a projection.
+
     Examples
     --------
     >>> noise = UniformNoise(3)
     >>> as_noise(noise) is noise
     True
     """
+    if hasattr(noise, "leaf_class"):  # a label tree has the methods of a distribution, and no more
+        return TreeNoise(cast("LabelTree", noise))
     return noise if isinstance(noise, Noise) else _Adapted(noise)
 
 
@@ -215,6 +220,16 @@ class _Unconditional(NoiseBase):
             len(blocks),
             resolve_threads(n_jobs),
         )
+        return labels, log_noise
+
+    def sample_at(
+        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw what `sample` draws for rows of these numbers."""
+        labels = np.empty((len(positions), n_draws), np.int32)
+        log_noise = np.empty((len(positions), n_draws), np.float32)
+        key = np.uint64(check_random_state(seed))
+        draw_alias_at(self._threshold, self._alias, self.log_prob_, key, positions, labels, log_noise)
         return labels, log_noise
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
@@ -339,6 +354,12 @@ class TreeNoise(NoiseBase):
     ) -> tuple[Int32, Float32]:
         return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
 
+    def sample_at(
+        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw what `sample` draws for rows of these numbers."""
+        return self.tree.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
+
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self.tree.log_prob(Z, labels, n_jobs=n_jobs)
 
@@ -423,6 +444,17 @@ class MixtureNoise(NoiseBase):
         choose_component(seeds[2], self.weight, first, second, labels, 0, len(labels))
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
+    def sample_at(
+        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw what `sample` draws for rows of these numbers."""
+        seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
+        first, _ = sample_at(self.first, Z, positions, n_draws, int(seeds[0]), n_jobs=n_jobs)
+        second, _ = sample_at(self.second, Z, positions, n_draws, int(seeds[1]), n_jobs=n_jobs)
+        labels = np.empty_like(first)
+        choose_component_at(seeds[2], self.weight, positions, first, second, labels)
+        return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
+
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self._mix(
             self.first.log_prob(Z, labels, n_jobs=n_jobs),
@@ -447,6 +479,31 @@ class MixtureNoise(NoiseBase):
     def from_state(cls, state: State) -> MixtureNoise:
         first, second = (restore("noise", state.nested(part)) for part in ("first", "second"))
         return cls(first, second, weight=checks.get_float(state.header, "weight"))
+
+
+def draws_by_position(noise: Noise) -> bool:
+    """Whether draws of some rows of a window can be made without the others."""
+    parts = [getattr(noise, name) for name in ("first", "second") if hasattr(noise, name)]
+    return hasattr(noise, "sample_at") and all(map(draws_by_position, parts))
+
+
+def sample_at(
+    noise: Noise, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+) -> tuple[Int32, Float32]:
+    """Draw what ``noise.sample`` draws for the rows of these numbers, given the rows Z alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> noise, Z = FrequencyNoise([1, 3, 2]), np.zeros((5, 0), np.float32)
+    >>> whole, _ = noise.sample(Z, 2, seed=7)
+    >>> some, _ = sample_at(noise, Z[:2], np.array([4, 1]), 2, 7)
+    >>> bool((some == whole[[4, 1]]).all())
+    True
+    """
+    drawing: Any = noise
+    labels, log_noise = drawing.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
+    return labels, log_noise
 
 
 def mean_log_prob(noise: Noise, Z: Float32, *, n_jobs: int | None = None) -> Float32:

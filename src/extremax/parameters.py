@@ -104,7 +104,7 @@ PARAMETERS: dict[str, Parameter] = _table(
         'Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes'
         ' with the'
         " same probability, the class frequencies, a mixture of tree and frequencies, or an object of your"
-        " own, such as `TreeNoise` with a tree.",
+        " own, such as a `LabelTree`, or `TreeNoise` for a tree of projected features.",
     ),
     Parameter(
         "n_negatives", 4, (Interval(int, 1),), "int",

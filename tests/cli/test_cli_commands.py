@@ -833,3 +833,18 @@ def test_full_disk_is_known_before_training(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("extremax.storage.folder._flush", fail)
     done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "m", code=1)
     assert done.stderr == f"extremax: {tmp_path}: No space left on device.\n"
+
+
+def test_export_writes_a_graph_that_predicts(features: Path, word_model: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    cli("export", features / "model", "--onnx", tmp_path / "model.onnx", "-k", 2)
+    X, clf = np.load(features / "X.npy"), load_model(features / "model")
+    labels, prob = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(
+        ["top_labels", "top_probabilities"], {"features": X}
+    )
+    expected, log_prob = clf.predict_topk(X, k=2)
+    assert (labels[:, 0] == expected[:, 0]).all()
+    np.testing.assert_allclose(prob, np.exp(log_prob), atol=1e-5)
+    failed = cli("export", word_model, "--onnx", tmp_path / "words.onnx", code=1)
+    assert "sparse features" in failed.stderr
+    assert not (tmp_path / "words.onnx").exists()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiment_files import write_comparison, write_run
 from extremax.experiments import plot
 from extremax.experiments.curve import read_curve
-from extremax.experiments.figures import describe_data, method_styles, read_run
+from extremax.experiments.figures import bands, describe_data, method_styles, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS, method_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -21,7 +23,7 @@ def comparison(tmp_path: Path) -> Path:
 
 
 def test_figure_is_written_in_every_format(comparison: Path, tmp_path: Path) -> None:
-    runs = sorted((comparison / "runs").iterdir())
+    runs = sorted((comparison / "runs").glob("*/seed-0"))
     other = write_run(tmp_path / "other", "adversarial", [0.1, 0.2], data="eurlex57k")
     written = plot([*runs, other], tmp_path / "figures" / "figure.png", formats=("png", "svg", "pdf"))
     assert [path.name for path in written] == ["figure.png", "figure.svg", "figure.pdf"]
@@ -45,7 +47,7 @@ def test_figure_is_written_in_every_format(comparison: Path, tmp_path: Path) -> 
 
 
 def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> None:
-    all_runs = [read_run(path) for path in sorted((comparison / "runs").iterdir())]
+    all_runs = [read_run(path) for path in sorted((comparison / "runs").glob("*/seed-0"))]
     styles = method_styles(all_runs)
     assert list(styles) == [*FIGURE_1, "softmax"]
     assert method_styles(all_runs[-1:])[all_runs[-1].method] == styles[all_runs[-1].method]
@@ -55,6 +57,33 @@ def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> N
     assert method_styles([mine])["my own"].label == "my own"
     assert describe_data(mine) == "ICD-10-CM: 48,265 rows, 10,662 classes"
     assert method_of({"objective": "negative_sampling", "noise": "uniform"}) == "uniform"
+
+
+def test_seeds_become_a_band(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, n_seeds=3)
+    runs = [read_run(folder / "runs" / "nce" / f"seed-{seed}") for seed in range(3)]
+    (band,) = bands(runs, "accuracy", "cpu_seconds")
+    assert band.n_runs == 3
+    np.testing.assert_allclose(band.times, [1.1, 11.0, 110.0])
+    np.testing.assert_allclose(band.mean, [0.0, 0.11, 0.21])
+    np.testing.assert_allclose(band.low, [0.0, 0.1, 0.2])
+    np.testing.assert_allclose(band.high, [0.0, 0.12, 0.22])
+    svg = plot([run.folder for run in runs], tmp_path / "x.svg")[0].read_text()
+    assert "FillBetweenPolyCollection" in svg or "PolyCollection" in svg
+    single = plot([runs[0].folder], tmp_path / "y.svg")[0].read_text()
+    assert "PolyCollection" not in single
+    # a seed that was cut short narrows the band to the points that all have
+    short = replace(runs[0], points=runs[0].points[:2])
+    assert len(bands([short, *runs[1:]], "accuracy", "cpu_seconds")[0].mean) == 2
+
+
+def test_old_runs_are_drawn_one_by_one(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / str(seed), "nce", [0.1, 0.2 + 0.1 * seed], old=True))
+        for seed in range(2)
+    ]
+    found = bands(runs, "accuracy", "seconds")
+    assert [band.mean for band in found] == [[0.1, 0.2], [0.1, pytest.approx(0.3)]]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +97,7 @@ def test_wrong_figure_rejects(
     comparison: Path, arguments: dict[str, object], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
-        plot([comparison / "runs" / "nce"], comparison / "x.png", **arguments)  # type: ignore[arg-type]
+        plot([comparison / "runs" / "nce" / "seed-0"], comparison / "x.png", **arguments)  # type: ignore[arg-type]
 
 
 def test_folder_without_a_curve_rejects(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ char_ngrams = [3, 4]
 noise = "uniform"
 learning_rate = 1
 [evaluation]
-first_seconds = 1
+first_samples = 50
 max_seconds = 30.5
 [search]
 n_trials = 5
@@ -55,7 +55,7 @@ def test_recipe_holds_what_the_file_says() -> None:
     assert recipe.features.n_components == 64
     assert recipe.features.options == {"char_ngrams": (3, 4)}
     assert recipe.model == {"noise": "uniform", "learning_rate": 1}
-    assert recipe.evaluation == EvaluationConfig(first_seconds=1.0, max_seconds=30.5)
+    assert recipe.evaluation == EvaluationConfig(first_samples=50, max_seconds=30.5)
     assert recipe.search.space == {"learning_rate": [0.1, 0.3], "n_negatives": {"low": 1, "high": 16}}
 
 
@@ -133,8 +133,8 @@ def test_paths_count_from_the_recipe(tmp_path: Path) -> None:
         ),
         ("[data]\nname = 'x'\n[features]\noptions = {}", "features.options is not a parameter"),
         (
-            "[data]\nname = 'x'\n[evaluation]\nfirst_seconds = 0",
-            "evaluation.first_seconds is 0.0; it must be above 0.",
+            "[data]\nname = 'x'\n[evaluation]\nfirst_samples = 0",
+            "evaluation.first_samples is 0; it must be at least 1.",
         ),
         ("[data]\nname = 'x'\n[search]\nspace = 3", "search.space is 3; it must be a table."),
         (
@@ -146,6 +146,10 @@ def test_paths_count_from_the_recipe(tmp_path: Path) -> None:
         (
             "[data]\nname = 'x'\n[search.space]\nlearning_rate = {low = 2, high = 1}",
             "give a list of values, or a table",
+        ),
+        (
+            "[data]\nname = 'x'\n[search]\nstrategy = 'grid'\nspace = {learning_rate = {low = 1, high = 2}}",
+            "search.space.learning_rate is a range; the strategy 'grid' needs a list of values.",
         ),
     ],
 )
@@ -185,6 +189,22 @@ def test_old_names_of_parameters_warn() -> None:
     assert recipe.search.space == {"tree_regularization": [0.1, 1.0]}
     with pytest.raises(ValueError, match=r"model.n_components is now called model.tree_components; give one"):
         parse_recipe({"data": {"name": "x"}, "model": {"n_components": 16, "tree_components": 16}})
+
+
+def test_first_seconds_of_old_recipes_warns() -> None:
+    content = {"data": {"name": "x"}, "evaluation": {"first_seconds": 0.3, "test_rows": 7}}
+    with pytest.warns(FutureWarning, match=r"evaluation\.first_seconds has no effect.*first_samples"):
+        recipe = parse_recipe(content)
+    assert recipe.evaluation == EvaluationConfig(test_rows=7)
+
+
+def test_sections_of_old_recipes_compare_equal() -> None:
+    new = resolve(parse_recipe({"data": {"name": "x"}}))
+    old = {**new, "evaluation": {"first_seconds": 0.1, **new["evaluation"]}, "search": dict(new["search"])}
+    for name in ("strategy", "widen"):
+        del old["search"][name]
+    del old["evaluation"]["first_samples"]
+    assert comparable(old) == comparable(new)
 
 
 def test_old_and_new_names_compare_equal() -> None:

@@ -20,9 +20,10 @@ from extremax import ExtremeClassifier, load_model
 from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.experiments import load_recipe, run, runner
 from extremax.experiments.curve import CurveFile, Evaluator, Schedule, read_curve
-from extremax.experiments.recipe import MODEL_DEFAULTS
+from extremax.experiments.recipe import MODEL_DEFAULTS, resolve
 from extremax.experiments.rows import load_rows
-from extremax.experiments.runner import RunWatcher, WatchPlan
+from extremax.experiments.runner import RunWatcher, WatchPlan, read_test_rows
+from extremax.experiments.shared_noise import FittedNoise, open_shared_noise
 from extremax.parameters import BATCH_OBJECTIVES, ROW_OBJECTIVES
 from extremax.storage.folder import load_folder
 
@@ -53,6 +54,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
         "curve.jsonl",
         "model",
         "summary.json",
+        "test_rows",
     }
     config = json.loads((out / "config.json").read_text())
     assert config["model"] == {**MODEL_DEFAULTS, **recipe.model}  # defaults filled in
@@ -65,6 +67,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
     assert points[0]["epoch"] == 0
     assert points[-1]["epoch"] == 4
     assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
+    assert [p["samples"] for p in points] == [round(ROWS_PER_EPOCH * p["epoch"]) for p in points]
     assert summary["last"] == points[-1] == json.loads((out / "summary.json").read_text())["last"]
     assert (summary["n_train"], summary["n_classes"]) == (ROWS_PER_EPOCH, 24)
     rows = load_rows(recipe)
@@ -129,16 +132,100 @@ def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
     assert again.X["train"].shape == (96, 4)
 
 
-# -- the clock
+# -- points and clock
 
 
-def test_points_are_evenly_spaced_in_log_time() -> None:
-    schedule = Schedule(0.1, 4)
-    times = [schedule.next_after(0.0)]
-    while times[-1] < 100:
-        times.append(schedule.next_after(times[-1]))
-    np.testing.assert_allclose(np.diff(np.log10(times)), 0.25, rtol=1e-9)  # rounding of powers
-    assert schedule.next_after(3.0) == pytest.approx(0.1 * 10**1.5)
+def test_points_are_evenly_spaced_in_log_samples() -> None:
+    schedule = Schedule(100, 4)
+    due = [schedule.next_after(0)]
+    while due[-1] < 100_000:
+        due.append(schedule.next_after(due[-1]))
+    np.testing.assert_allclose(np.diff(np.log10(due)), 0.25, rtol=1e-9)  # rounding of powers
+    assert schedule.next_after(3000) == pytest.approx(100 * 10**1.5)
+
+
+def test_points_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine whose clocks run a thousand times as fast, a run has the same points and figures."""
+    more = "[evaluation]\nfirst_samples = 500\npoints_per_decade = 5\n"
+    recipe = make_recipe(tmp_path, n_epochs=8, more=more)
+    run(recipe, tmp_path / "usual", n_jobs=1)
+    for name in ("perf_counter", "process_time"):
+        clock = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda clock=clock: 1000.0 * clock())
+    run(recipe, tmp_path / "slow", n_jobs=1, checkpoint_seconds=1e9)
+    monkeypatch.undo()
+    usual, slow = (read_curve(tmp_path / name / "curve.jsonl") for name in ("usual", "slow"))
+    assert [p["samples"] for p in usual] == [960 * epoch for epoch in (0, 1, 2, 3, 4, 6, 8)]
+    without = [
+        [{k: v for k, v in p.items() if "seconds" not in k} for p in points] for points in (usual, slow)
+    ]
+    assert without[0] == without[1]
+    assert slow[-1]["cpu_seconds"] > 20 * usual[-1]["cpu_seconds"]
+
+
+def test_test_rows_of_a_point_have_its_figures(tmp_path: Path) -> None:
+    run(make_recipe(tmp_path, n_epochs=2), tmp_path / "out")
+    points = read_curve(tmp_path / "out" / "curve.jsonl")
+    assert len(list((tmp_path / "out" / "test_rows").iterdir())) == len(points)
+    for number, point in enumerate(points):
+        by_row = read_test_rows(tmp_path / "out", number)
+        assert by_row is not None
+        assert by_row[0].mean() == pytest.approx(point["test_accuracy"])
+        assert by_row[1].mean(dtype=np.float64) == pytest.approx(point["test_log_likelihood"])
+    assert read_test_rows(tmp_path / "out", len(points)) is None
+
+
+@pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
+def test_shared_tree_gives_the_same_curve(tmp_path: Path, objective: str) -> None:
+    """Bit by bit that of a run that fits the tree itself, with the time of the tree, and after a cut, too."""
+    plain = make_recipe(tmp_path, n_epochs=3, objective=objective, tree_fit="paper", random_state=5)
+    recipe = plain.with_model(scale_features=False)
+    rows = load_rows(recipe)
+    run(recipe, tmp_path / "own", rows=rows)
+    parameters = resolve(recipe.with_model(random_state=0))["model"]
+    noise = open_shared_noise(tmp_path / "tree", parameters, rows)
+    again = open_shared_noise(tmp_path / "tree", parameters, rows)
+    assert (again.seconds, again.cpu_seconds) == (noise.seconds, noise.cpu_seconds)
+    np.testing.assert_array_equal(again.noise.tree.weights, noise.noise.tree.weights)
+    late = FittedNoise(again.noise, 100.0, 200.0)
+
+    def cut(point: Any) -> None:
+        if point["epoch"] >= 2:
+            raise Power
+
+    with pytest.raises(Power):
+        run(recipe, tmp_path / "out", rows=rows, noise=late, checkpoint_seconds=0.0, on_point=cut)
+    summary = run(recipe, tmp_path / "out", rows=rows, noise=late, keep_model=False)
+    assert summary["n_epochs"] == 3
+    assert not (tmp_path / "out" / "model").exists()
+    assert not list((tmp_path / "out").glob("*checkpoint*"))
+    own, shared = (read_curve(tmp_path / name / "curve.jsonl") for name in ("own", "out"))
+    for mine, other in zip(own, shared, strict=True):
+        for name in mine:
+            if "seconds" not in name:
+                assert mine[name] == other[name] or name == "loss"
+    assert shared[0]["seconds"] >= 100.0
+    assert shared[0]["cpu_seconds"] >= 200.0
+    other = open_shared_noise(tmp_path / "tree", {**parameters, "tree_regularization": 1.0}, rows)
+    assert not np.array_equal(other.noise.tree.weights, noise.noise.tree.weights)
+
+
+def test_noise_without_a_tree_is_not_shared(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, noise="uniform")
+    with pytest.raises(ValueError, match="noise without a tree is not shared"):
+        open_shared_noise(tmp_path / "tree", resolve(recipe)["model"], load_rows(recipe))
+
+
+def test_finished_run_of_wall_clock_points_is_read(tmp_path: Path) -> None:
+    """A run of version 0.1, whose points were spaced by the clock, is the same recipe."""
+    recipe = make_recipe(tmp_path, n_epochs=1)
+    first = run(recipe, tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    config["evaluation"] = {"first_seconds": 0.3, **config["evaluation"]}
+    del config["evaluation"]["first_samples"]
+    path.write_text(json.dumps(config))
+    assert run(recipe, tmp_path / "out") == json.loads(json.dumps(first))
 
 
 def test_evaluation_and_checkpoints_are_not_on_the_clock(
@@ -146,7 +233,7 @@ def test_evaluation_and_checkpoints_are_not_on_the_clock(
 ) -> None:
     """Each point takes a second more, and each checkpoint half of one: the time of training is the same."""
     recipe = make_recipe(
-        tmp_path, n_epochs=2, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 50\n"
+        tmp_path, n_epochs=2, more="[evaluation]\nfirst_samples = 1\npoints_per_decade = 50\n"
     )
     save = runner.save_checkpoint
     monkeypatch.setattr(runner, "save_checkpoint", lambda *a: (time.sleep(0.5), save(*a))[1])
@@ -167,7 +254,7 @@ def test_points_within_an_epoch(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1)
     rows = load_rows(recipe)
     clf = OftenWatched(**recipe.model, random_state=0)
-    plan = WatchPlan(Schedule(1e-6, 1000), "seconds", None, None, 1e9, lambda point: None)
+    plan = WatchPlan(Schedule(1, 1000), "seconds", None, None, 1e9, lambda point: None)
     evaluate = Evaluator({split: rows.sample(split, 100, 0) for split in ("valid", "test")}, 1)
     curve = CurveFile(tmp_path / "curve.jsonl")
     watcher = RunWatcher(clf, tmp_path, curve, evaluate, ROWS_PER_EPOCH, plan)
@@ -219,7 +306,7 @@ class Power(BaseException):
 @pytest.mark.parametrize("objective", [*ROW_OBJECTIVES, *BATCH_OBJECTIVES])
 @pytest.mark.parametrize("patience", [None, 3])
 def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, patience: int | None) -> None:
-    more = "[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+    more = "[evaluation]\nfirst_samples = 1\npoints_per_decade = 1000\n"
     parameters: dict[str, Any] = {"objective": objective} | (
         {} if patience is None else {"patience": patience}
     )
@@ -297,7 +384,7 @@ def test_ctrl_c_keeps_the_last_checkpoint(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     more = make_recipe(
-        tmp_path, n_epochs=6, more="[evaluation]\nfirst_seconds = 1e-6\npoints_per_decade = 1000\n"
+        tmp_path, n_epochs=6, more="[evaluation]\nfirst_samples = 1\npoints_per_decade = 1000\n"
     )
     assert more.model == recipe.model
     with pytest.raises(KeyboardInterrupt):

@@ -61,6 +61,19 @@ def test_own_literal_tree_gives_the_same_model_identity(data):
     same_model(own.fit(data.X, data.y), inside, data.X_test)
 
 
+@pytest.mark.identity
+def test_tree_of_the_features_is_noise_as_it_is_identity(data, tmp_path):
+    tree = fit_literal(data.X, data.y).tree
+    bare = ExtremeClassifier.paper(noise=tree, n_epochs=1, random_state=0).fit(data.X, data.y)
+    wrapped = ExtremeClassifier.paper(noise=TreeNoise(tree), n_epochs=1, random_state=0).fit(data.X, data.y)
+    same_model(bare, wrapped, data.X_test)
+    bare.save(tmp_path / "model")
+    same_model(load_model(tmp_path / "model"), wrapped, data.X_test)
+    few = fit_literal(data.X[:, :5], data.y).tree
+    with pytest.raises(ValueError, match="label tree over 5 features, but X has 24"):
+        ExtremeClassifier.paper(noise=few).fit(data.X, data.y)
+
+
 @pytest.mark.invariance
 def test_threads_and_folders_change_nothing_invariant(data, tmp_path):
     one = ExtremeClassifier.paper(n_epochs=2, random_state=3, n_jobs=1).fit(data.X, data.y)

@@ -11,6 +11,7 @@ from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.data.catalog import load_named
 from extremax.experiments.recipe import resolve
+from extremax.experiments.runner import run
 from extremax.paper.parameters import TABLE_1
 from extremax.paper.plan import PAPER_SIZES, DataSize, Speed, find_size, make_plan, measure_speed
 from extremax.paper.reproduction import recipe_for, reproduce
@@ -59,6 +60,20 @@ def test_authors_files_learn_in_the_paper_s_units(tmp_path: Path, monkeypatch: p
         assert gains[0] > factor * gains[1] > 0.0  # the same rate on scaled rows is another, smaller one
 
 
+def test_recipe_learns_as_fast_as_unscaled_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`extremax run` of the recipe on files of that layout, beside the same rows without files."""
+    write_files(tmp_path / "Amazon-670K")
+    monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
+    monkeypatch.setenv("EXTREMAX_CACHE", str(tmp_path / "cache"))
+    recipe = recipe_for("amazon-670k", "adversarial").with_model(n_epochs=5)
+    summary = run(recipe, tmp_path / "run", n_jobs=1)
+    data, test = planted_hierarchy(2000, 40, 24, n_test=500), load_named("amazon-670k").test
+    X = data.X * np.float32(LENGTH / np.sqrt(np.mean(np.sum(data.X**2, axis=1))))
+    clf = ExtremeClassifier.paper(n_epochs=5, random_state=0).fit(X, data.y)
+    last = summary["last"]["test_log_likelihood"]
+    assert last == pytest.approx(clf.log_likelihood(test.X, test.y), abs=1e-3)  # five digits in the files
+
+
 def test_size_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
     assert find_size("amazon-670k") == DataSize(490_449, 153_025, 512, 213_874)
@@ -80,6 +95,12 @@ def test_plan_states_files_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert plan.seconds["training"] == pytest.approx(6 * 50 * n_train * 1e-6)
     assert plan.seconds["evaluation"] > 6 * 2 * 7000 * n_classes * 1e-9  # the first point and the last
     assert "reading" not in plan.seconds  # no files
+    more = make_plan("amazon-670k", recipes, n_trials=2, n_seeds=3, n_jobs=1)
+    assert more is not None
+    # trials have as many epochs as runs here, and no test rows
+    assert more.seconds["training"] == pytest.approx(5 * plan.seconds["training"])
+    assert 3.5 < more.seconds["evaluation"] / plan.seconds["evaluation"] < 3.6  # 3 + 2 * 2,000 / 7,000
+    assert more.seconds["tree"] == plan.seconds["tree"] > 0.0
     text = "\n".join(plan.describe())
     assert "amazon-670k needs trn_ft_mat_dense.txt, trn_lbl_mat.txt" in text
     assert "in EXTREMAX_DATA/Amazon-670K/ (not found; labels from the Extreme Classification" in text

@@ -8,6 +8,7 @@ eurlex57k           word counts -> rarest of the row's concepts    ``eurlex57k/{
 eurlex57k-smallest  the same -> smallest label (appendix A.2)      the same
 npm-owner-124k      package names -> owner                         ``npm-owner/npm-owner-124k.tsv.xz``
 npm-owner-282k      the same, larger                               ``npm-owner/npm-owner-282k.tsv.xz``
+polish-nouns        Polish word forms -> lemma                     the package spacy-lookups-data
 amazon-670k         XML-CNN features -> smallest label             ``Amazon-670K/`` (see `xml_cnn`)
 wikipedia-500k      XML-CNN features -> smallest label             ``Wikipedia-500K/``
 ==================  =============================================  =========================================
@@ -28,6 +29,7 @@ import numpy as np
 from extremax.data import labels, xml_cnn
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import load_icd10cm
+from extremax.data.lemmas import lemma_file, load_lemmas
 from extremax.data.readers import Reduction, load_dataset
 from extremax.data.streams import ByteStream
 from extremax.splits import seen_classes
@@ -80,9 +82,11 @@ def xml_cnn_folder(name: str) -> str | None:
 
 
 def source_files(name: str) -> list[Path]:
-    """Return the files of a data set; none for one that comes with a package."""
+    """Return the files of a data set; none for the tables of ICD-10-CM, which a package reads."""
     if name == "icd10cm":
         return []
+    if name == "polish-nouns":
+        return [lemma_file(name)]
     if name in _EURLEX:
         return [_file("eurlex57k", f"{part}.txt.xz") for part in ("train", "dev", "test")]
     if name in _XML_CNN:
@@ -154,6 +158,12 @@ def _npm_owner(name: str, reduce: Reduction | None) -> SplitData:
     return SplitData(name, *parts)
 
 
+def _lemmas(name: str, reduce: Reduction | None) -> SplitData:
+    data = load_lemmas(name)
+    parts = (data.rows(part) for part in (data.train, data.valid, data.test))
+    return SplitData(name, *(Dataset(texts=forms, y=lemmas) for forms, lemmas in parts))
+
+
 def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
     files = xml_cnn.find_files(_file(_XML_CNN[name]))
     parts = []
@@ -181,6 +191,7 @@ _LOADERS: dict[str, Callable[[str, Reduction | None], SplitData]] = {
     "eurlex57k-smallest": _xmc_text,
     "npm-owner-124k": _npm_owner,
     "npm-owner-282k": _npm_owner,
+    "polish-nouns": _lemmas,
     "amazon-670k": _xml_cnn_features,
     "wikipedia-500k": _xml_cnn_features,
 }

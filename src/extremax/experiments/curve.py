@@ -1,8 +1,9 @@
-"""Learning curves: the times of points, their figures, and their file, one JSON object per line.
+"""Learning curves: where their points lie, their figures, and their file, one JSON object per line.
 
-``seconds`` is training alone: projection, tree and epochs, without evaluation, checkpoints and compilation;
-``cpu_seconds`` is its processor time, all threads together. Points are about evenly spaced in the logarithm
-of ``seconds``, within an epoch too. Rows are scored exactly, over all classes.
+A point has ``samples``, the training rows seen so far; points are about evenly spaced in its logarithm,
+within an epoch too, so that the same recipe has the same points on any machine. ``seconds`` is training
+alone: projection, tree and epochs, without evaluation, checkpoints and compilation; ``cpu_seconds`` is its
+processor time, all threads together. Rows are scored exactly, over all classes.
 """
 
 from __future__ import annotations
@@ -10,60 +11,72 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from extremax.examples import Examples
 from extremax.experiments.recipe import EvaluationConfig
 from extremax.model import Model
 from extremax.runtime.atomic_files import naming, write_text
 from extremax.runtime.threads import resolve_threads
+from extremax.search import summarize
+from extremax.types import Float32
 
 Point: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Times of points: ``first_seconds * 10 ** (i / points_per_decade)``."""
+    """Numbers of training rows at which points are due: ``first_samples * 10 ** (i / points_per_decade)``."""
 
-    first_seconds: float
+    first_samples: int
     points_per_decade: int
 
     @classmethod
     def of(cls, evaluation: EvaluationConfig) -> Schedule:
-        return cls(evaluation.first_seconds, evaluation.points_per_decade)
+        return cls(evaluation.first_samples, evaluation.points_per_decade)
 
-    def next_after(self, seconds: float) -> float:
-        """Return the first time of the grid after `seconds`.
+    def next_after(self, samples: float) -> float:
+        """Return the first number of the grid after `samples`.
 
         Examples
         --------
-        >>> Schedule(0.1, 1).next_after(0.5), Schedule(0.1, 1).next_after(0.0)
-        (1.0, 0.1)
+        >>> Schedule(1000, 1).next_after(5000), Schedule(1000, 1).next_after(0)
+        (10000.0, 1000.0)
         """
-        if seconds < self.first_seconds:
-            return self.first_seconds
-        # 1e-9: rounding may put a time of the grid just before itself
-        step = math.floor(self.points_per_decade * math.log10(seconds / self.first_seconds) + 1e-9) + 1
-        return float(self.first_seconds * 10.0 ** (step / self.points_per_decade))
+        if samples < self.first_samples:
+            return float(self.first_samples)
+        # 1e-9: rounding may put a number of the grid just before itself
+        step = math.floor(self.points_per_decade * math.log10(samples / self.first_samples) + 1e-9) + 1
+        return float(self.first_samples * 10.0 ** (step / self.points_per_decade))
 
 
 class Evaluator:
-    """Figures of a model on fixed rows; `seconds` is the time it took so far."""
+    """Figures of a model on fixed rows; `seconds` is the time it took so far.
+
+    `by_row` holds, by split, whether the best class of each row of the last model was its label, and log
+    p(y|x): float32 (2, n_rows).
+    """
 
     def __init__(self, samples: dict[str, Examples], n_jobs: int | None) -> None:
         self.samples, self.n_threads = samples, resolve_threads(n_jobs)
         self.seconds = 0.0
+        self.by_row: dict[str, Float32] = {}
 
     def __call__(self, model: Model) -> dict[str, float]:
         """Return ``valid_log_likelihood``, ``test_accuracy`` and so on."""
         started = time.perf_counter()
         out: dict[str, float] = {}
         for split, examples in self.samples.items():
-            figures = model.evaluate(examples, n_threads=self.n_threads)._asdict()
+            ranked = model.rank_pairs(examples, n_threads=self.n_threads)
+            figures = summarize(ranked, examples)._asdict()
             out |= {f"{split}_{name}": float(value) for name, value in figures.items()}
+            hits = ranked.labels[examples.rows, 0] == examples.y
+            self.by_row[split] = np.stack([hits, ranked.pair_log_prob]).astype(np.float32)
         self.seconds += time.perf_counter() - started
         return out
 
@@ -124,8 +137,3 @@ def best_point(points: Sequence[Point], figure: str) -> Point:
     if not points:
         raise ValueError("the curve has no points yet.")
     return max(points, key=lambda point: point[f"valid_{figure}"])
-
-
-def first_time(points: Sequence[Point], reached: Callable[[Point], bool]) -> float | None:
-    """Return the training seconds at the first point for which `reached` holds, or None."""
-    return next((float(point["seconds"]) for point in points if reached(point)), None)

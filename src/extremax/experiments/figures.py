@@ -1,6 +1,8 @@
 """Figures of learning curves like the paper's Figure 1: log-likelihood and accuracy against training time.
 
-Only the files of runs are read. Each method looks the same in every figure (see `methods`).
+Only the files of runs are read. Each method looks the same in every figure (see `methods`). Runs of the same
+method on the same data, with several seeds, become one line, their mean, with a band from the lowest to the
+highest.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _OTHER_COLORS = ("#8C6D31", "#637939", "#7B4173", "#444444")  # for methods that
 _TITLES = {
     "icd10cm": "ICD-10-CM",
     "eurlex57k": "EURLEX57K",
+    "eurlex57k-smallest": "EURLEX57K, smallest label",
     "npm-owner-124k": "npm owners, 124k",
     "npm-owner-282k": "npm owners, 282k",
     "amazon-670k": "Amazon-670K",
@@ -75,6 +78,8 @@ def plot(
 ) -> list[Path]:
     """Draw the curves of runs to files, with one row of panels per data set.
 
+    Several runs of a method on the same data are drawn as their mean and a band from lowest to highest.
+
     Parameters
     ----------
     folders : paths
@@ -110,6 +115,8 @@ def plot(
     with mpl.rc_context(_STYLE):
         figure = _draw(curves, clock)
         FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once: every format has the same places
         written = []
         path.parent.mkdir(parents=True, exist_ok=True)
         for kind in kinds:
@@ -156,8 +163,10 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
     for row, name in zip(panels, sets, strict=True):
         chosen = [curve for curve in curves if curve.data == name]
         for axis, figure_name in zip(row, ("log_likelihood", "accuracy"), strict=True):
-            for curve in sorted(chosen, key=lambda c: list(styles).index(c.method), reverse=True):
-                _draw_curve(axis, curve, figure_name, clock, styles[curve.method])
+            for method in reversed([name for name in styles if any(c.method == name for c in chosen)]):
+                curves_of_method = [curve for curve in chosen if curve.method == method]
+                for band in bands(curves_of_method, figure_name, clock):
+                    _draw_band(axis, band, method, styles[method])
             axis.set_xscale("log")
             times = [point[clock] for curve in chosen for point in curve.points if point.get(clock)]
             wide = max(times, default=1.0) > 300 * min(times, default=1.0)
@@ -195,21 +204,59 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
     return figure
 
 
-def _draw_curve(axis: Any, curve: RunCurve, figure_name: str, clock: str, style: Method) -> None:
-    points = [
-        point for point in curve.points if point.get(clock) and point.get(f"test_{figure_name}") is not None
+@dataclass(frozen=True)
+class Band:
+    """Mean, lowest and highest figure of some runs, and their mean times, point by point."""
+
+    times: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    n_runs: int
+
+
+def bands(curves: Sequence[RunCurve], figure: str, clock: str) -> list[Band]:
+    """Return one band of runs whose points lie at the same numbers of samples, else one for each run."""
+    tables = [
+        {
+            point.get("samples", number): (point[clock], point[f"test_{figure}"])
+            for number, point in enumerate(curve.points)
+            if point.get(clock) and point.get(f"test_{figure}") is not None
+        }
+        for curve in curves
     ]
-    times, values = [point[clock] for point in points], [point[f"test_{figure_name}"] for point in points]
+    if len(tables) > 1 and any("samples" not in point for curve in curves for point in curve.points):
+        return [band for curve in curves for band in bands([curve], figure, clock)]
+    common = [samples for samples in tables[0] if all(samples in table for table in tables)]
+    found = [[table[samples] for table in tables] for samples in common]
+    values = [[value for _, value in runs] for runs in found]
+    return [
+        Band(
+            [sum(time for time, _ in runs) / len(runs) for runs in found],
+            [sum(runs) / len(runs) for runs in values],
+            [min(runs) for runs in values],
+            [max(runs) for runs in values],
+            len(tables),
+        )
+    ]
+
+
+def _draw_band(axis: Any, band: Band, method: str, style: Method) -> None:
+    front = 3 if method == PROPOSED else 2
+    if band.n_runs > 1:
+        axis.fill_between(
+            band.times, band.low, band.high, color=style.color, alpha=0.22, linewidth=0, zorder=front
+        )
     axis.plot(
-        times,
-        values,
+        band.times,
+        band.mean,
         color=style.color,
         marker=style.marker,
         markersize=4.2,
         markeredgecolor="white",
         markeredgewidth=0.5,
-        linewidth=_width(curve.method),
-        zorder=3 if curve.method == PROPOSED else 2,
+        linewidth=_width(method),
+        zorder=front,
     )
 
 

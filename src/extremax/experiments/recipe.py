@@ -16,6 +16,7 @@ import difflib
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -94,8 +95,9 @@ class EvaluationConfig:
 
     Attributes
     ----------
-    first_seconds, points_per_decade
-        Points are evenly spaced in the logarithm of the training time, from `first_seconds` on.
+    first_samples, points_per_decade
+        Points are evenly spaced in the logarithm of the number of training rows seen, from `first_samples`
+        on: where they lie does not depend on the speed of the machine.
     valid_rows, test_rows
         Rows at most, a random sample where there are more.
     max_seconds
@@ -105,7 +107,7 @@ class EvaluationConfig:
         Seed of the samples.
     """
 
-    first_seconds: float = 0.1
+    first_samples: int = 1000
     points_per_decade: int = 6
     valid_rows: int = 10_000
     test_rows: int = 10_000
@@ -130,6 +132,10 @@ class SearchConfig:
         "log_likelihood" or "accuracy" on validation rows.
     pruner
         Rule that stops bad trials early: "median", "hyperband" or "none".
+    strategy
+        "tpe" lets Optuna sample the space; "grid" moves from value to value of lists (`experiments.grid`).
+    widen
+        Values that "grid" may add beyond each end of a list of numbers, where the best one lies at that end.
     seed
         Seed of the search.
     """
@@ -139,6 +145,8 @@ class SearchConfig:
     n_epochs: int | None = None
     score: str = "log_likelihood"
     pruner: str = "median"
+    strategy: str = "tpe"
+    widen: int = 0
     seed: int = 0
 
 
@@ -167,6 +175,7 @@ _CHOICES = {
     "features.kind": ("auto", "given", "text", "tfidf", "tfidf_pca"),
     "search.score": ("log_likelihood", "accuracy"),
     "search.pruner": ("median", "hyperband", "none"),
+    "search.strategy": ("tpe", "grid"),
 }
 _AT_LEAST = {
     "data.seed": 0,
@@ -175,11 +184,13 @@ _AT_LEAST = {
     "features.n_components": 1,
     "evaluation.valid_rows": 1,
     "evaluation.test_rows": 1,
+    "evaluation.first_samples": 1,
     "evaluation.points_per_decade": 1,
     "search.n_trials": 1,
     "search.n_epochs": 1,
+    "search.widen": 0,
 }
-_ABOVE_ZERO = ("evaluation.first_seconds", "evaluation.max_seconds")
+_ABOVE_ZERO = ("evaluation.max_seconds",)
 _FRACTIONS = ("data.valid_fraction", "data.test_fraction")
 
 
@@ -237,7 +248,7 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
         data=_section(DataConfig, given["data"], "data."),
         features=_features(given["features"]),
         model=_model(given["model"], "model."),
-        evaluation=_section(EvaluationConfig, given["evaluation"], "evaluation."),
+        evaluation=_evaluation(given["evaluation"]),
         search=_search(given["search"]),
     )
     if not recipe.data.name and not recipe.data.path:
@@ -277,7 +288,19 @@ def comparable(resolved: Mapping[str, Any]) -> dict[str, Any]:
     model = {RENAMED.get(name, name): value for name, value in resolved["model"].items()}
     if "noise" in model:
         model["noise"] = canonical_noise(model["noise"])
-    return {**resolved, "model": model}
+    return {**resolved, "model": model, **_with_new_keys(resolved)}
+
+
+def _with_new_keys(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of an older version with what was added to them since."""
+    sections: dict[str, Any] = {}
+    if "first_seconds" in resolved.get("evaluation", {}):
+        kept = {name: value for name, value in resolved["evaluation"].items() if name != "first_seconds"}
+        sections["evaluation"] = {"first_samples": EvaluationConfig.first_samples, **kept}
+    if "search" in resolved:
+        added = {"strategy": SearchConfig.strategy, "widen": SearchConfig.widen}
+        sections["search"] = {**added, **resolved["search"]}
+    return sections
 
 
 def to_toml(recipe: Recipe, *, comment: str = "") -> str:
@@ -342,11 +365,27 @@ def _features(given: Mapping[str, Any]) -> FeaturesConfig:
     return replace(features, options=options)
 
 
+def _evaluation(given: Mapping[str, Any]) -> EvaluationConfig:
+    """Return the points of the curve; recipes of version 0.1 spaced them by the clock."""
+    if "first_seconds" in given:
+        warnings.warn(
+            "evaluation.first_seconds has no effect: points of a curve lie at fixed numbers of training rows"
+            " now; use evaluation.first_samples.",
+            FutureWarning,
+            stacklevel=4,
+        )
+    kept = {name: value for name, value in given.items() if name != "first_seconds"}
+    evaluation: EvaluationConfig = _section(EvaluationConfig, kept, "evaluation.")
+    return evaluation
+
+
 def _search(given: Mapping[str, Any]) -> SearchConfig:
     search: SearchConfig = _section(SearchConfig, given, "search.")
     space = _model(search.space, "search.space.")
     for name, values in space.items():
         _check_range(f"search.space.{name}", values)
+        if search.strategy == "grid" and isinstance(values, Mapping):
+            raise ValueError(f"search.space.{name} is a range; the strategy 'grid' needs a list of values.")
     return replace(search, space=space)
 
 

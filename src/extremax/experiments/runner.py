@@ -4,6 +4,7 @@
 ``config.json``   the recipe with all defaults
 ``machine.json``  machine, versions and date, of the start and of every time the run was resumed
 ``curve.jsonl``   the learning curve, one line per point, written as they come
+``test_rows``     for each point, hit and log p(y|x) of each test row, for comparisons row by row
 ``checkpoint-*``  states from which the run can be resumed; deleted when it is finished
 ``model``         the trained model, for `extremax.load_model`
 ``summary.json``  the results; written when the run is finished
@@ -31,13 +32,13 @@ from sklearn.base import clone
 
 from extremax.errors import TrainingInterruptedWarning
 from extremax.estimator import ExtremeClassifier
-from extremax.examples import Examples
 from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import method_of
 from extremax.experiments.recipe import Recipe, comparable, resolve
 from extremax.experiments.rows import Log, Rows, load_rows
+from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
 from extremax.features.text import TextFeatures
 from extremax.loading import load_model
 from extremax.model import Model
@@ -46,8 +47,10 @@ from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.text_classifier import TextClassifier
 from extremax.training.loop import Moment, Record, Watcher
+from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
+TEST_ROWS = "test_rows"
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
@@ -59,6 +62,8 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     n_jobs: int | None = None,
     checkpoint_seconds: float = 10.0,
     clock: str = "seconds",
+    noise: FittedNoise | None = None,
+    keep_model: bool = True,
     log: Log = lambda text: None,
     on_point: OnPoint = lambda point: None,
 ) -> dict[str, Any]:
@@ -77,8 +82,12 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
     clock : {"seconds", "cpu_seconds"}
-        Time that spaces the points of the curve and that `max_seconds` limits: elapsed time, or processor
-        time, which runs evenly on a machine that others use as well.
+        Time that `max_seconds` limits: elapsed time, or processor time, which runs evenly on a machine that
+        others use as well.
+    noise : FittedNoise, optional
+        The recipe's noise, if it is fitted already; its time counts as training time.
+    keep_model : bool
+        Whether the model is saved; without it, only the curve is made, and no search index is fitted.
     log, on_point : callable
         Called with messages, and with each point of the curve.
 
@@ -94,7 +103,7 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_folder(folder):
         _open_folder(folder, config)
-        wishes = _Wishes(n_jobs, checkpoint_seconds, clock, log, on_point)
+        wishes = _Wishes(n_jobs, checkpoint_seconds, clock, noise, keep_model, log, on_point)
         return _run(recipe, folder, config, rows, wishes)
 
 
@@ -105,6 +114,8 @@ class _Wishes:
     n_jobs: int | None
     checkpoint_seconds: float
     clock: str
+    noise: FittedNoise | None
+    keep_model: bool
     log: Log
     on_point: OnPoint
 
@@ -129,6 +140,8 @@ def _run(
     samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
     curve = CurveFile(folder / "curve.jsonl")
     restored = load_checkpoint(folder)
+    if wishes.noise is not None:
+        parameters["noise"] = wishes.noise.noise
     clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
     plan = WatchPlan(
         Schedule.of(recipe.evaluation),
@@ -137,14 +150,18 @@ def _run(
         config["model"].get("patience"),
         wishes.checkpoint_seconds,
         wishes.on_point,
+        0.0 if wishes.noise is None else wishes.noise.seconds,
+        0.0 if wishes.noise is None else wishes.noise.cpu_seconds,
+        wishes.keep_model,
     )
     watcher = RunWatcher(clf, folder, curve, Evaluator(samples, n_jobs), n_rows, plan)
     _note_machine(folder)
     _train(clf, rows, watcher, restored, n_jobs, log)
-    if watcher.best is not None:
-        clf = _reopen(folder / watcher.best["folder"])
-    clf.set_params(patience=plan.patience)
-    _save_model(folder / "model", clf, rows)
+    if wishes.keep_model:
+        if watcher.best is not None:
+            clf = _reopen(folder / watcher.best["folder"])
+        clf.set_params(patience=plan.patience)
+        _save_model(folder / "model", clf, rows)
     points = curve.points
     summary = {
         "name": recipe.name,
@@ -158,6 +175,7 @@ def _run(
         "evaluation_seconds": watcher.evaluation_seconds,
         "compilation_seconds": compile_seconds,
         "loading_seconds": load_seconds,
+        "threads": resolve_threads(n_jobs),
         "evaluated_rows": {split: sample.n_rows for split, sample in samples.items()},
         "last": points[-1],
         "best_accuracy": best_point(points, "accuracy"),
@@ -176,9 +194,9 @@ class WatchPlan:
     Attributes
     ----------
     schedule
-        Times of points.
+        Numbers of training rows at which points are due.
     clock
-        Clock of the schedule and of `max_seconds`: "seconds" or "cpu_seconds".
+        Clock of `max_seconds`: "seconds" or "cpu_seconds".
     max_seconds
         Time after which training ends; None never ends it.
     patience
@@ -187,6 +205,10 @@ class WatchPlan:
         Least time between two checkpoints.
     on_point
         Called with each point.
+    earlier_seconds, earlier_cpu_seconds
+        Time of training before the run: that of noise that was fitted already.
+    keep_model
+        Whether training ends in a model; if not, it ends after the last epoch.
     """
 
     schedule: Schedule
@@ -195,6 +217,9 @@ class WatchPlan:
     patience: int | None
     checkpoint_seconds: float
     on_point: OnPoint
+    earlier_seconds: float = 0.0
+    earlier_cpu_seconds: float = 0.0
+    keep_model: bool = True
 
 
 class RunWatcher(Watcher):
@@ -213,7 +238,9 @@ class RunWatcher(Watcher):
         self.n_rows, self.plan = n_rows, plan
         self.saved_at = time.perf_counter()
         self.evaluated_before = 0.0
-        self.cpu_offset = -time.process_time()  # added to the processor's clock, it gives training time
+        self.cpu_offset = (
+            plan.earlier_cpu_seconds - time.process_time()
+        )  # added to the processor's clock, it gives training time
         self.best: dict[str, Any] | None = None  # epoch, log_likelihood and folder, where there is patience
         self.finished = False
         self.due = 0.0
@@ -234,51 +261,62 @@ class RunWatcher(Watcher):
         self.evaluated_before, self.best = state["evaluation_seconds"], state["best"]
         self.finished = state["finished"]
         self.cpu_offset = state["cpu_seconds"] - time.process_time()
-        self.due = self.plan.schedule.next_after(self.curve.points[-1][self.plan.clock])
+        self.due = self.plan.schedule.next_after(self.curve.points[-1]["samples"])
 
     def now(self, record: Record) -> float:
         """Return the training time so far, on the clock of the plan."""
-        return self.cpu_seconds if self.plan.clock == "cpu_seconds" else float(record["seconds"])
+        seconds = float(record["seconds"]) + self.plan.earlier_seconds
+        return self.cpu_seconds if self.plan.clock == "cpu_seconds" else seconds
 
     def at_start(self, moment: Moment) -> None:
         if not self.curve.points:
-            self._add_point(moment.record, float(moment.record["epoch"]), moment.model())
+            self._add_point(moment.record, record_samples(moment.record, self.n_rows), moment.model())
 
     def during_epoch(self, moment: Moment) -> None:
         record = moment.record
+        samples = (record["epoch"] - 1) * self.n_rows + record["rows"]
         # the end of an epoch has its own call
-        if self.now(record) >= self.due and record["rows"] < self.n_rows:
-            self._add_point(record, record["epoch"] - 1 + record["rows"] / self.n_rows, moment.model())
+        if samples >= self.due and record["rows"] < self.n_rows:
+            self._add_point(record, samples, moment.model())
 
     def __call__(self, record: Record) -> bool:
-        plan, now = self.plan, self.now(record)
-        stop = plan.max_seconds is not None and now >= plan.max_seconds
-        if plan.patience is not None or stop or now >= self.due:
-            point = self._add_point(record, float(record["epoch"]), self.clf.model_)
+        plan, samples = self.plan, record_samples(record, self.n_rows)
+        stop = plan.max_seconds is not None and self.now(record) >= plan.max_seconds
+        if plan.patience is not None or stop or samples >= self.due:
+            point = self._add_point(record, samples, self.clf.model_)
             if plan.patience is not None:
                 stop |= self._keep_best(point, record["epoch"], plan.patience)
         self.finished = stop
+        if not plan.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
+            self._close(record)
+            raise TrainingOver
         if stop or time.perf_counter() - self.saved_at >= plan.checkpoint_seconds:
             self._save()
         return stop
 
     def finish(self) -> None:
         """Add the last point, if the curve does not end with the model."""
-        record = self.clf.history_[-1]
-        if self.curve.points[-1]["epoch"] != record["epoch"]:
-            self._add_point(record, float(record["epoch"]), self.clf.model_)
+        if self.plan.keep_model:
+            self._close(self.clf.history_[-1])
 
-    def _add_point(self, record: Record, epoch: float, model: Model) -> Point:
+    def _close(self, record: Record) -> None:
+        if self.curve.points[-1]["epoch"] != record["epoch"]:
+            self._add_point(record, record_samples(record, self.n_rows), self.clf.model_)
+
+    def _add_point(self, record: Record, samples: int, model: Model) -> Point:
         point = {
-            "epoch": epoch,
-            "seconds": record["seconds"],
+            "epoch": samples / self.n_rows,
+            "samples": samples,
+            "seconds": record["seconds"] + self.plan.earlier_seconds,
             "cpu_seconds": self.cpu_seconds,
             "loss": record.get("loss"),
         }
         before = time.process_time()
         point |= self.evaluate(model)
-        self.curve.add(point)
-        self.due = self.plan.schedule.next_after(point[self.plan.clock])
+        if "test" in self.evaluate.by_row:
+            save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
+        self.curve.add(point)  # after the rows: a line without them would not be made good
+        self.due = self.plan.schedule.next_after(samples)
         self.plan.on_point(point)
         self.cpu_offset -= time.process_time() - before
         return point
@@ -309,6 +347,27 @@ class RunWatcher(Watcher):
         self.cpu_offset -= time.process_time() - before
 
 
+def record_samples(record: Record, n_rows: int) -> int:
+    """Return the training rows seen at the end of the epoch of a record."""
+    return int(record["epoch"]) * n_rows
+
+
+def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
+    """Write hits and log-probabilities of the test rows at a point of the curve."""
+    target = folder / TEST_ROWS / f"{number:03d}.npy"
+    target.parent.mkdir(exist_ok=True)
+    np.save(target, by_row)
+
+
+def read_test_rows(folder: Path, number: int) -> Float32 | None:
+    """Return what `save_test_rows` wrote; None for a run of an older version."""
+    path = folder / TEST_ROWS / f"{number:03d}.npy"
+    if not path.exists():
+        return None
+    by_row: Float32 = np.load(path, allow_pickle=False)
+    return by_row
+
+
 def _train(
     clf: ExtremeClassifier,
     rows: Rows,
@@ -331,25 +390,18 @@ def _train(
 
 
 def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:
-    """Train, and raise KeyboardInterrupt if Ctrl-C ended it early: half an epoch is no checkpoint."""
+    """Train, and raise KeyboardInterrupt if Ctrl-C ended it early: half an epoch is no checkpoint.
+
+    `TrainingOver` of a callback is no failure.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingInterruptedWarning)
-        train()
+        try:
+            train()
+        except TrainingOver:
+            return
     if clf.interrupted_:
         raise KeyboardInterrupt("training was interrupted; the same call resumes it")
-
-
-def warm_up(parameters: Mapping[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
-    """Compile the kernels of training and evaluation with these parameters; return the seconds it took."""
-    started = time.perf_counter()
-    rng = np.random.default_rng(0)
-    y = np.arange(300) % 40
-    X = rng.standard_normal((300, 8)).astype(np.float32)
-    features = sp.csr_matrix(X) if sparse else X
-    clf = ExtremeClassifier(**{**parameters, "n_epochs": 1, "tree_components": 4}, n_jobs=n_jobs)
-    clf.fit(features, y)
-    clf.model_.evaluate(Examples(features, y.astype(np.int32)), n_threads=resolve_threads(n_jobs))
-    return time.perf_counter() - started
 
 
 # -- the folder

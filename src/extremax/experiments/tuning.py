@@ -6,27 +6,32 @@ was cut off is repeated. While a search runs, it locks its folder.
 
 The default space is the paper's grid, with higher learning rates added: here rows are scaled to mean square
 length one, the paper's were longer, and a step of Adagrad is as long as the learning rate for any features.
+With ``strategy = "grid"`` the trials follow `experiments.grid`, and ``widen`` adds values where they are
+needed.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import scipy.sparse as sp
 
 from extremax.estimator import ExtremeClassifier
-from extremax.experiments.curve import Evaluator
+from extremax.experiments.curve import Evaluator, Schedule
+from extremax.experiments.grid import Grid, Values
 from extremax.experiments.methods import METHODS, method_of
 from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, comparable, resolve, to_toml
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.experiments.runner import complete, warm_up
+from extremax.experiments.runner import complete, record_samples
+from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
 from extremax.parameters import BATCH_OBJECTIVES, PENALIZED
 from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json, write_text
 from extremax.runtime.locks import LOCK_NAME, hold_folder
@@ -38,6 +43,7 @@ SCORE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _STUDY = "search"
 _SEARCH = "search.json"
+_POINTS_PER_DECADE = 3  # at most: a look at validation rows may cost more than the epochs before it
 _RESULT = "result"  # attribute of a trial that came to an end
 
 
@@ -76,6 +82,8 @@ class SearchResult:
     best: Recipe
     trials: list[Trial]
     path: Path
+    widened: dict[str, list[Any]] = field(default_factory=dict)  # values beyond the given lists
+    at_end: list[str] = field(default_factory=list)  # parameters whose best value is the last allowed one
 
     @property
     def best_trial(self) -> Trial:
@@ -106,13 +114,14 @@ def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"learning_rate": list(rates), **{name: values[name] for name in searched}}
 
 
-def tune(
+def tune(  # noqa: PLR0913 (the parameters are the API)
     recipe: Recipe,
     out: str | os.PathLike[str],
     *,
     n_trials: int | None = None,
     rows: Rows | None = None,
     n_jobs: int | None = None,
+    noise: FittedNoise | None = None,
     log: Log = lambda text: None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchResult:
@@ -130,6 +139,8 @@ def tune(
         Rows of the recipe's data, if they are loaded already.
     n_jobs : int, optional
         Threads.
+    noise : FittedNoise, optional
+        The recipe's noise, if it is fitted already; no parameter of the space may change it.
     log, on_trial : callable
         Called with messages, and with each finished trial.
     """
@@ -153,12 +164,15 @@ def tune(
                 direction="maximize",
                 pruner=_pruner(recipe),
             )
-            task = _Task(recipe, space, folder, n_trials or recipe.search.n_trials, n_jobs, log, on_trial)
+            grid = Grid.of(space, recipe.search.widen) if recipe.search.strategy == "grid" else None
+            wanted = n_trials or recipe.search.n_trials
+            axes = space if grid is None else grid.axes
+            task = _Task(recipe, axes, grid, folder, wanted, n_jobs, noise, log, on_trial)
             trials = _search(study, optuna, task, rows)
         finally:
             storage.remove_session()
             storage.engine.dispose()
-        return _write_best(folder, recipe, trials)
+        return _write_best(folder, recipe, trials, grid)
 
 
 @dataclass(frozen=True)
@@ -167,9 +181,11 @@ class _Task:
 
     recipe: Recipe
     space: Mapping[str, Any]
+    grid: Grid | None
     folder: Path
     n_trials: int
     n_jobs: int | None
+    noise: FittedNoise | None
     log: Log
     on_trial: Callable[[Trial], None]
 
@@ -187,25 +203,28 @@ def _search(study: Any, optuna: Any, task: _Task, rows: Rows | None) -> list[Tri
         parameters = {**resolve(recipe)["model"], "patience": None}
         warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
         for _ in range(task.n_trials - n_done):
-            trial = _ask(study, optuna, task.space)
+            trial = _ask(study, optuna, task.space) if task.grid is None else _ask_grid(study, task.grid)
             if trial is None:
                 task.log("every combination of the space has been tried")
                 break
-            _try(study, optuna, recipe, task.space, trial, rows, n_jobs)
+            _try(study, optuna, task, trial, rows)
             trials = _trials(study)
             task.on_trial(trials[-1])
             write_json(task.folder / "trials.json", [vars(trial) for trial in trials])
     return _trials(study)
 
 
-def _write_best(folder: Path, recipe: Recipe, trials: list[Trial]) -> SearchResult:
+def _write_best(folder: Path, recipe: Recipe, trials: list[Trial], grid: Grid | None) -> SearchResult:
     chosen = best_trial(trials)
     best = recipe.with_model(**chosen.parameters)
     comment = f"Best of {len(trials)} trials by validation {recipe.search.score}: {chosen.score:.4f} after"
     comment += f" {chosen.n_epochs} epochs."
     path = folder / "best.toml"
     write_text(path, to_toml(best, comment=comment))
-    return SearchResult(best, trials, path)
+    if grid is None:
+        return SearchResult(best, trials, path)
+    widened = grid.widened([trial.parameters for trial in trials])
+    return SearchResult(best, trials, path, widened, grid.at_end(chosen.parameters))
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
@@ -234,35 +253,49 @@ def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
     return study.ask()
 
 
-def _try(
-    study: Any,
-    optuna: Any,
-    recipe: Recipe,
-    space: Mapping[str, Any],
-    trial: Any,
-    rows: Rows,
-    n_jobs: int | None,
-) -> None:
-    chosen = {name: _suggest(trial, name, values) for name, values in space.items()}
+def _ask_grid(study: Any, grid: Grid) -> Any:
+    """Return the next trial of a grid; None if all combinations were tried."""
+    tried: list[tuple[Values, float]] = [
+        (trial.parameters, -math.inf if trial.score is None else trial.score) for trial in _trials(study)
+    ]
+    values = grid.next_trial(tried)
+    if values is None:
+        return None
+    study.enqueue_trial(values, skip_if_exists=True)  # the one that a killed process left is there already
+    return study.ask()
+
+
+def _try(study: Any, optuna: Any, task: _Task, trial: Any, rows: Rows) -> None:
+    recipe, n_jobs = task.recipe, task.n_jobs
+    chosen = {name: _suggest(trial, name, values) for name, values in task.space.items()}
     parameters = {**resolve(recipe.with_model(**chosen))["model"], "patience": None}
     if recipe.search.n_epochs is not None:
         parameters["n_epochs"] = recipe.search.n_epochs
     limit = recipe.evaluation.valid_rows
     evaluate = Evaluator({"valid": rows.sample("valid", limit, recipe.evaluation.seed)}, n_jobs)
+    if task.noise is not None:
+        parameters["noise"] = task.noise.noise
     clf = ExtremeClassifier(**parameters, n_jobs=n_jobs)
+    points_per_decade = min(recipe.evaluation.points_per_decade, _POINTS_PER_DECADE)
+    schedule, n_rows = Schedule(recipe.evaluation.first_samples, points_per_decade), len(rows.y["train"])
     best: dict[str, Any] = {"score": None, "epoch": 0, "pruned": False}
+    due = float(recipe.evaluation.first_samples)
     started = time.perf_counter()
 
     def watch(record: Record) -> bool:
-        epoch = record["epoch"]
-        if not is_scored(epoch) and epoch != clf.choices_["n_epochs"]:
+        nonlocal due
+        epoch, samples = record["epoch"], record_samples(record, n_rows)
+        if samples < due and epoch != clf.choices_["n_epochs"]:
             return False
+        due = schedule.next_after(samples)
         score = evaluate(clf.model_)[f"valid_{recipe.search.score}"]
         trial.report(score, epoch)
         if best["score"] is None or score > best["score"]:
             best.update(score=score, epoch=epoch)
         best["pruned"] = bool(trial.should_prune())
-        return bool(best["pruned"])
+        if best["pruned"] or epoch == clf.choices_["n_epochs"]:
+            raise TrainingOver  # nobody searches with the model: it needs no index
+        return False
 
     failure = ""
     try:
@@ -283,17 +316,6 @@ def _tell(study: Any, optuna: Any, number: int, result: Mapping[str, Any]) -> No
         study.tell(number, state=states.PRUNED)
     else:  # the best epoch counts, as in a run where validation chooses it
         study.tell(number, result["score"], state=states.COMPLETE)
-
-
-def is_scored(epoch: int) -> bool:
-    """Tell whether a trial is scored after an epoch: at first after each, later after some.
-
-    Examples
-    --------
-    >>> [epoch for epoch in range(1, 41) if is_scored(epoch)]
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40]
-    """
-    return epoch % max(1, (1 << epoch.bit_length()) // 8) == 0
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:

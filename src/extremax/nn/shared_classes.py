@@ -93,23 +93,71 @@ def shared_losses(
 
     Label smoothing needs the mean score of all classes; its estimate divides by pi in the same way.
     """
-    n_classes, dtype = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
+    terms = shared_terms(h, y, weight, bias, shared, smooths=label_smoothing > 0.0, sparse=sparse)
+    return smoothed_losses(terms, label_smoothing, weight.shape[0])
+
+
+class SoftmaxTerms(NamedTuple):
+    """What the loss of each row (n,) is made of; tables of other classes add to all three.
+
+    Attributes
+    ----------
+    log_sum : (n,)
+        log of the estimated sum of exp(score) over the classes of the table.
+    own : (n,)
+        Score of the target, 0 where the table does not have it.
+    score_sum : (n,) or None
+        Estimated sum of the scores over the classes of the table, where label smoothing wants it.
+    """
+
+    log_sum: Tensor
+    own: Tensor
+    score_sum: Tensor | None
+
+
+def smoothed_losses(terms: SoftmaxTerms, label_smoothing: float, n_classes: int) -> Tensor:
+    """Return the losses from terms over all classes."""
+    if terms.score_sum is None:
+        return terms.log_sum - terms.own
+    mean_score = terms.score_sum / n_classes
+    return terms.log_sum - (1.0 - label_smoothing) * terms.own - label_smoothing * mean_score
+
+
+def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
+    h: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shared: SharedSet,
+    *,
+    smooths: bool,
+    sparse: bool,
+    here: Tensor | None = None,
+) -> SoftmaxTerms:
+    """Return the terms of the loss that a table of classes adds, differentiable as `shared_losses`.
+
+    ``here`` are the rows whose target the table has, all unless given; y is -1 at the others.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     with torch.autocast(h.device.type, enabled=False):
         h = h.to(dtype)
-        w = F.embedding(shared.classes, weight, sparse=sparse).to(dtype)
-        own = (h * F.embedding(y, weight, sparse=sparse).to(dtype)).sum(dim=1)
-        scores = h @ w.T
+        x, labels = (h, y) if here is None else (h[here], y[here])
+        own = (x * F.embedding(labels, weight, sparse=sparse).to(dtype)).sum(dim=1)
+        scores = h @ F.embedding(shared.classes, weight, sparse=sparse).to(dtype).T
         if bias is not None:
-            own = own + _entries(bias, y, sparse=sparse).to(dtype)
+            own = own + _entries(bias, labels, sparse=sparse).to(dtype)
             scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
+        column = own
+        if here is not None:
+            column = own.new_full((len(h),), -math.inf).index_copy(0, here, own)
+            own = own.new_zeros(len(h)).index_copy(0, here, own)
         is_target = shared.classes == y.unsqueeze(1)
         logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
-        losses = torch.logsumexp(torch.cat([own.unsqueeze(1), logits], dim=1), dim=1)
-        if label_smoothing == 0.0:
-            return losses - own
+        log_sum = torch.logsumexp(torch.cat([column.unsqueeze(1), logits], dim=1), dim=1)
+        if not smooths:
+            return SoftmaxTerms(log_sum, own, None)
         inverse_pi = shared.minus_log_pi.exp().masked_fill(is_target, 0.0)
-        mean_score = (own + (scores * inverse_pi).sum(dim=1)) / n_classes
-        return losses - (1.0 - label_smoothing) * own - label_smoothing * mean_score
+        return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
 
 
 def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.layer import SoftmaxLayer, check_positive, n_processes
+from extremax.nn.layer import SoftmaxLayer, check_positive, copy_into, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -32,7 +32,7 @@ from extremax.nn.shared_classes import (
 from extremax.noise import class_weights
 from extremax.runtime.threads import resolve_threads
 from extremax.training.class_sets import TreeCells
-from extremax.types import Float32, Int32
+from extremax.types import Float32, Float64, Int32
 
 GRADIENTS = ("dense", "sparse", "fused")
 _FIRST_REFIT = (
@@ -40,7 +40,7 @@ _FIRST_REFIT = (
 )
 _LEAVES_PER_CELL = 32
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
-_KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
+KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
 
 
 class SoftmaxOutput(NamedTuple):
@@ -165,20 +165,14 @@ class ExtremeSoftmax(SoftmaxLayer):
         )
         if gradients not in GRADIENTS:
             raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+        check_smoothing(label_smoothing)
         if gradients == "fused" and label_smoothing > 0.0:
             raise ValueError(
                 "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
             )
         if gradients == "fused" and dtype not in (None, torch.float32):
             raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
-        counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
-        if counts.shape != (n_classes,):
-            raise ValueError(
-                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
-                " classes."
-            )
+        counts = check_class_counts(class_counts, n_classes)
         self.in_features = in_features
         self.n_classes = n_classes
         self.n_shared = n_shared
@@ -225,7 +219,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.noise.reset(self._counts)
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
-                self.bias.copy_(torch.from_numpy(np.log(known / known.sum())))
+                copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
         self._recent, self._draws = [], None
 
     def extra_repr(self) -> str:
@@ -247,6 +241,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         h, y = self._kept_pairs(hidden, targets)
         if not self.training:
             losses = self._exact_losses(h, y)
+        elif self.gradients != "dense" and n_processes() > 1:
+            raise RuntimeError(
+                f"gradients={self.gradients!r} trains in one process; use 'dense' with"
+                " DistributedDataParallel or FSDP, or ShardedExtremeSoftmax."
+            )
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
@@ -277,10 +276,6 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fused_losses(self, h: Tensor, y: Tensor) -> Tensor:
-        if n_processes() > 1:
-            raise RuntimeError(
-                "gradients='fused' trains in one process; use 'dense' with DistributedDataParallel or FSDP."
-            )
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             raise RuntimeError(
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
@@ -328,7 +323,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.n_steps += 1
         drawn = self._current_draws().draw(self.noise.project(h), np.array(key))
         self._kept[key] = drawn
-        while len(self._kept) > _KEPT_DRAWS:
+        while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
         return drawn
 
@@ -355,3 +350,19 @@ class ExtremeSoftmax(SoftmaxLayer):
             return n_steps > 0 and n_steps % self.refit_every == 0
         times = n_steps // _FIRST_REFIT
         return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+
+
+def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
+    """Return the counts as numbers, or ones unless they are given."""
+    counts: Float64
+    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
+    if counts.shape != (n_classes,):
+        raise ValueError(
+            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+        )
+    return counts

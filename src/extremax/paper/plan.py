@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +80,15 @@ class Plan:
         ]
 
 
-def make_plan(data: str, recipes: Mapping[str, Recipe], *, n_jobs: int | None = None) -> Plan | None:
-    """Return what the recipes need on one of the paper's data sets; None for other data.
+def make_plan(
+    data: str,
+    recipes: Mapping[str, Recipe],
+    *,
+    n_trials: int = 0,
+    n_seeds: int = 1,
+    n_jobs: int | None = None,
+) -> Plan | None:
+    """Return what trials and runs of the recipes need on one of the paper's data sets; None for other data.
 
     Sizes are those of the files, or the paper's where they are missing. A short training run measures the
     speed of this machine.
@@ -95,9 +102,12 @@ def make_plan(data: str, recipes: Mapping[str, Recipe], *, n_jobs: int | None = 
     largest: dict[str, int] = max(needs, key=_total)
     memory |= largest
     seconds = {"reading": sum(path.stat().st_size for path in size.files) / _READ_BYTES}
-    seconds["training"] = sum(_training_seconds(recipe, size, speed) for recipe in recipes.values())
-    seconds["trees"] = sum(_tree_seconds(recipe, size, n_jobs) for recipe in recipes.values())
-    seconds["evaluation"] = sum(_evaluation_seconds(recipe, size, speed) for recipe in recipes.values())
+    trials = [_as_trial(recipe) for recipe in recipes.values()]
+    for part, count in (("training", _training_seconds), ("evaluation", _evaluation_seconds)):
+        runs = sum(count(recipe, size, speed) for recipe in recipes.values())
+        seconds[part] = n_seeds * runs + n_trials * sum(count(trial, size, speed) for trial in trials)
+    # one tree for all methods
+    seconds["tree"] = max(_tree_seconds(recipe, size, n_jobs) for recipe in recipes.values())
     return Plan(data, size, memory, {what: value for what, value in seconds.items() if value > 0.0})
 
 
@@ -134,6 +144,12 @@ def measure_speed(n_features: int, n_jobs: int | None = None) -> Speed:
     return Speed(seconds / (2 * _PROBE_ROWS), evaluated / (256 * _PROBE_CLASSES))
 
 
+def _as_trial(recipe: Recipe) -> Recipe:
+    """Return a recipe with the epochs of a trial, and without test rows."""
+    shorter = recipe if recipe.search.n_epochs is None else recipe.with_model(n_epochs=recipe.search.n_epochs)
+    return replace(shorter, evaluation=replace(recipe.evaluation, test_rows=0))
+
+
 def _total(need: Mapping[str, int]) -> int:
     """Return the bytes of all parts."""
     return sum(need.values())
@@ -160,8 +176,9 @@ def _tree_seconds(recipe: Recipe, size: DataSize, n_jobs: int | None) -> float:
 
 
 def _evaluation_seconds(recipe: Recipe, size: DataSize, speed: Speed) -> float:
-    evaluation, training = recipe.evaluation, _training_seconds(recipe, size, speed)
-    decades = max(0.0, math.log10(max(training, evaluation.first_seconds) / evaluation.first_seconds))
+    evaluation = recipe.evaluation
+    n_samples = size.n_train * resolve_recipe(recipe)["model"]["n_epochs"]
+    decades = max(0.0, math.log10(max(n_samples, 1) / evaluation.first_samples))
     n_points = 2 + decades * evaluation.points_per_decade
     n_rows = min(evaluation.valid_rows + evaluation.test_rows, size.n_test)
     return float(n_points * n_rows * size.n_classes * speed.score)

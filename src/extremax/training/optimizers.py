@@ -11,8 +11,10 @@ on the loss is the mode of the posterior, and it cannot overshoot, however small
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -101,6 +103,56 @@ class Tables:
     def arrays(self) -> ModelArrays:
         """The tables as kernels take them."""
         return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
+
+
+class ShardedTables:
+    """Tables of ranges of classes, mapped from files of their own: joined in memory when training goes on.
+
+    Parameters
+    ----------
+    parts
+        Tables of consecutive ranges of the classes.
+    """
+
+    kind: ClassVar[str] = "sharded"
+
+    def __init__(self, parts: Sequence[Tables]) -> None:
+        self.parts = tuple(parts)
+
+    @classmethod
+    def from_training_state(cls, weights: Weights, state: State) -> ShardedTables:
+        """Build the tables from the arrays of all shards of a model folder, which has checked them."""
+        n_shards = sum(name.startswith("weights.") for name in state.arrays)
+        names = ("weights", "biases", "squares", "bias_squares")
+        return cls([Tables(*(state.arrays[f"{name}.{i}"] for name in names)) for i in range(n_shards)])
+
+    @cached_property
+    def joined(self) -> Tables:
+        """All classes in one table, in memory."""
+        names = ("weights", "biases", "squares", "bias_squares")
+        return Tables(*(np.concatenate([getattr(part, name) for part in self.parts]) for name in names))
+
+    @property
+    def n_classes(self) -> int:
+        return sum(part.n_classes for part in self.parts)
+
+    def copy(self) -> Tables:
+        """Return a copy of weights and biases."""
+        return self.joined.copy()
+
+    def restore(self, other: Tables) -> None:
+        """Take back the weights and biases of a copy."""
+        self.joined.restore(other)
+
+    def training_state(self) -> State:
+        """Return what further training needs beside the weights, as tables of one piece do."""
+        return self.joined.training_state()
+
+    def __getattr__(self, name: str) -> Any:
+        """Find arrays in the joined tables."""
+        if name in ("weights", "biases", "squares", "bias_squares", "arrays", "per_weight"):
+            return getattr(self.joined, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _columns(n_features: int, optimizer: str) -> int:

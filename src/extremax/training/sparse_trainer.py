@@ -437,7 +437,7 @@ class SparseTrainer(TrainerBase):
         if X.dtype != np.float32 or not X.has_sorted_indices:
             X = X.astype(np.float32)
             X.sort_indices()
-        X = _without_zeros(X, X.shape[1] - self.config.n_dense)
+        X = without_zeros(X, X.shape[1] - self.config.n_dense)
         data = self._unit_weight(data)
         return self.limit_sparse(data if X is data.X else data.with_features(X))
 
@@ -459,10 +459,18 @@ class SparseTrainer(TrainerBase):
         n_rows = data.n_rows if used is None else int(used.sum())
         sums = square_sums(rows.indptr, rows.data)
         rough = float(np.sqrt((sums if used is None else sums[used]).sum() / max(n_rows, 1)))
-        if self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING)):
+        if self.is_surely_usual(rough):
             return 1.0  # without a copy of all values in float64
         values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
-        scale = 1.0 / np.sqrt(np.square(values, dtype=np.float64).sum() / max(n_rows, 1) or 1.0)
+        return self.scale_of_squares(np.square(values, dtype=np.float64).sum(), n_rows)
+
+    def is_surely_usual(self, rough: float) -> bool:
+        """Whether rows of about this root mean square length are left as they are."""
+        return self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING))
+
+    def scale_of_squares(self, total: Any, n_rows: int) -> float:
+        """Return the scale of rows whose squared entries have this sum."""
+        scale = 1.0 / np.sqrt(total / max(n_rows, 1) or 1.0)
         return 1.0 if self._is_usual(1.0 / scale) else float(scale)
 
     def _is_usual(self, length: float) -> bool:
@@ -470,14 +478,27 @@ class SparseTrainer(TrainerBase):
         low, high = self.numbers.usual_length
         return low <= length <= high
 
+    def class_sums(self, data: Examples, n_classes: int, n_features: int, scale: float) -> ClassSums:
+        """Sum the rows of each class."""
+        return ClassSums.of(data, n_classes, n_features, scale, self.context.n_threads)
+
+    def feature_mean(self, rows: CSRRows, n_features: int, data: Examples) -> Float32:
+        """Return the mean size of each feature over the rows of the examples that have it."""
+        return steps.feature_mean(rows, n_features, labelled_rows(data))
+
+    @property
+    def start_config(self) -> SparseConfig:
+        """The numbers that the start is fitted with."""
+        return self.numbers
+
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
         n_features, scale = int(data.X.shape[1]) - self.config.n_dense, self._find_scale(data)
-        sums = ClassSums.of(data, n_classes, n_features, scale, self.context.n_threads)
+        sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
         numbers, likelihood = fit_numbers(
-            arrays, rows, data, self.numbers, self.context.seed % 2**31, self.context.n_threads,
+            arrays, rows, data, self.start_config, self.context.seed % 2**31, self.context.n_threads,
             self.config.column_groups,
         )  # fmt: skip
         if likelihood == likelihood:
@@ -499,7 +520,7 @@ class SparseTrainer(TrainerBase):
         is_new = key != state.pair_key
         if is_new and state.pair_key != 0:  # rows of another call of partial_fit
             n_classes, n_features = tables.sums.matrix.shape
-            new = ClassSums.of(data, n_classes, n_features, tables.scale, self.context.n_threads)
+            new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
@@ -509,7 +530,7 @@ class SparseTrainer(TrainerBase):
         state.pair_key = key
         arrays = tables.sums.arrays
         source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
-        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
+        mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
         return Prepared(TrainingRows(data, rows, mean), source)
 
     def epoch(
@@ -626,7 +647,7 @@ class SparseTrainer(TrainerBase):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
-        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
+        mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
         training = TrainingRows(data, rows, mean)
         self._fit_parts(tables, training, self._whole(split))
         parts = self._parts(tables)
@@ -658,10 +679,10 @@ class SparseTrainer(TrainerBase):
             tables.candidates = None
             if tables.svm_whole is not None:
                 tables.svm, tables.svm_whole = tables.svm_whole, None
-            tables.sums = ClassSums.of(whole, n_classes, n_features, tables.scale, self.context.n_threads)
+            tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             parts = self._parts(tables)
             rows = self._rows(whole, tables.scale)
-            mean = steps.feature_mean(rows, n_features, labelled_rows(whole)) / np.float32(tables.scale)
+            mean = self.feature_mean(rows, n_features, whole) / np.float32(tables.scale)
             weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the parts were made of is not needed any more: a finished model costs its weights alone.
@@ -804,7 +825,7 @@ def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prep
     return Prepared(training, None, base=weights)
 
 
-def _without_zeros(X: Any, n_sparse: int) -> Any:
+def without_zeros(X: Any, n_sparse: int) -> Any:
     """Return the matrix without explicit zeros in its first columns; the dense ones stay explicit."""
     if np.count_nonzero(X.data) == len(X.data):
         return X

@@ -1,7 +1,7 @@
 """The data sets of the benchmarks: dense float32 features and integer class ids, built once and cached.
 
-    python benchmarks/datasets.py                  # what there is, and what is cached
-    python benchmarks/datasets.py eurlex57k ...    # build these and print their sizes
+    python benchmarks/benchmark_data.py                  # what there is, and what is cached
+    python benchmarks/benchmark_data.py eurlex57k ...    # build these and print their sizes
 
 Text files are read from the folder that EXTREMAX_DATA names, or ../shared/data beside the project.
 Features are kept under EXTREMAX_CACHE, or ~/.cache/extremax-bench.
@@ -41,7 +41,6 @@ planted-texts                                made up, for ``--tiny``.
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import json
 import lzma
@@ -59,8 +58,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from extremax.data import has_label, load_dataset, planted_hierarchy, rarest_label
+from extremax.data import has_label, lemmas, load_dataset, planted_hierarchy, rarest_label
 from extremax.data.icd10cm import load_icd10cm
+from extremax.data.lemmas import load_lemmas
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSION = 1  # raise it when the construction of any set changes: old caches are then ignored
@@ -381,8 +381,11 @@ def texts_available(name: str) -> str:
         if debian_file() is not None or shutil.which("apt-cache"):
             return ""
         return f"{name} needs the output of apt-cache dumpavail: set EXTREMAX_DEBIAN to a file that holds it."
-    if name in LOOKUPS:
-        return "" if lookups_folder() else f"{name} needs the package spacy-lookups-data: pip install it."
+    if name in lemmas.TABLES:
+        try:
+            return "" if lemmas.lemma_file(name).exists() else f"{name} needs {lemmas.lemma_file(name)}."
+        except (ImportError, FileNotFoundError) as error:
+            return str(error)
     if name == "icd10cm":
         found = importlib.util.find_spec("simple_icd_10_cm") is not None
         return "" if found else "icd10cm needs the package simple-icd-10-cm: pip install simple-icd-10-cm."
@@ -486,26 +489,10 @@ def _debian_texts(name: str) -> TextData:
     return _text_labels(name, texts, Y, names)
 
 
-def lookups_folder() -> Path | None:
-    """Return the folder of word form tables."""
-    path = os.environ.get("EXTREMAX_LOOKUPS")
-    if path:
-        return Path(path)
-    spec = importlib.util.find_spec("spacy_lookups_data")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "data"
-
-
-def _lookup_texts(name: str) -> TextData:
-    folder = lookups_folder()
-    assert folder is not None
-    with gzip.open(folder / f"{LOOKUPS[name]}.json.gz", "rt", encoding="utf-8") as file:
-        table: dict[str, str] = json.load(file)
-    forms, lemmas = list(table), np.array(list(table.values()))
-    order = np.random.default_rng(0).permutation(len(forms))
-    n = len(forms)
-    parts = dict(zip(SPLITS, np.split(order, [n * 90 // 100, n * 95 // 100]), strict=True))
-    texts = {split: [forms[i] for i in parts[split]] for split in SPLITS}
-    return _text_classes(name, texts, {split: lemmas[parts[split]] for split in SPLITS})
+def _lemma_texts(name: str) -> TextData:
+    data = load_lemmas(name)
+    parts = {split: data.rows(getattr(data, split)) for split in SPLITS}
+    return _text_classes(name, {s: parts[s][0] for s in SPLITS}, {s: parts[s][1] for s in SPLITS})
 
 
 def _planted_texts(name: str) -> TextData:
@@ -524,7 +511,6 @@ def _planted_texts(name: str) -> TextData:
     return _text_classes(name, listed, {split: y[rows[split]] for split in SPLITS})
 
 
-LOOKUPS = {"polish-nouns": "pl_lemma_lookup_noun", "german": "de_lemma_lookup", "turkish": "tr_lemma_lookup"}
 TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "icd10cm": _icd10cm_texts,
     "npm-owner-124k": _npm_texts,
@@ -534,9 +520,9 @@ TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "debian-section": _debian_texts,
     "debian-maintainer": _debian_texts,
     "debian-debtags": _debian_texts,
-    "polish-nouns": _lookup_texts,
-    "german": _lookup_texts,
-    "turkish": _lookup_texts,
+    "polish-nouns": _lemma_texts,
+    "german": _lemma_texts,
+    "turkish": _lemma_texts,
     "npm-owner-282k": _npm_texts,
     "planted-texts": _planted_texts,
 }
