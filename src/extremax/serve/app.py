@@ -390,8 +390,9 @@ class _Guard:
         except ClientDisconnect:
             return
         except TimeoutError:
-            is_read = scope["state"].get("is_read", False)
-            seconds = f"{self.config.max_seconds:g} seconds"
+            is_read = scope["method"] != "POST" or scope["state"].get("is_read", False)
+            limit = self.config.max_seconds
+            seconds = f"{limit:g} second" + ("" if limit == 1 else "s")
             error = (
                 RequestError(
                     504, f"the answer took longer than {seconds}; send fewer texts, or try again later."
