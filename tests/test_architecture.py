@@ -181,7 +181,7 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "weights",
     },
-    "serve": {"analysis", "errors", "loading", "runtime", "storage", "types"},
+    "serve": {"analysis", "errors", "loading", "runtime", "search", "storage", "types"},
     "experiments": {
         "data",
         "errors",

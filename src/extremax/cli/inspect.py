@@ -20,6 +20,7 @@ _PARTS = {
     "noise": "noise",
     "search": "index (for beam search)",
     "projection": "projection",
+    "reference": "reference (for monitors)",
     "text": "text features",
     "classes.means": "class means",
     "classes.counts": "class counts",
