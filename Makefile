@@ -1,5 +1,6 @@
 # make test    create .venv, install, then lint, type check and the whole suite
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
+# make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
@@ -20,12 +21,16 @@ JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_parameters.py \
   tests/test_weights.py tests/storage tests/training/test_batch_trainer.py tests/search/test_exact.py
 
-.PHONY: test test-annif quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted format clean
+.PHONY: test test-annif test-browser quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
+  format clean
 
 test: lint types tests tests-boundscheck tests-interpreted
 
 quick: lint .cache/kernels-fresh
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+
+test-browser: install .cache/kernels-fresh
+	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q tests/browser
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md $(BENCH_ARGS)

@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"types"},
     "features": {"defaults", "kernels", "runtime", "storage", "types"},
     "tree": {"defaults", "kernels", "runtime", "storage", "types", "validation"},
+    "parts": {"storage", "types"},
     "noise": {"kernels", "runtime", "storage", "tree", "types", "validation"},
     "data": {"features", "kernels", "runtime", "splits", "types", "validation"},
     "weights": {"kernels", "runtime", "storage", "types"},
@@ -47,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "kernels",
         "metrics",
         "noise",
+        "parts",
         "runtime",
         "sparse_weights",
         "storage",
@@ -71,6 +73,8 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "weights",
     },
+    "reference": {"storage", "types"},
+    "monitor": {"reference", "storage", "types"},
     "model": {
         "config",
         "calibration",
@@ -79,6 +83,8 @@ ALLOWED: dict[str, set[str]] = {
         "examples",
         "features",
         "noise",
+        "parts",
+        "reference",
         "runtime",
         "search",
         "storage",
@@ -89,11 +95,39 @@ ALLOWED: dict[str, set[str]] = {
         "validation",
         "weights",
     },
-    "fit": {"config", "defaults", "errors", "examples", "model", "runtime", "search", "training", "types"},
-    "storage.models": {"errors", "features", "model", "storage", "training", "types"},
+    "changes": {
+        "config",
+        "examples",
+        "fit",
+        "model",
+        "noise",
+        "parts",
+        "runtime",
+        "search",
+        "sparse_weights",
+        "training",
+        "training.objectives",
+        "types",
+        "weights",
+    },
+    "model_card": {"model", "storage"},
+    "fit": {
+        "config",
+        "defaults",
+        "errors",
+        "examples",
+        "model",
+        "reference",
+        "runtime",
+        "search",
+        "training",
+        "types",
+    },
+    "storage.models": {"errors", "features", "model", "storage", "training", "types", "weights"},
     "classifier": {"examples", "model", "training", "types"},
     "explanation": {"features", "model", "types"},
     "estimator": {
+        "changes",
         "config",
         "defaults",
         "errors",
@@ -102,9 +136,12 @@ ALLOWED: dict[str, set[str]] = {
         "features",
         "fit",
         "model",
+        "model_card",
+        "monitor",
         "noise",
         "paper.parameters",
         "parameters",
+        "reference",
         "runtime",
         "search",
         "storage",
@@ -120,6 +157,7 @@ ALLOWED: dict[str, set[str]] = {
         "explanation",
         "features",
         "model",
+        "monitor",
         "runtime",
         "storage",
         "training",
@@ -128,6 +166,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loading": {"estimator", "storage", "storage.models", "text_classifier"},
     "evaluation": {"calibration", "classifier", "errors", "examples", "metrics", "model", "runtime", "types"},
+    "analysis": {"classifier", "evaluation", "examples", "metrics", "model", "runtime", "search", "types"},
     "nn": {
         "calibration",
         "defaults",
@@ -142,6 +181,7 @@ ALLOWED: dict[str, set[str]] = {
         "types",
         "weights",
     },
+    "serve": {"analysis", "errors", "loading", "runtime", "search", "storage", "types"},
     "experiments": {
         "data",
         "errors",
@@ -163,6 +203,30 @@ ALLOWED: dict[str, set[str]] = {
         "tree",
         "types",
         "validation",
+    },
+    "distributed": {
+        "config",
+        "data",
+        "defaults",
+        "estimator",
+        "examples",
+        "features",
+        "fit",
+        "kernels",
+        "loading",
+        "model",
+        "model_card",
+        "noise",
+        "parameters",
+        "runtime",
+        "sparse_weights",
+        "storage",
+        "storage.models",
+        "training",
+        "training.objectives",
+        "types",
+        "validation",
+        "weights",
     },
     "paper.parameters": set(),
     "paper.tree": {"kernels", "runtime", "tree", "types", "validation"},
@@ -190,6 +254,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "export": {"calibration", "loading", "model", "noise", "runtime", "types"},
     "cli": {
+        "analysis",
         "data",
         "errors",
         "estimator",
@@ -202,12 +267,13 @@ ALLOWED: dict[str, set[str]] = {
         "paper",
         "parameters",
         "runtime",
+        "serve",
         "storage",
         "text_classifier",
         "training",
         "types",
     },
-    "__init__": {"estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
+    "__init__": {"analysis", "estimator", "evaluation", "loading", "noise", "text_classifier", "tree"},
     "__main__": {"cli"},
     "theory": {"runtime"},
     "predict": {"runtime"},
@@ -216,7 +282,13 @@ ALLOWED: dict[str, set[str]] = {
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}  # they run code from a file
-ONLY_IN = {"torch": "nn", "numba": "kernels", "llvmlite": "kernels"}
+ONLY_IN = {
+    "torch": "nn",
+    "numba": "kernels",
+    "llvmlite": "kernels",
+    "dask": "distributed",
+    "distributed": "distributed",
+}
 # Questions for the type of what a user passes: a check of input.
 INPUT_CHECKS = {
     ("noise.py", "Noise"),
@@ -477,7 +549,7 @@ def test_cycle_and_chain_are_found() -> None:
 _WATCHED_IMPORT = """
 import sys
 # pandas is imported by scikit-learn, where it is installed
-heavy = {"torch", "matplotlib", "optuna", "typer", "rich"}
+heavy = {"torch", "matplotlib", "optuna", "typer", "rich", "dask", "distributed"}
 asked = []
 class Watch:  # sees attempts to import what is not installed, too
     def find_spec(self, name, path=None, target=None):

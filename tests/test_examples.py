@@ -41,12 +41,23 @@ def _check_text_csv_to_answers(printed: str) -> None:
     ]
 
 
+def _check_sharded_head(printed: str) -> None:
+    """Two processes have half of the classes each, and learn most of what 2,000 made-up owners prefer."""
+    assert "process 0 of 2: 10000 rows, classes 0 to 999" in printed
+    assert "process 1 of 2: 10000 rows, classes 1000 to 1999" in printed
+    accuracy = [float(line.split("accuracy ")[1].split("%")[0]) for line in printed.splitlines()[-2:]]
+    assert min(accuracy) > 35.0
+
+
 # What a script must have printed to have done its work; a script that is not listed only has to run.
 CHECKS: dict[str, Callable[[str], None]] = {
     "embeddings_in_memory.py": _check_embeddings_in_memory,
     "pytorch_head.py": _check_pytorch_head,
+    "sharded_head.py": _check_sharded_head,
     "text_csv_to_answers.py": _check_text_csv_to_answers,
 }
+# What starts a script, where that is not Python alone.
+LAUNCHERS = {"sharded_head.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
 
 
 def test_examples_were_found() -> None:
@@ -55,9 +66,13 @@ def test_examples_were_found() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "src")}
+    more = {"PYTHONPATH": str(PROJECT / "src"), "EXTREMAX_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, *LAUNCHERS.get(path.name, []), str(path)],
+        cwd=tmp_path,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr

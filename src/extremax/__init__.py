@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from extremax.analysis import analyse as analyse
     from extremax.estimator import ExtremeClassifier as ExtremeClassifier
     from extremax.evaluation import calibrate as calibrate
     from extremax.evaluation import evaluate as evaluate
@@ -28,12 +29,16 @@ _MODULES = {
     "TextClassifier": "text_classifier",
     "TreeNoise": "noise",
     "UniformNoise": "noise",
+    "analyse": "analysis",
     "calibrate": "evaluation",
     "evaluate": "evaluation",
     "load_model": "loading",
 }
 # Packages that are attributes without an import of their own: `extremax.data` works at once.
-_PACKAGES = ("data", "errors", "features", "metrics", "nn", "noise", "paper", "search", "theory", "tree")
+_PACKAGES = (
+    *("analysis", "data", "errors", "features", "metrics", "nn"),
+    *("noise", "paper", "search", "theory", "tree"),
+)
 
 __all__ = [
     "ExtremeClassifier",
@@ -44,6 +49,7 @@ __all__ = [
     "TextClassifier",
     "TreeNoise",
     "UniformNoise",
+    "analyse",
     "calibrate",
     "evaluate",
     "load_model",

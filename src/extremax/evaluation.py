@@ -149,7 +149,7 @@ def evaluate(
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {tuple(ks)}; give one or more numbers of predictions, each at least 1.")
-    core, targets, threads = _prepare(model, X, y)
+    core, targets, threads = prepare(model, X, y)
     data = targets.usable().compact()
     n_classes, n_samples, rows = core.n_classes, data.n_rows, data.rows
     ranked = core.rank_pairs(
@@ -260,7 +260,7 @@ def evaluate_classes(
     a 3 1.0 1
     b 1 0.5 None
     """
-    core, targets, threads = _prepare(model, X, y)
+    core, targets, threads = prepare(model, X, y)
     data = targets.usable().compact()
     threads = threads if n_jobs is None else resolve_threads(n_jobs)
     first = core.rank_pairs(data, k=1, n_threads=threads).labels[:, 0].astype(np.int64)
@@ -326,7 +326,7 @@ def calibrate(
         raise TypeError(
             f"model must be an ExtremeClassifier or a TextClassifier; got {type(model).__name__}."
         )
-    core, targets, threads = _prepare(model, X, y)
+    core, targets, threads = prepare(model, X, y)
     data = targets.usable().compact()
     y_pairs, rows = data.y, data.rows
     if len(y_pairs) > max_rows and data.label_edges is not None:  # whole rows, with all of their labels
@@ -348,7 +348,7 @@ def calibrate(
     return calibrated.calibration
 
 
-def _prepare(model: Classifier | Model, X: Any, y: Any) -> tuple[Model, Examples, int]:
+def prepare(model: Classifier | Model, X: Any, y: Any) -> tuple[Model, Examples, int]:
     """Return the model, all labels that were given, and the threads of the classifier."""
     if not hasattr(model, "_evaluation_rows"):
         raise TypeError(

@@ -17,10 +17,11 @@ from scipy import sparse
 
 from extremax import search
 from extremax.config import FitConfig
-from extremax.defaults import DEFAULTS, ProblemSize
+from extremax.defaults import DEFAULTS, PQConfig, ProblemSize
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
+from extremax.reference import reference_of_fit
 from extremax.runtime.context import Context
 from extremax.runtime.memory import (
     available_memory,
@@ -143,6 +144,7 @@ def train_epoch(
     data = trainer.accept(data)
     if fitted is None:
         fitted = start_model(trainer, data, n_classes, config, started)
+    fitted.model = fitted.model.with_reference(None)  # that of the model before
     schedule = Schedule(1, config.learning_rate, request.patience)
     run_training(trainer, fitted, data, schedule, context, request)
     return fitted
@@ -242,7 +244,8 @@ def finish_model(trainer: Trainer, fitted: Fitted, split: Split, context: Contex
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
-            fitted.history[-1] |= measure_held_out(fitted.model, rows, context)
+            fitted.model, figures = measure_held_out(fitted.model, rows, split.training.X, context)
+            fitted.history[-1] |= figures
         if not fitted.interrupted:
             trainer.include(fitted.state, split)
             _take_weights(trainer, fitted)
@@ -274,18 +277,33 @@ def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model
     return model
 
 
-def measure_held_out(model: Model, held_out: Examples, context: Context) -> dict[str, float]:
-    """Return the figures of the finished model on rows that it was not trained on, for the history.
+def measure_held_out(
+    model: Model, held_out: Examples, training: Features, context: Context
+) -> tuple[Model, dict[str, float]]:
+    """Return the model with a reference for monitors, and figures for the history, from held-out rows.
 
     The rows have chosen the calibration, two numbers, and for sparse weights how their parts are mixed.
+    `training` are the features of all rows.
     """
     numbers = (DEFAULTS if model.config is None else model.config.numbers).calibration
     rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
     try:
-        figures = model.evaluate(rows, n_threads=context.n_threads)
+        ranked = model.rank_pairs(rows, n_threads=context.n_threads)
+        figures = search.summarize(ranked, rows)
     except ScoreOverflowError:
-        return {}
-    return {"held_out_rows": rows.n_rows} | {f"held_out_{k}": v for k, v in figures._asdict().items()}
+        return model, {}
+    config = model.config
+    reference = reference_of_fit(
+        rows.X,
+        (ranked.labels[:, 0], ranked.log_prob[:, 0]),
+        training,
+        model.classes.counts,
+        model.n_classes,
+        of_texts=config is not None and len(config.column_groups) > 0,
+        n_dense=0 if config is None else config.n_dense,
+    )
+    found = {f"held_out_{name}": value for name, value in figures._asdict().items()}
+    return model.with_reference(reference), {"held_out_rows": rows.n_rows} | found
 
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
@@ -353,12 +371,26 @@ def fit_index(
             " without an index."
         )
     among = np.arange(X.shape[0]) if rows is None else rows
-    some = among[_some(len(among), search.sample_size(model.n_features, numbers), seed)]
-    # In random order: without held-out rows, the last of them choose the width.
-    chosen = X[some][np.random.default_rng((seed, 5)).permutation(len(some))]
+    some, order = index_rows(len(among), model.n_features, numbers, seed)
+    chosen = X[among[some]][order]
     unseen = (
         None if held_out is None else _dense(held_out[_some(held_out.shape[0], numbers.max_width_rows, seed)])
     )
+    return fit_index_on(model, chosen, unseen, n_threads=n_threads)
+
+
+def index_rows(n_rows: int, n_features: int, numbers: PQConfig, seed: int) -> tuple[Int64, Int64]:
+    """Return the rows that an index is fitted on, by rising number, and a random order of them.
+
+    Without held-out rows, the last of them choose the width.
+    """
+    some = _some(n_rows, search.sample_size(n_features, numbers), seed)
+    return some, np.random.default_rng((seed, 5)).permutation(len(some))
+
+
+def fit_index_on(model: Model, chosen: Features, unseen: Float32 | None, *, n_threads: int = 1) -> PQSearch:
+    """Fit the index for beam search on chosen rows; `unseen` ones choose the width."""
+    numbers = (DEFAULTS if model.config is None else model.config.numbers).pq
     return PQSearch.fit(
         _dense(chosen),
         model.weights,

@@ -8,6 +8,7 @@ read weights through `Weights` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -126,6 +127,11 @@ class DenseBlock:
     def n_rows(self) -> int:
         return len(self.x)
 
+    @property
+    def n_weights(self) -> int:
+        """Weights of all classes."""
+        return self.weights.size
+
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with ``x.w_y``; weights that must be copied are copied by parts."""
         in_place = self.order is None and self.used is None
@@ -133,7 +139,7 @@ class DenseBlock:
         with np.errstate(over="ignore", invalid="ignore"):  # callers check the scores and name the row
             for a, b in split(stop - start, max(width, 1)):
                 part = self._part(start + a, start + b, buffers)
-                if self.weights.size <= _FEW_WEIGHTS:
+                if self.n_weights <= _FEW_WEIGHTS:
                     # BLAS rounds a product with one row otherwise than one with many
                     out[:, a:b] = self.x.astype(np.float64) @ part.T.astype(np.float64)
                 else:
@@ -230,6 +236,10 @@ class DenseWeights:
         """Return the weights themselves."""
         return self.weights
 
+    def take(self, index: Int64) -> DenseWeights:
+        """Return the weights of some classes, in a given order."""
+        return DenseWeights(self.weights[index], self.biases[index], self.feature_scale)
+
     nonlinear_part: ClassVar[None] = None
 
     def coefficients(self) -> tuple[Float32, Float32]:
@@ -249,3 +259,136 @@ class DenseWeights:
             checks.reject(f"array 'weights' has the shape {weights.shape}")
         biases = checks.get_array(state.arrays, "biases", "f4", (len(weights),))
         return cls(weights, biases, checks.get_float(state.header, "feature_scale", 0.0))
+
+
+class ShardedBlock(DenseBlock):
+    """A block of rows of X and weights in several arrays: the same products as with one."""
+
+    def __init__(
+        self, X: Features, first: int, last: int, weights: ShardedWeights, order: Int32 | None
+    ) -> None:
+        super().__init__(X, first, last, weights.shards[0].weights, order)
+        self.sharded = weights
+
+    @property
+    def n_weights(self) -> int:
+        return self.sharded.n_classes * self.sharded.n_features
+
+    def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
+        if self.order is None:
+            part = self.sharded.rows(start, stop)
+        else:
+            classes = self.order[start:stop]
+            part = buffers.get("weights", len(classes), self.sharded.n_features)
+            self.sharded.take(classes, part)
+        return part if self.used is None else np.take(part, self.used, axis=1)
+
+
+@register("weights", "sharded")
+@dataclass(frozen=True, eq=False)
+class ShardedWeights:
+    """Weights of ranges of classes, each in an array of its own, such as files that workers wrote.
+
+    Scores are bit for bit those of `DenseWeights` with the same weights.
+
+    Attributes
+    ----------
+    shards
+        Weights of consecutive ranges of the classes, all with the same feature scale.
+
+    Examples
+    --------
+    >>> weights = ShardedWeights((DenseWeights.zeros(3, 2), DenseWeights.zeros(1, 2)))
+    >>> weights.n_classes, weights.to_dense().shape
+    (4, (4, 2))
+    """
+
+    shards: tuple[DenseWeights, ...]
+
+    row_major: ClassVar[bool] = False
+    kind: ClassVar[str] = "sharded"
+    nonlinear_part: ClassVar[None] = None
+
+    @cached_property
+    def bounds(self) -> Int64:
+        """First class of each shard, and the number of classes."""
+        return np.cumsum([0, *(shard.n_classes for shard in self.shards)], dtype=np.int64)
+
+    @cached_property
+    def biases(self) -> Float32:
+        return np.concatenate([shard.biases for shard in self.shards])
+
+    @property
+    def feature_scale(self) -> float:
+        return self.shards[0].feature_scale
+
+    @property
+    def n_classes(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def n_features(self) -> int:
+        return self.shards[0].n_features
+
+    def rows(self, start: int, stop: int) -> Float32:
+        """Return the weights of consecutive classes: a view where one shard has them, else a copy."""
+        first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
+        parts = [
+            self.shards[s].weights[max(start - self.bounds[s], 0) : stop - self.bounds[s]]
+            for s in range(first, last + 1)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def take(self, classes: Int32, out: Float32) -> None:
+        """Copy the weights of some classes."""
+        for s, shard in enumerate(self.shards):
+            where = np.flatnonzero((classes >= self.bounds[s]) & (classes < self.bounds[s + 1]))
+            if len(where):
+                out[where] = shard.weights[classes[where] - self.bounds[s]]
+
+    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> ShardedBlock:
+        """Prepare rows `first` to before `last` of X for products with the classes in `order`."""
+        return ShardedBlock(X, first, last, self, order)
+
+    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
+        """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""
+        scores = np.empty(classes.shape, np.float32)
+        for s, shard in enumerate(self.shards):
+            line, column = np.nonzero((classes >= self.bounds[s]) & (classes < self.bounds[s + 1]))
+            if len(line):
+                own = (classes[line, column] - self.bounds[s]).astype(np.int32)[:, None]
+                scores[line, column] = shard.score_pairs(X, row_index[line], own, n_threads)[:, 0]
+        return scores
+
+    def similarity(self, label: int) -> Float32:
+        """Return the cosine between the weights of a class and those of each class."""
+        return self._joined.similarity(label)
+
+    @cached_property
+    def _joined(self) -> DenseWeights:
+        weights = np.concatenate([shard.weights for shard in self.shards])
+        return DenseWeights(weights, self.biases, self.feature_scale)
+
+    def to_dense(self) -> Float32:
+        """Return all weights in one array, which is kept: searches with an index need it."""
+        return self._joined.weights
+
+    def coefficients(self) -> tuple[Float32, Float32]:
+        """Return weights of the features as given, in a copy, and the biases."""
+        return self._joined.coefficients()
+
+    def state(self) -> State:
+        """Return what a model folder of one piece stores."""
+        return self._joined.state()
+
+    @classmethod
+    def from_state(cls, state: State) -> ShardedWeights:
+        """Build the weights from the arrays of all shards, which a model folder has checked."""
+        scale = checks.get_float(state.header, "feature_scale", 0.0)
+        n_shards = checks.get_int(state.header, "n_shards", 1)
+        return cls(
+            tuple(
+                DenseWeights(state.arrays[f"weights.{i}"], state.arrays[f"biases.{i}"], scale)
+                for i in range(n_shards)
+            )
+        )

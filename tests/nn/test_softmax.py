@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 
 from extremax.data import planted_hierarchy
 from extremax.nn import ExtremeSoftmax
-from extremax.nn.shared_classes import ClassDraws, padded, shared_losses
+from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
 from extremax.tree import LabelTree
@@ -111,6 +112,48 @@ def test_sum_of_exponentials_has_the_right_mean_identity(data, tree):
     assert np.all(error < 0.05 * exact)  # the comparison says something
 
 
+def test_targets_are_in_the_set_for_certain_reference():
+    drawn = np.array([1, 4, 7], np.int32), np.array([0.5, 0.25, 2.0], np.float32)
+    classes, minus_log_pi = add_targets(drawn, np.array([9, 4, 0, 9, 4, 5]), 10)
+    assert classes.tolist() == [0, 1, 4, 5, 7, 9]
+    assert minus_log_pi.tolist() == [0.0, 0.5, 0.0, 0.0, 2.0, 0.0]
+    assert classes.dtype == np.int32
+    assert minus_log_pi.dtype == np.float32
+    assert drawn[1].tolist() == [0.5, 0.25, 2.0]
+    # Two at most: those of most rows, then the smaller one.
+    classes, minus_log_pi = add_targets(drawn, np.array([9, 4, 0, 9, 5]), 2)
+    assert classes.tolist() == [0, 1, 4, 7, 9]
+    assert minus_log_pi.tolist() == [0.0, 0.5, 0.25, 2.0, 0.0]
+    classes, _ = add_targets(drawn, np.empty(0, np.int64), 2)
+    assert classes.tolist() == [1, 4, 7]
+
+
+@pytest.mark.parametrize("n_shared", [3, 8])
+def test_training_loss_has_the_right_mean_enumeration_identity(n_shared):
+    """Z with the targets of the rows in the set, against all sets of a systematic sample: exact.
+
+    Some targets are left out at n_shared = 3, where at most one is certain.
+    """
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, size=12)
+    layer = ExtremeSoftmax(4, 12, n_shared=n_shared, class_counts=counts, refit_every=None, n_jobs=1)
+    hidden, y = torch.from_numpy(rng.normal(size=(6, 4))), torch.tensor([0, 5, 5, 11, 3, 7])
+    weight, bias = (torch.from_numpy(rng.normal(size=size)) for size in ((12, 4), 12))
+    draws = layer._current_draws()
+    # The set changes with the position only where a cumulated probability has this fraction.
+    edges = np.unique(np.concatenate([[0.0, 1.0], draws.everywhere % 1.0]))
+    mean = torch.zeros(6, dtype=torch.float64)
+    for a, b in itertools.pairwise(edges):
+        drawn = draws.draw(np.empty((6, 0), np.float32), np.array([(a + b) / 2, 0.0]))
+        classes, minus_log_pi = add_targets(drawn, y.numpy(), n_shared // 2)
+        assert len(classes) <= n_shared + n_shared // 2
+        shared = padded(classes, minus_log_pi, 12, torch.device("cpu"))
+        losses = shared_losses(hidden, y, weight, bias, shared, label_smoothing=0.0, sparse=False)
+        mean += (b - a) * losses.exp()
+    exact = F.cross_entropy(F.linear(hidden, weight, bias), y, reduction="none").exp()
+    torch.testing.assert_close(mean, exact, rtol=1e-6, atol=0.0)
+
+
 # -- the loss
 
 
@@ -173,17 +216,55 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
         torch.testing.assert_close(found[gradients][2], grad, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(found[gradients][3], losses, rtol=1e-5, atol=1e-5)
     fused = found["fused"][0]
-    square = dense.weight.grad.square().mean(1, keepdim=True) + 1e-12
-    step = torch.where(square > 2e-12, 0.05 * dense.weight.grad / square.sqrt(), 0.0)
+    # Sums over the 40 rows, in units of the size of the hidden states.
+    sums = 40 * dense.weight.grad / hidden.square().mean().sqrt()
+    step = 0.05 * sums / (sums.square().mean(1, keepdim=True) + INITIAL_SQUARE).sqrt()
     torch.testing.assert_close(fused.weight.detach(), before[0] - step, rtol=1e-4, atol=1e-6)
     assert fused.weight.grad is None
     if bias:
-        square = dense.bias.grad.square() + 1e-12
-        moved = before[1] - 0.05 * dense.bias.grad / square.sqrt()
+        sums = 40 * dense.bias.grad
+        moved = before[1] - 0.05 * sums / (sums.square() + INITIAL_SQUARE).sqrt()
         torch.testing.assert_close(fused.bias.detach(), moved, rtol=1e-4, atol=1e-4)
     untouched = (dense.weight.grad == 0).all(1)
     assert untouched.any()
     assert torch.equal(fused.weight.detach()[untouched], before[0][untouched])
+
+
+def test_fused_step_does_not_depend_on_scales_invariant(data):
+    """A loss or hidden states 64 times as large: the same steps of the classes, in units of the latter."""
+    hidden, y = tensors(data, 40)
+    found = []
+    for loss_scale, hidden_scale in ((1.0, 1.0), (64.0, 1.0), (1.0, 64.0)):
+        layer = make_layer(data, gradients="fused", refit_every=None)
+        with torch.no_grad():
+            layer.weight.div_(hidden_scale)
+        layer.noise.components.div_(hidden_scale)
+        layer.noise.mean.mul_(hidden_scale)
+        before = layer.weight.detach().clone()
+        h = (hidden_scale * hidden).requires_grad_()
+        torch.manual_seed(0)
+        (loss_scale * layer(h, y).loss).backward()
+        found.append((layer.weight.detach() - before, layer.bias.detach(), h.grad))
+    (step, bias, grad), (step_2, bias_2, grad_2), (step_3, bias_3, grad_3) = found
+    assert step.abs().max() > 0.01
+    assert torch.equal(step, step_2)
+    assert torch.equal(bias, bias_2)
+    torch.testing.assert_close(grad_2, 64 * grad)
+    torch.testing.assert_close(step_3, step, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(bias_3, bias, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad_3, grad / 64, rtol=1e-3, atol=1e-6)
+
+
+def test_classes_that_no_row_wants_move_little(data):
+    """The first step of a drawn class is in proportion to its probability; that of a target is whole."""
+    layer = make_layer(gradients="fused", learning_rate=1.0, scale=0.0, n_shared=90)
+    hidden, y = tensors(data, 20)
+    layer(hidden, y).loss.backward()
+    length = layer.weight.detach().square().mean(1).sqrt()
+    wanted = torch.zeros(N_CLASSES, dtype=torch.bool)
+    wanted[y] = True
+    assert length[wanted].min() > 0.5
+    assert 0.0 < length[~wanted].max() < 0.25
 
 
 def test_fused_step_without_encoder_trains(data):
@@ -256,8 +337,8 @@ def test_untrained_layer_predicts_class_frequencies(data):
 
 def test_tree_is_fitted_at_doubling_steps():
     layer = ExtremeSoftmax(4, 2000, n_shared=64)
-    due = [step for step in range(5000) if layer._refit_is_due(step)]
-    assert due == [512, 1024, 2048, 4096]
+    due = [step for step in range(20_000) if layer._refit_is_due(step)]
+    assert due == [4096, 8192, 16384]
     assert layer._keeps_rows()
     assert not ExtremeSoftmax(4, 65 * 64 + 1, n_shared=64)._keeps_rows()
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
@@ -366,7 +447,7 @@ def test_copy_draws_the_same_invariant(data):
     assert torch.equal(*losses)
 
 
-@pytest.mark.parametrize("gradients", ["dense", "fused"])
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_meta_device_and_reset_invariant(gradients):
     counts = np.arange(1, N_CLASSES + 1)
     options = {"class_counts": counts, "gradients": gradients}

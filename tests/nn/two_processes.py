@@ -1,11 +1,13 @@
-"""One of two processes of test_integration.py: ``python two_processes.py {ddp,fsdp} RANK FOLDER``.
+"""The two processes of test_integration.py: ``python two_processes.py {ddp,fsdp} FOLDER``.
 
-Asserts what it can, and saves what the test compares with one process.
+They are forked from one, assert what they can, and save what the test compares with one process.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,10 @@ from torch import nn
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from extremax.nn import ExtremeSoftmax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 
 N_CLASSES, WIDTH, N_ROWS = 40, 8, 64
 
@@ -70,9 +72,19 @@ def run_ddp(rank, folder):
         wrapped(*part(rank)).backward()
         optimizer.step()
     torch.save(sampled.state_dict(), folder / f"sampled{rank}.pt")
-    fused = Model(gradients="fused")
-    with pytest.raises(RuntimeError, match="trains in one process"):
-        DistributedDataParallel(fused)(*part(rank))
+    for gradients in ("fused", "sparse"):
+        wrong = DistributedDataParallel(Model(gradients=gradients))
+        with pytest.raises(RuntimeError, match=f"gradients='{gradients}' trains in one process"):
+            wrong(*part(rank))
+        with torch.no_grad():
+            wrong.eval()(*part(rank))
+    wrong = DistributedDataParallel(AdversarialSoftmax(WIDTH, N_CLASSES, n_jobs=1))
+    with pytest.raises(RuntimeError, match="sparse=True trains in one process"):
+        wrong(*part(rank))
+    right = AdversarialSoftmax(WIDTH, N_CLASSES, n_jobs=1, sparse=False)
+    DistributedDataParallel(right)(*part(rank)).loss.backward()
+    compiled = torch.compile(DistributedDataParallel(Model(n_shared=N_CLASSES)), backend="eager")
+    torch.testing.assert_close(compiled(*part(rank)), Model(n_shared=N_CLASSES)(*part(rank)))
 
 
 def train_sharded_on_drawn_classes(rank, mesh):
@@ -94,9 +106,44 @@ def train_sharded_on_drawn_classes(rank, mesh):
     assert losses[-1] < losses[0] - 0.3
 
 
+def start_on_the_meta_device(mesh):
+    """Deferred initialisation: no process ever has all weights."""
+    with torch.device("meta"):
+        model = Model(n_shared=16)
+    fully_shard(model.layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    model.layer.reset_parameters()
+    expected = ExtremeSoftmax(WIDTH, N_CLASSES, n_shared=16).state_dict()
+    for name, value in get_model_state_dict(model.layer).items():
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert torch.equal(full, expected[name]), name
+
+
+def train_in_mixed_precision(rank, mesh):
+    """Parameters are bfloat16 in the forward pass, and norms of gradients are those of one process."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    losses = []
+    for options in ({}, {"mp_policy": policy}):
+        model = Model(n_shared=N_CLASSES)
+        fully_shard(model.layer, mesh=mesh, **options)
+        fully_shard(model, mesh=mesh, **options)
+        losses.append(model(*part(rank)))
+        losses[-1].backward()
+        assert model.layer.weight.grad.dtype == torch.float32
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01).full_tensor()
+        alone = Model(n_shared=N_CLASSES)
+        alone(*rows()).backward()
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+        torch.testing.assert_close(norm, expected, rtol=0.05 if options else 1e-5, atol=1e-5)
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.02)
+
+
 def run_fsdp(rank, folder):
     mesh = init_device_mesh("cpu", (2,))
     train_sharded_on_drawn_classes(rank, mesh)
+    start_on_the_meta_device(mesh)
+    train_in_mixed_precision(rank, mesh)
     model = Model(n_shared=N_CLASSES)
     fully_shard(model.layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -122,14 +169,32 @@ def run_fsdp(rank, folder):
         assert torch.equal(other.eval()(x), log_prob)
 
 
-def main():
-    kind, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def run_rank(kind, rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         {"ddp": run_ddp, "fsdp": run_fsdp}[kind](rank, folder)
     finally:
         dist.destroy_process_group()
+
+
+def main():
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    children = []
+    for rank in range(2):
+        child = os.fork()  # before torch has a thread: imports are made once
+        if child == 0:
+            code = 1
+            try:
+                run_rank(kind, rank, folder)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    sys.exit(max(os.waitpid(child, 0)[1] for child in children) and 1)
 
 
 if __name__ == "__main__":

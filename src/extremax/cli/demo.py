@@ -41,6 +41,10 @@ def demo(
     rows: Annotated[
         int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, for a quick look.")
     ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw the pages of the model there; needs a Chromium."),
+    ] = None,
     seed: Seed = 0,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -50,8 +54,8 @@ def demo(
     \b
     Each short text describes a diagnosis; its label is the parent code.
     Five phrases are classified at the end, the last one with the words that
-    made it so; the model and a figure of the learning curve are saved in
-    --out.
+    made it so; the model, a figure of the learning curve and a report on the
+    test texts are saved in --out.
     """
     terminal.set_quiet(quiet)
     from extremax.estimator import ExtremeClassifier
@@ -89,7 +93,9 @@ def demo(
         terminal.write(f"\n{phrase}")  # not as a title, which a pipe would not show
         show_answers(answers_of(clf, names, p))
     show_reasons(clf.explain(PHRASES[-1], k=2))
-    terminal.log(f"model: {out / 'model'}   learning curve: {figure}")
+    report = out / "report.html"
+    write_pages(clf, data, report, pictures)
+    terminal.log(f"model: {out / 'model'}   learning curve: {figure}   report: {report}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"
     terminal.log(f'classify your own text:  {command} ask {out / "model"} --why "short of breath"')
@@ -200,6 +206,19 @@ def centroid_figures(clf: Any, data: Texts) -> Figures:
     best = scales[int(np.argmax(measure(data.valid, scales)[2:]))]
     accuracy, five, log_likelihood = measure(data.test, [best]).tolist()
     return accuracy, five, log_likelihood
+
+
+def write_pages(clf: Any, data: Texts, report: Path, pictures: Path | None) -> None:
+    """Write the report on the test texts, and pictures of the pages where a folder is given for them."""
+    from extremax.analysis import analyse, make_document, write_report
+    from extremax.analysis.pictures import take_pictures
+
+    document = make_document(clf, analyse(clf, *data.test))
+    write_report(clf, document, report, title="ICD-10-CM")
+    if pictures is not None:
+        phrases = {"text": PHRASES[1], "branch_of": PHRASES[-1]}
+        take_pictures(clf, document, pictures, title="ICD-10-CM", **phrases)
+        terminal.log(f"pictures: {pictures}")
 
 
 def draw_curves(path: Path, history: list[dict[str, Any]], baselines: dict[str, Figures]) -> None:

@@ -74,7 +74,7 @@ def evaluate(  # noqa: PLR0913 (the parameters are the options)
     if by_class is not None:
         terminal.check_file(by_class)
     clf = open_model(model, threads, encoder)
-    rows, labels = _load(clf, data, reading)
+    rows, labels = load_rows(clf, data, reading)
     figures = measure(clf, rows, labels, ranks)
     if by_class is not None and kind is not None:
         n_classes = _write_classes(clf, rows, labels, by_class, kind)
@@ -105,7 +105,7 @@ def _table_format(path: Path) -> str:
     return kind
 
 
-def _load(clf: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
+def load_rows(clf: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
     """Return inputs and labels."""
     from extremax.data import load_dataset
 

@@ -250,7 +250,7 @@ class _Rows:
             self.index = np.flatnonzero(weight)
         self.n_rows = n_samples if self.index is None else len(self.index)
         if max_rows is not None and self.n_rows > max_rows:
-            drawn = _spread_rows(self.n_rows, max_rows)
+            drawn = spread_rows(self.n_rows, max_rows)
             self.index, self.n_rows = drawn if self.index is None else self.index[drawn], max_rows
         if weight is not None:
             weight = weight if self.index is None else weight[self.index]
@@ -362,7 +362,7 @@ def _check_weight(sample_weight: NDArray[Any], n_samples: int) -> Float64:
     return weight
 
 
-def _spread_rows(n_rows: int, n_drawn: int) -> Int64:
+def spread_rows(n_rows: int, n_drawn: int) -> Int64:
     """Draw a random row from each of `n_drawn` equal stretches.
 
     They are sorted and distinct, and no period in the order of the rows can bias them.

@@ -16,7 +16,7 @@ the same bits of u, a column times any other factor the same numbers up to round
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ from extremax.runtime.products import one_blas_thread, row_blocks, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Features, Float32, Float64, Int64
+from extremax.types import Bool, Features, Float32, Float64, Int64
 
-_BLOCK_ROWS = 1024  # rows that are summed together
-_BLOCK_CLASSES = 4096  # classes that a thread converts at a time
+BLOCK_ROWS = 1024  # rows that are summed together
+BLOCK_CLASSES = 4096  # classes that a thread converts at a time
 _LANES = 8  # partial sums; independent of the threads, so that they change no result
 
 
@@ -85,10 +85,27 @@ class ColumnScaling:
         config = config or ScaleConfig()
         used = None if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         n_rows = int(X.shape[0]) if used is None else len(used)
-        sample = _sample(X, used, n_rows, config)
-        median = np.median(sample.astype(np.float64), axis=0).astype(np.float32)
-        bound = _bounds(np.abs(sample.astype(np.float64) - median), config)
-        first, second = _clipped_moments(X, weight, median, bound, n_threads)
+        where = sample_places(n_rows, config)
+        sample = np.ascontiguousarray(X[where if used is None else used[where]], dtype=np.float32)
+        limits = ClipLimits.of(sample, config)
+        return cls.from_moments(
+            sample, limits, _clipped_moments(X, weight, limits, n_threads), n_rows, config
+        )
+
+    @classmethod
+    def from_moments(
+        cls,
+        sample: Float32,
+        limits: ClipLimits,
+        moments: tuple[Float64, Float64],
+        n_rows: int,
+        config: ScaleConfig,
+    ) -> ColumnScaling:
+        """Find centre and scale from a sample of the rows, and moments of all `n_rows` of them.
+
+        `moments` are the mean and the mean square of the clipped deviations from the median.
+        """
+        median, (first, second) = limits.median, moments
         spread = np.sqrt(np.maximum(second - first * first, 0.0))
         centre = median.astype(np.float64) + first
         length = float(np.sqrt(np.sum(spread * spread + centre * centre)))
@@ -127,7 +144,7 @@ class ColumnScaling:
 
     def count_limited(self, X: Any, n_threads: int = 1, weight: NDArray[Any] | None = None) -> int:
         """Return the number of rows that are longer than `max_length`; rows of weight zero do not count."""
-        cuts = split(int(X.shape[0]), _BLOCK_ROWS)
+        cuts = split(int(X.shape[0]), BLOCK_ROWS)
         found = np.zeros(len(cuts), np.int64)
 
         def work(i: int) -> None:
@@ -143,7 +160,7 @@ class ColumnScaling:
 
     def _squared_lengths(self, rows: Float32) -> Float64:
         lengths: Float64 = np.zeros(len(rows))
-        for a, b in split(len(rows), _BLOCK_ROWS):
+        for a, b in split(len(rows), BLOCK_ROWS):
             u = self._precisely(rows[a:b])
             lengths[a:b] = np.einsum("ij,ij->i", u, u)
         return lengths
@@ -219,7 +236,7 @@ def change_blocks(
     change: Callable[[Float32, Float32], tuple[Float32, Float32]],
 ) -> None:
     """Replace weights and biases by a function of them, in place, a block of classes at a time."""
-    cuts = split(len(weights), _BLOCK_CLASSES)
+    cuts = split(len(weights), BLOCK_CLASSES)
 
     def work(i: int) -> None:
         cut = slice(*cuts[i])
@@ -250,15 +267,35 @@ class LargeColumns:
         values, indices = np.abs(X.data[inside]), X.indices[inside]
         if not config.standardize or not len(values):
             return None
-        some = values[:: max(1, len(values) // config.sparse_sample)]
-        if float(values.max()) <= config.max_column * float(np.median(some)):
+        some = values[:: sparse_stride(len(values), config)]
+        if not cls.may_exist(float(values.max()), some, config):
             return None
-        largest = np.zeros(n_columns, np.float32)
-        np.maximum.at(largest, indices, values)
+        largest = column_maxima(values, indices, n_columns)
+        typical, is_large = cls.candidates(largest, config)
+        among = is_large[indices]
+        return cls.among(values[among], indices[among], typical, config)
+
+    @staticmethod
+    def may_exist(largest: float, some: Float32, config: ScaleConfig) -> bool:
+        """Whether the largest of all entries is far larger than `some` of them usually are."""
+        return not largest <= config.max_column * float(np.median(some))
+
+    @staticmethod
+    def candidates(largest: Float32, config: ScaleConfig) -> tuple[float, Bool]:
+        """Return the typical size of a column, and which columns have an entry that is far larger.
+
+        `largest` is the largest entry of each column.
+        """
         typical = float(np.median(largest[largest > 0.0]))
-        is_large = largest > config.max_column * typical
-        candidates = is_large[indices]
-        values, indices = values[candidates], indices[candidates]
+        return typical, largest > config.max_column * typical
+
+    @classmethod
+    def among(
+        cls, values: Float32, indices: NDArray[Any], typical: float, config: ScaleConfig
+    ) -> LargeColumns | None:
+        """Choose from columns that may be large, given the sizes and the columns of all their entries."""
+        if not len(values):
+            return None
         order = np.lexsort((values, indices))
         columns, first, number = np.unique(indices[order], return_index=True, return_counts=True)
         size = values[order][first + (number - 1) // 2].astype(np.float64)
@@ -302,6 +339,18 @@ class LargeColumns:
         return cls(np.array(columns, np.int64), np.array(factors, np.float32))
 
 
+def sparse_stride(n_entries: int, config: ScaleConfig) -> int:
+    """Return the step from one entry to the next that tell how large entries are."""
+    return max(1, n_entries // config.sparse_sample)
+
+
+def column_maxima(values: Float32, indices: NDArray[Any], n_columns: int) -> Float32:
+    """Return the largest of some values in each column, zero where there is none."""
+    largest = np.zeros(n_columns, np.float32)
+    np.maximum.at(largest, indices, values)
+    return largest
+
+
 def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     """Return a CSR matrix without rows that are far longer than others, and how many were shortened.
 
@@ -311,8 +360,17 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     if not config.standardize or n_rows < config.min_rows:
         return X, 0
     lengths = np.sqrt(square_sums(X.indptr, X.data))
+    return shorten_rows(X, lengths, length_limit(lengths, config))
+
+
+def length_limit(lengths: Float64, config: ScaleConfig) -> float:
+    """Return the length from which rows are far longer than others."""
     some = lengths[lengths > 0.0]
-    limit = config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
+    return config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
+
+
+def shorten_rows(X: Any, lengths: Float64, limit: float) -> tuple[Any, int]:
+    """Return a CSR matrix whose rows have at most a limiting length, and how many were longer."""
     long = lengths > limit
     if not long.any():
         return X, 0
@@ -327,8 +385,32 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     return limited, int(long.sum())
 
 
-def _sample(X: Any, used: Int64 | None, n_rows: int, config: ScaleConfig) -> Float32:
-    """Return rows from all over X, every one where they are few."""
+@dataclass(frozen=True)
+class ClipLimits:
+    """Median of each column, and the deviation from it up to which an entry counts."""
+
+    median: Float32
+    bound: Float64
+
+    @classmethod
+    def of(cls, sample: Float32, config: ScaleConfig) -> ClipLimits:
+        """Find them from a sample of the rows."""
+        median = np.median(sample.astype(np.float64), axis=0).astype(np.float32)
+        return cls(median, _bounds(np.abs(sample.astype(np.float64) - median), config))
+
+    def block_sums(self, rows: Any, weight: NDArray[Any] | None) -> tuple[Float64, Float64]:
+        """Return the sums of clipped deviations of some rows, and of their squares."""
+        deviation = np.asarray(rows).astype(np.float64)
+        deviation -= self.median
+        np.clip(deviation, -self.bound, self.bound, out=deviation)
+        part = np.ones(len(deviation)) if weight is None else np.asarray(weight, np.float64)
+        first = part @ deviation
+        np.square(deviation, out=deviation)
+        return first, part @ deviation
+
+
+def sample_places(n_rows: int, config: ScaleConfig) -> Int64:
+    """Return numbers of rows from all over X, of every one where they are few."""
     where = (np.arange(min(n_rows, config.sample_rows), dtype=np.int64) * n_rows) // min(
         n_rows, config.sample_rows
     )
@@ -336,8 +418,7 @@ def _sample(X: Any, used: Int64 | None, n_rows: int, config: ScaleConfig) -> Flo
         step = n_rows / len(where)
         where = where + (np.random.Generator(np.random.SFC64(0)).random(len(where)) * step).astype(np.int64)
         where = np.minimum(where, n_rows - 1)
-    rows = X[where if used is None else used[where]]
-    return np.ascontiguousarray(rows, dtype=np.float32)
+    return where
 
 
 def _high(values: NDArray[Any], config: ScaleConfig) -> float:
@@ -362,24 +443,33 @@ def _bounds(deviation: Float64, config: ScaleConfig) -> Float64:
 
 
 def _clipped_moments(
-    X: Any, weight: NDArray[Any] | None, median: Float32, bound: Float64, n_threads: int
+    X: Any, weight: NDArray[Any] | None, limits: ClipLimits, n_threads: int
 ) -> tuple[Float64, Float64]:
-    """Return the mean and the mean square of the deviations from the median, clipped at `bound`."""
-    cuts = split(int(X.shape[0]), _BLOCK_ROWS)
-    sums = np.zeros((min(_LANES, len(cuts)), 2, len(median)))
+    """Return the mean and the mean square of the clipped deviations from the median."""
+    cuts = split(int(X.shape[0]), BLOCK_ROWS)
+    sums = np.zeros((min(_LANES, len(cuts)), 2, len(limits.median)))
 
     def add(lane: int) -> None:
         for a, b in cuts[lane :: len(sums)]:
-            deviation = np.asarray(X[a:b]).astype(np.float64)
-            deviation -= median
-            np.clip(deviation, -bound, bound, out=deviation)
-            part = np.ones(b - a) if weight is None else np.asarray(weight[a:b], np.float64)
-            sums[lane, 0] += part @ deviation
-            np.square(deviation, out=deviation)
-            sums[lane, 1] += part @ deviation
+            first, second = limits.block_sums(X[a:b], None if weight is None else weight[a:b])
+            sums[lane, 0] += first
+            sums[lane, 1] += second
 
     with one_blas_thread():
         run(add, len(sums), n_threads)
     total = float(X.shape[0]) if weight is None else float(np.sum(weight, dtype=np.float64))
     first, second = sums.sum(axis=0) / total
     return first, second
+
+
+def add_block_sums(blocks: Sequence[tuple[Float64, Float64]], total: float) -> tuple[Float64, Float64]:
+    """Return the moments of all rows from `ClipLimits.block_sums` of each `BLOCK_ROWS` of them.
+
+    `total` is the weight of all rows.  The sums are added in the order of `ColumnScaling.fit`.
+    """
+    sums = np.zeros((min(_LANES, len(blocks)), 2, len(blocks[0][0])))
+    for i, (first, second) in enumerate(blocks):
+        sums[i % len(sums), 0] += first
+        sums[i % len(sums), 1] += second
+    mean, square = sums.sum(axis=0) / total
+    return mean, square

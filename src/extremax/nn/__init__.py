@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from extremax.nn.head import AdversarialSoftmax, HeadOutput
+from extremax.nn.sharded import ShardedExtremeSoftmax
 from extremax.nn.softmax import ExtremeSoftmax, SoftmaxOutput
 
-__all__ = ["AdversarialSoftmax", "ExtremeSoftmax", "HeadOutput", "SoftmaxOutput"]
+__all__ = ["AdversarialSoftmax", "ExtremeSoftmax", "HeadOutput", "ShardedExtremeSoftmax", "SoftmaxOutput"]

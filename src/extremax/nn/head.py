@@ -208,6 +208,10 @@ class AdversarialSoftmax(SoftmaxLayer):
                 " one."
             )
         if self.training:
+            if self.sparse and n_processes() > 1:
+                raise RuntimeError(
+                    "sparse=True trains in one process; use sparse=False with DistributedDataParallel."
+                )
             self._keep(h, y)
         labels, log_noise = self._draw(h, y)
         if self.training:

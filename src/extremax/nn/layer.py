@@ -1,4 +1,4 @@
-"""SoftmaxLayer: what output layers share: scores, exact prediction, the label tree of hidden states."""
+"""What output layers share: checks, scores, exact prediction, the label tree of hidden states."""
 
 from __future__ import annotations
 
@@ -19,20 +19,54 @@ from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
 from extremax.types import Float32, Float64, Int32
 
-_BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
+BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
 
 
-class SoftmaxLayer(nn.Module):
+class OutputLayer(nn.Module):
+    """Checks of what an output layer is called with."""
+
+    in_features: int
+    n_classes: int
+    ignore_index: int
+
+    def _flat(self, hidden: Tensor) -> Tensor:
+        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
+            raise ValueError(
+                f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}."
+            )
+        return hidden.reshape(-1, self.in_features)
+
+    def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows and targets as (n, in_features) and (n,), without those to be ignored."""
+        h = self._flat(hidden)
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(
+                f"targets has shape {tuple(targets.shape)}; hidden of shape {tuple(hidden.shape)} needs"
+                f" {tuple(hidden.shape[:-1])}."
+            )
+        y = targets.reshape(-1)
+        kept = y != self.ignore_index
+        if not bool(kept.all()):
+            h, y = h[kept.to(h.device)], y[kept]
+        self._check_targets(y)
+        return h, y
+
+    def _check_targets(self, y: Tensor) -> None:
+        if y.is_floating_point() or y.dtype == torch.bool:
+            raise TypeError(f"targets has type {y.dtype}; it needs integer classes.")
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
+            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
+
+
+class SoftmaxLayer(OutputLayer):
     """Scores h.w_y + b_y of all classes, and a label tree fitted on hidden states.
 
     Subclasses set the attributes below and say how a training step chooses its classes.
     """
 
-    in_features: int
-    n_classes: int
     tree_regularization: float | Literal["auto"]
     refit_rows: int
-    ignore_index: int
     random_state: int
     n_jobs: int | None
     counts_are_given: bool
@@ -223,43 +257,25 @@ class SoftmaxLayer(nn.Module):
     # -- parts
 
     def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
-        step = max(1, _BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
+        step = max(1, BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
         return ((a, min(a + step, n)) for a in range(0, n, step))
-
-    def _flat(self, hidden: Tensor) -> Tensor:
-        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
-            raise ValueError(
-                f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}."
-            )
-        return hidden.reshape(-1, self.in_features)
-
-    def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows and targets as (n, in_features) and (n,), without those to be ignored."""
-        h = self._flat(hidden)
-        if targets.shape != hidden.shape[:-1]:
-            raise ValueError(
-                f"targets has shape {tuple(targets.shape)}; hidden of shape {tuple(hidden.shape)} needs"
-                f" {tuple(hidden.shape[:-1])}."
-            )
-        y = targets.reshape(-1)
-        kept = y != self.ignore_index
-        if not bool(kept.all()):
-            h, y = h[kept.to(h.device)], y[kept]
-        self._check_targets(y)
-        return h, y
-
-    def _check_targets(self, y: Tensor) -> None:
-        if y.is_floating_point() or y.dtype == torch.bool:
-            raise TypeError(f"targets has type {y.dtype}; it needs integer classes.")
-        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
-            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
 
 
 def _gather(table: Tensor) -> Tensor:
     # Only a DTensor has this; its module is slow to import, and where it is depends on the version of torch.
     gather = getattr(table, "full_tensor", None)
     return table if gather is None else cast("Tensor", gather())
+
+
+def copy_into(table: Tensor, values: Tensor) -> None:
+    """Copy values into a table of the same shape, or into the shards of it that this process has."""
+    placements = getattr(table, "placements", None)
+    if placements is not None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        mesh = cast("DTensor", table).device_mesh
+        values = distribute_tensor(values.to(table.device), mesh, placements)
+    table.copy_(values)
 
 
 def check_positive(**values: int | None) -> None:

@@ -5,7 +5,8 @@ fused step: class y is in the set with the exact inclusion probability pi_y, and
 
     Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j
 
-has the sum of the full softmax as its expectation, given the hidden states.
+has the sum of the full softmax as its expectation, given the hidden states. Classes of the rows' own targets
+may be in the set for certain, with pi = 1: the expectation is over the draws, given the rows.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.training.class_sets import TreeCells, inclusion_probabilities
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Float64, Int32, Int64
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task of the fused step
-INITIAL_SQUARE = 1e-12  # of Adagrad's sums: far below the square of any gradient that matters
+# Of Adagrad's sums, in squares of the gradient of one row: the first draw of a class that no row wants has a
+# gradient far below 1, and must not make a step as long as that of a target.
+INITIAL_SQUARE = 0.1
 
 
 class SharedSet(NamedTuple):
@@ -72,6 +75,26 @@ class ClassDraws:
         return classes[:n], minus_log_pi[:n]
 
 
+def add_targets(drawn: tuple[Int32, Float32], y: Int64, limit: int) -> tuple[Int32, Float32]:
+    """Return a drawn set with the targets of the rows in it for certain, that is with -log pi = 0.
+
+    At most `limit` distinct targets, those of the most rows first, ties by class.
+    """
+    targets, counts = np.unique(y, return_counts=True)
+    if len(targets) > limit:
+        targets = np.sort(targets[np.lexsort((targets, -counts))[:limit]])
+    classes, minus_log_pi = drawn
+    at = np.searchsorted(classes, targets)
+    known = np.zeros(len(targets), np.bool_)
+    inside = at < len(classes)
+    known[inside] = classes[at[inside]] == targets[inside]
+    minus_log_pi = minus_log_pi.copy()
+    minus_log_pi[at[known]] = 0.0
+    added = targets[~known].astype(np.int32)
+    all_classes = np.insert(classes, at[~known], added)
+    return all_classes, np.insert(minus_log_pi, at[~known], np.float32(0.0))
+
+
 def padded(classes: Int32, minus_log_pi: Float32, size: int, device: torch.device) -> SharedSet:
     """Return tensors of one fixed length, so that compiled code is used again; padding has no weight."""
     out, shift = np.zeros(size, np.int64), np.full(size, -math.inf, np.float32)
@@ -93,23 +116,71 @@ def shared_losses(
 
     Label smoothing needs the mean score of all classes; its estimate divides by pi in the same way.
     """
-    n_classes, dtype = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
+    terms = shared_terms(h, y, weight, bias, shared, smooths=label_smoothing > 0.0, sparse=sparse)
+    return smoothed_losses(terms, label_smoothing, weight.shape[0])
+
+
+class SoftmaxTerms(NamedTuple):
+    """What the loss of each row (n,) is made of; tables of other classes add to all three.
+
+    Attributes
+    ----------
+    log_sum : (n,)
+        log of the estimated sum of exp(score) over the classes of the table.
+    own : (n,)
+        Score of the target, 0 where the table does not have it.
+    score_sum : (n,) or None
+        Estimated sum of the scores over the classes of the table, where label smoothing wants it.
+    """
+
+    log_sum: Tensor
+    own: Tensor
+    score_sum: Tensor | None
+
+
+def smoothed_losses(terms: SoftmaxTerms, label_smoothing: float, n_classes: int) -> Tensor:
+    """Return the losses from terms over all classes."""
+    if terms.score_sum is None:
+        return terms.log_sum - terms.own
+    mean_score = terms.score_sum / n_classes
+    return terms.log_sum - (1.0 - label_smoothing) * terms.own - label_smoothing * mean_score
+
+
+def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
+    h: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shared: SharedSet,
+    *,
+    smooths: bool,
+    sparse: bool,
+    here: Tensor | None = None,
+) -> SoftmaxTerms:
+    """Return the terms of the loss that a table of classes adds, differentiable as `shared_losses`.
+
+    ``here`` are the rows whose target the table has, all unless given; y is -1 at the others.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     with torch.autocast(h.device.type, enabled=False):
         h = h.to(dtype)
-        w = F.embedding(shared.classes, weight, sparse=sparse).to(dtype)
-        own = (h * F.embedding(y, weight, sparse=sparse).to(dtype)).sum(dim=1)
-        scores = h @ w.T
+        x, labels = (h, y) if here is None else (h[here], y[here])
+        own = (x * F.embedding(labels, weight, sparse=sparse).to(dtype)).sum(dim=1)
+        scores = h @ F.embedding(shared.classes, weight, sparse=sparse).to(dtype).T
         if bias is not None:
-            own = own + _entries(bias, y, sparse=sparse).to(dtype)
+            own = own + _entries(bias, labels, sparse=sparse).to(dtype)
             scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
+        column = own
+        if here is not None:
+            column = own.new_full((len(h),), -math.inf).index_copy(0, here, own)
+            own = own.new_zeros(len(h)).index_copy(0, here, own)
         is_target = shared.classes == y.unsqueeze(1)
         logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
-        losses = torch.logsumexp(torch.cat([own.unsqueeze(1), logits], dim=1), dim=1)
-        if label_smoothing == 0.0:
-            return losses - own
+        log_sum = torch.logsumexp(torch.cat([column.unsqueeze(1), logits], dim=1), dim=1)
+        if not smooths:
+            return SoftmaxTerms(log_sum, own, None)
         inverse_pi = shared.minus_log_pi.exp().masked_fill(is_target, 0.0)
-        mean_score = (own + (scores * inverse_pi).sum(dim=1)) / n_classes
-        return losses - (1.0 - label_smoothing) * own - label_smoothing * mean_score
+        return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
 
 
 def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
@@ -118,6 +189,9 @@ def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
 
 class FusedStep(torch.autograd.Function):
     """Losses of the rows; the backward pass steps weights and biases by Adagrad with one sum per class.
+
+    The steps do not depend on the scale of the loss or of the hidden states: gradients are taken in units of
+    the mean weight of a row, and of the root mean square of the hidden states.
 
     The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
     depend on the number of threads.
@@ -153,8 +227,12 @@ class FusedStep(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, labels, slots, classes, table, scores, positive = ctx.arrays
         step: FusedArguments = ctx.step
-        factor = np.ascontiguousarray(grads[0].detach().numpy(), np.float32)
-        coefficients, positive = scores * factor[:, None], positive * factor
+        factor = grads[0].detach().numpy().astype(np.float64)
+        unit = float(np.abs(factor).mean()) if len(factor) else 0.0
+        relative = (factor / (unit or 1.0)).astype(np.float32)
+        coefficients, positive = scores * relative[:, None], positive * relative
+        size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
+        scaled = x * np.float32(1.0 / (size or 1.0))
         width, model = len(table), step.model
         grad_h = np.empty((len(x) if ctx.needs_input_grad[0] else 0, x.shape[1]), np.float32)
         row_blocks, class_blocks = split(len(grad_h), _ROW_BLOCK), split(width, _CLASS_BLOCK)
@@ -166,13 +244,14 @@ class FusedStep(torch.autograd.Function):
             a, b = row_blocks[i]
             np.matmul(coefficients[a:b], table, out=grad_h[a:b])
             grad_h[a:b] += positive[a:b, None] * model.weights[labels[a:b]]
+            grad_h[a:b] *= np.float32(unit)
 
         def update(i: int) -> None:
             a, b = class_blocks[i]
             if a < width:
-                np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+                np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
             apply_shared(
-                gradients, coefficients, x, positive, slots, classes, a, b, width, model, rate, limit
+                gradients, coefficients, scaled, positive, slots, classes, a, b, width, model, rate, limit
             )
 
         with one_blas_thread():

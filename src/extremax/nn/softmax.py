@@ -1,9 +1,10 @@
 """ExtremeSoftmax: an output layer whose training step scores the classes that a minibatch shares.
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
-training step compares all rows with one set of classes, of which one matrix product makes all scores: half of
-them from the cells of a label tree that the rows belong to, the others by the square root of the class
-frequencies. Inclusion probabilities are exact, and so is the loss in evaluation mode.
+training step compares all rows with one set of classes, of which one matrix product makes all scores: the
+targets of the rows, and classes drawn by the square root of class frequencies. Once there is a label tree,
+half of the draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact,
+and so is the loss in evaluation mode.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.layer import SoftmaxLayer, check_positive, n_processes
+from extremax.nn.layer import SoftmaxLayer, check_positive, copy_into, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -26,21 +27,23 @@ from extremax.nn.shared_classes import (
     FusedArguments,
     FusedStep,
     SharedSet,
+    add_targets,
     padded,
     shared_losses,
 )
 from extremax.noise import class_weights
 from extremax.runtime.threads import resolve_threads
 from extremax.training.class_sets import TreeCells
-from extremax.types import Float32, Int32
+from extremax.types import Float32, Float64, Int32
 
 GRADIENTS = ("dense", "sparse", "fused")
-_FIRST_REFIT = (
-    512  # training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many
-)
+# Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit
+# takes longer than what its classes gain: docs/lab-notes.md.
+_FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
+_PADDING = 64  # rows; sets are padded for a multiple of it
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
-_KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
+KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
 
 
 class SoftmaxOutput(NamedTuple):
@@ -74,7 +77,9 @@ class ExtremeSoftmax(SoftmaxLayer):
     bias : bool
         Whether classes have a bias.
     n_shared : int
-        Classes that a minibatch shares, at most; with all classes the loss is the exact softmax.
+        Classes that are drawn for a minibatch, at most. All rows are compared with the targets of the others
+        too, of which the n_shared / 2 most frequent ones count. With all classes the loss is the exact
+        softmax.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -84,7 +89,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         Dense gradients, for any optimizer and for ``DistributedDataParallel`` and FSDP; sparse ones, for
         ``SGD``, ``Adagrad`` and ``SparseAdam``; or none: the backward pass itself steps the classes of the
         minibatch by Adagrad with one sum per class, which needs no time in proportion to n_classes (float32
-        on the CPU, one process).
+        on the CPU, one process). These steps do not depend on the scale of the loss.
     learning_rate : float
         Of ``gradients="fused"``; assign to the attribute to change it.
     label_smoothing : float
@@ -93,7 +98,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         Rows with this target are left out.
     refit_every : int, "auto" or None
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
-        after 512, 1024, 2048, ... steps, unless there are more than 64 classes for each shared one, where
+        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each shared one, where
         cells no longer pay. None: only when `fit_tree` is called.
     refit_rows : int
         See `refit_every`.
@@ -138,7 +143,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_classes: int,
         bias: bool = True,
         *,
-        n_shared: int = 1024,
+        n_shared: int = 1536,
         class_counts: ArrayLike | None = None,
         class_exponent: float = 0.5,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
@@ -165,20 +170,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         )
         if gradients not in GRADIENTS:
             raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
-        if gradients == "fused" and label_smoothing > 0.0:
-            raise ValueError(
-                "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
-            )
+        check_smoothing(label_smoothing)
+        check_fused(gradients, label_smoothing)
         if gradients == "fused" and dtype not in (None, torch.float32):
             raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
-        counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
-        if counts.shape != (n_classes,):
-            raise ValueError(
-                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
-                " classes."
-            )
+        counts = check_class_counts(class_counts, n_classes)
         self.in_features = in_features
         self.n_classes = n_classes
         self.n_shared = n_shared
@@ -225,7 +221,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.noise.reset(self._counts)
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
-                self.bias.copy_(torch.from_numpy(np.log(known / known.sum())))
+                copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
         self._recent, self._draws = [], None
 
     def extra_repr(self) -> str:
@@ -247,6 +243,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         h, y = self._kept_pairs(hidden, targets)
         if not self.training:
             losses = self._exact_losses(h, y)
+        elif self.gradients != "dense" and n_processes() > 1:
+            raise RuntimeError(
+                f"gradients={self.gradients!r} trains in one process; use 'dense' with"
+                " DistributedDataParallel or FSDP, or ShardedExtremeSoftmax."
+            )
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
@@ -277,10 +278,6 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fused_losses(self, h: Tensor, y: Tensor) -> Tensor:
-        if n_processes() > 1:
-            raise RuntimeError(
-                "gradients='fused' trains in one process; use 'dense' with DistributedDataParallel or FSDP."
-            )
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             raise RuntimeError(
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
@@ -311,7 +308,9 @@ class ExtremeSoftmax(SoftmaxLayer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
         classes, minus_log_pi = self._choose(h, y)
-        return padded(classes, minus_log_pi, min(self.n_shared, self.n_classes), h.device)
+        # Few lengths for compiled code, whatever the number of rows that are not ignored.
+        n_targets = min(self.n_shared // 2, -(-len(y) // _PADDING) * _PADDING)
+        return padded(classes, minus_log_pi, min(self.n_shared + n_targets, self.n_classes), h.device)
 
     def _choose(self, h: Tensor, y: Tensor) -> tuple[Int32, Float32]:
         """Draw the classes of a training step, remember its rows, and count it.
@@ -327,8 +326,10 @@ class ExtremeSoftmax(SoftmaxLayer):
         self._keep(h, y)
         self.n_steps += 1
         drawn = self._current_draws().draw(self.noise.project(h), np.array(key))
+        if self.n_shared < self.n_classes:
+            drawn = add_targets(drawn, y.cpu().numpy(), self.n_shared // 2)
         self._kept[key] = drawn
-        while len(self._kept) > _KEPT_DRAWS:
+        while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
         return drawn
 
@@ -355,3 +356,26 @@ class ExtremeSoftmax(SoftmaxLayer):
             return n_steps > 0 and n_steps % self.refit_every == 0
         times = n_steps // _FIRST_REFIT
         return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+
+
+def check_fused(gradients: str, label_smoothing: float) -> None:
+    if gradients == "fused" and label_smoothing > 0.0:
+        raise ValueError(
+            "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
+        )
+
+
+def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
+    """Return the counts as numbers, or ones unless they are given."""
+    counts: Float64
+    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
+    if counts.shape != (n_classes,):
+        raise ValueError(
+            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+        )
+    return counts

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -43,7 +43,8 @@ from extremax.storage.limits import (
 from extremax.storage.stages import OLD, new_stage, read_steadily
 
 FORMAT = "extremax"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3  # the newest that is read
+USUAL_VERSION = 2  # of content that earlier versions of the package read
 HEADER = "header.json"
 
 CHUNK_BYTES = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
@@ -60,16 +61,20 @@ class ModelFolder(NamedTuple):
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
-    format_version: int = FORMAT_VERSION
+    format_version: int = USUAL_VERSION
+    kind: str = ""
 
 
-def save_folder(
+def save_folder(  # noqa: PLR0913 (what a folder holds, part by part)
     path: str | os.PathLike[str],
     *,
     kind: str,
     header: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     labels: NDArray[Any] | None = None,
+    texts: Mapping[str, str] | None = None,
+    format_version: int = USUAL_VERSION,
+    fill: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a model to the folder `path`, replacing a model that is there.
 
@@ -85,6 +90,13 @@ def save_folder(
         Numbers and booleans; names of letters, digits, dots and underscores.
     labels : ndarray, optional
         The names of the classes: numbers, strings, dates, or tuples of such; each comes back with its type.
+    texts : dict of str to str, optional
+        Files for people, such as ``README.md``, by name: written with the rest, and never read.
+    format_version : int
+        A later one where earlier versions of the package would misread the content: they refuse it.
+    fill : callable, optional
+        Called with the folder before it gets its name: it may write folders of its own there, and returns
+        what the header says of them.
 
     Examples
     --------
@@ -106,12 +118,13 @@ def save_folder(
     # at the end, the stage is a failed one, or the model that was replaced
     with naming(target), new_stage(target) as stage:
         label_coding, label_arrays = (None, {}) if labels is None else pack_labels(np.asarray(labels))
+        more = {} if fill is None else fill(stage)
         content: dict[str, Any] = {
             "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "package_version": _package_version(),
+            "format_version": format_version,
+            "package_version": package_version(),
             "kind": kind,
-            "header": header,
+            "header": {**header, **more},
             "labels": label_coding,
             "arrays": {
                 name: _write_array(stage, name, array) for name, array in {**arrays, **label_arrays}.items()
@@ -126,9 +139,10 @@ def save_folder(
                 " names, or none."
             )
         parse_json(document.encode())  # what cannot be read again is not written
-        with open(stage / HEADER, "xb") as file:
-            file.write(document.encode())
-            _flush(file.fileno())
+        for name, text in {HEADER: document, **(texts or {})}.items():
+            with open(stage / name, "xb") as file:
+                file.write(text.encode("utf-8", "replace"))
+                _flush(file.fileno())
         _flush_folder(stage)
         _refuse_foreign(target)
         _put_in_place(stage, target)
@@ -155,8 +169,18 @@ def check_target(path: str | os.PathLike[str]) -> None:
         probe.unlink(missing_ok=True)
 
 
+def folder_checksum(path: str | os.PathLike[str]) -> str:
+    """Return the checksum of the header of a folder, which changes with everything in it."""
+    _read_header(Path(path))
+    return checks.get_text(parse_json(read_limited(Path(path) / HEADER)), "checksum")
+
+
 def load_folder(
-    path: str | os.PathLike[str], *, kind: str, verify: bool = False, copy_on_write: bool = False
+    path: str | os.PathLike[str],
+    *,
+    kind: str | tuple[str, ...],
+    verify: bool = False,
+    copy_on_write: bool = False,
 ) -> ModelFolder:
     """Open a folder; its arrays are memory-mapped, so that large ones open as fast as small ones.
 
@@ -166,7 +190,7 @@ def load_folder(
     ----------
     path : path-like
         A folder written by `save_folder`.
-    kind : str
+    kind : str or tuple of str
         Kind of content that is expected.
     verify : bool
         Read and check all of the data.
@@ -180,13 +204,14 @@ def load_folder(
         If the folder is no model, is of another kind, is damaged or was written in a newer format.
     """
     folder = Path(path)
-    return read_steadily(folder, lambda: _load(folder, kind, verify=verify, copy_on_write=copy_on_write))
+    kinds = (kind,) if isinstance(kind, str) else kind
+    return read_steadily(folder, lambda: _load(folder, kinds, verify=verify, copy_on_write=copy_on_write))
 
 
-def _load(folder: Path, kind: str, *, verify: bool, copy_on_write: bool) -> ModelFolder:
+def _load(folder: Path, kinds: tuple[str, ...], *, verify: bool, copy_on_write: bool) -> ModelFolder:
     content = _read_header(folder)
-    if content["kind"] != kind:
-        raise ModelFileError(f"{folder} holds a {content['kind']!r}, not a {kind!r}.")
+    if content["kind"] not in kinds:
+        raise ModelFileError(f"{folder} holds a {content['kind']!r}, not a {kinds[0]!r}.")
     arrays = {
         name: _open_array(folder, name, entry, verify=verify, copy_on_write=copy_on_write)
         for name, entry in content["arrays"].items()
@@ -196,7 +221,7 @@ def _load(folder: Path, kind: str, *, verify: bool, copy_on_write: bool) -> Mode
         stored = {name: arrays.pop(name) for name in list(arrays) if _is_reserved(name)}
         with checks.whole_model(folder):
             labels = unpack_labels(content["labels"], stored)
-    return ModelFolder(content["header"], arrays, labels, content["format_version"])
+    return ModelFolder(content["header"], arrays, labels, content["format_version"], content["kind"])
 
 
 # -- the header
@@ -222,7 +247,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
         raise ModelFileError(
             f"{folder} is in format {checks.shown(found)}, written by extremax"
             f" {checks.shown(str(content.get('package_version')))}; this is"
-            f" extremax {_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
+            f" extremax {package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
             " open it."
         )
     checksum = content.pop("checksum", None)
@@ -275,7 +300,7 @@ def _checksum(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _package_version() -> str:
+def package_version() -> str:
     try:
         return version("extremax")
     except PackageNotFoundError:  # run from a source folder

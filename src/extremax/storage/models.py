@@ -2,13 +2,19 @@
 
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
 file ``c.a.safetensors``. Version 2; folders of version 1 are translated by `extremax.storage.version1`.
+
+A sharded model has its dense weights and accumulators in folders inside the folder, each with a range of the
+classes; the header names them with the checksums of their headers, so that none can be missing or of another
+model.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +24,25 @@ from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.storage import checks
-from extremax.storage.folder import load_folder, save_folder
+from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
+from extremax.storage.stages import read_steadily
 from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
 from extremax.training.base import TrainState
-from extremax.training.optimizers import Tables
+from extremax.training.optimizers import ShardedTables, Tables
 from extremax.training.sparse_trainer import FinishedTables, SparseTables
 from extremax.training.stream import StreamMoments
 from extremax.types import Float32
+from extremax.weights import ShardedWeights
 
 KIND = "classifier"
+MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes
+SHARDED_KIND = "sharded-classifier"
+_SHARD_KIND = "class-shard"
+_SHARD_NAME = re.compile(r"shard-[0-9]{4,6}")
+_SHARD_ARRAYS = ("weights", "biases", "squares", "bias_squares")
 _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
+_TABLES[ShardedTables.kind] = ShardedTables
 
 
 @dataclass(frozen=True)
@@ -62,35 +76,142 @@ def save_model(
     labels: NDArray[Any],
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
+    card: str | None = None,
 ) -> None:
-    """Write a model, its training state, label names and further components to a folder."""
+    """Write a model, its training state, label names and further components to a folder.
+
+    `card` is a description for people.
+    """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
-    save_folder(path, kind=KIND, header=merged.header, arrays=merged.arrays, labels=labels)
+    save_folder(
+        path,
+        kind=KIND,
+        header=merged.header,
+        arrays=merged.arrays,
+        labels=labels,
+        texts=None if card is None else {"README.md": card},
+        format_version=USUAL_VERSION if model.parts is None else MERGED_VERSION,
+    )
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the folder of a shard."""
+    return f"shard-{number:04d}"
+
+
+def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: Tables) -> None:
+    """Write a range of classes, from class `first` on, into the folder of a sharded model."""
+    save_folder(
+        Path(folder) / shard_name(number),
+        kind=_SHARD_KIND,
+        header={"first": first, "last": first + tables.n_classes},
+        arrays={name: getattr(tables, name) for name in _SHARD_ARRAYS},
+    )
+
+
+def save_sharded_model(
+    path: str | os.PathLike[str],
+    model: Model,
+    state: TrainState,
+    write_shards: Callable[[Path], int],
+    *,
+    labels: NDArray[Any],
+    header: Mapping[str, Any],
+    card: str | None = None,
+) -> None:
+    """Write a model whose weights others write.
+
+    Parameters
+    ----------
+    model, state
+        With weights and tables that have no arrays.
+    write_shards
+        Called with a folder: lets `save_shard` be called for every shard, and returns their number.
+    """
+    components = {**model.components(), "training": state.state()}
+    content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
+    merged = merge(content, components)
+
+    def fill(stage: Path) -> dict[str, Any]:
+        names = [shard_name(i) for i in range(write_shards(stage))]
+        return {"shards": [{"name": name, "checksum": folder_checksum(stage / name)} for name in names]}
+
+    texts = None if card is None else {"README.md": card}
+    content_of: dict[str, Any] = {"header": merged.header, "arrays": merged.arrays, "labels": labels}
+    save_folder(path, kind=SHARDED_KIND, **content_of, texts=texts, fill=fill)
 
 
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
-    """Open a folder that `save_model` wrote, in this version or an earlier one.
+    """Open a folder that `save_model` or `save_sharded_model` wrote, in this version or an earlier one.
 
     Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
     """
-    folder = load_folder(path, kind=KIND, verify=verify, copy_on_write=True)
+    return read_steadily(Path(path), lambda: _open(path, verify=verify))
+
+
+def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
+    folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
         if folder.format_version < 2:
             content = translate(content)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
+        if folder.kind == SHARDED_KIND:
+            parts |= _open_shards(Path(path), content.header, parts, verify=verify)
         model = Model.from_components(checks.get_mapping(content.header, "model"), parts)
         state = _restore_training(model, checks.get(parts, "training"))
         header = checks.get_mapping(content.header, "estimator")
         if folder.labels is not None and len(folder.labels) != model.n_classes:
             checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
-    own = {"weights", "calibration", "classes", "noise", "projection", "training"}
+    own = {"weights", "calibration", "classes", "noise", "projection", "training", "parts", "reference"}
     own |= {name for name in parts if name.startswith("search_")}
     return SavedModel(
         model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
     )
+
+
+def _open_shards(
+    path: Path, header: Mapping[str, Any], parts: Mapping[str, State], *, verify: bool
+) -> dict[str, State]:
+    """Return the states of weights and training of a sharded model, with the arrays of all shards."""
+    shards: list[dict[str, NDArray[Any]]] = []
+    end, width = 0, None
+    for entry in checks.get_list(header, "shards", (dict,)):
+        name = checks.get_text(entry, "name")
+        if _SHARD_NAME.fullmatch(name) is None or name != shard_name(len(shards)):
+            checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
+        if not (path / name).is_dir():
+            checks.reject(f"{name} is missing")
+        found = load_folder(path / name, kind=_SHARD_KIND, verify=verify, copy_on_write=True)
+        if folder_checksum(path / name) != checks.get_text(entry, "checksum"):
+            checks.reject(f"{name} is not the one that was saved with the model")
+        first, last = checks.get_int(found.header, "first"), checks.get_int(found.header, "last")
+        if first != end or last <= first:
+            checks.reject(f"{name} has the classes from {first} to {last} where they begin at {end}")
+        weights = checks.get_array(found.arrays, "weights", "f4", (last - first, width))
+        squares = checks.get_array(found.arrays, "squares", "f4", (last - first, None))
+        if 0 in weights.shape or squares.shape[1] not in (0, 1, weights.shape[1]):
+            checks.reject(f"{name} has weights {weights.shape} and accumulators {squares.shape}")
+        if shards and squares.shape[1] != shards[0]["squares"].shape[1]:
+            checks.reject(f"{name} has accumulators of another optimizer")
+        for each in ("biases", "bias_squares"):
+            checks.get_array(found.arrays, each, "f4", (last - first,))
+        shards.append({each: found.arrays[each] for each in _SHARD_ARRAYS})
+        end, width = last, weights.shape[1]
+    if not shards:
+        checks.reject("it has no shards")
+    own = {"kind": ShardedWeights.kind, "n_shards": len(shards)}
+    weights_header = {**checks.get(parts, "weights").header, **own}
+    training = checks.get(parts, "training")
+    arrays = {f"{each}.{i}": shard[each] for i, shard in enumerate(shards) for each in _SHARD_ARRAYS}
+    return {
+        "weights": State(
+            weights_header, {n: a for n, a in arrays.items() if n.startswith(("weights.", "biases."))}
+        ),
+        "training": State({**training.header, "tables": ShardedTables.kind}, {**training.arrays, **arrays}),
+    }
 
 
 def _restore_training(model: Model, state: State) -> TrainState:
@@ -112,7 +233,7 @@ def _restore_training(model: Model, state: State) -> TrainState:
         checks.reject(f"the scaling is of {len(scaling.centre):,} columns, weights of {model.n_features:,}")
     stream = None
     if "stream" in state.header:
-        stream = StreamMoments.from_state(state.nested("stream"), model.n_classes, model.n_features)
+        stream = StreamMoments.from_state(state.nested("stream"), model.weights.n_classes, model.n_features)
     return TrainState(
         tables,
         model.weights.feature_scale,

@@ -111,7 +111,7 @@ class TrainState:
         if self.pair_values is not None:
             arrays["pair_values"] = self.pair_values
         header = {**tables.header, "n_epochs": self.n_epochs, "pair_key": self.pair_key}
-        if self.tables.kind != "dense":
+        if self.tables.kind not in ("dense", "sharded"):  # joined tables are dense ones
             header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
         if self.scaling is not None:
@@ -217,13 +217,14 @@ class ProjectedRows:
         if self._last is None or self._last[0] is not projection or self._last[1] is not X:
             Z = projection.transform(X, n_jobs=self.n_threads)
             if coordinates is not None:
-                _limit_rows(Z, _PROJECTED_LIMIT * coordinates.max_length)
+                limit_projected(Z, coordinates)
             self._last = projection, X, Z
         return self._last[2]
 
 
-def _limit_rows(Z: Float32, limit: float) -> None:
-    """Shorten rows of a projection that are longer than a limit, in place."""
+def limit_projected(Z: Float32, coordinates: Whitening | ColumnScaling) -> None:
+    """Shorten rows of a projection that are far longer than the longest in training, in place."""
+    limit = _PROJECTED_LIMIT * coordinates.max_length
     if limit == np.inf:
         return
     for a, b in split(len(Z), 4096):
@@ -259,11 +260,21 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
         total = float(np.square(data, dtype=np.float64).sum())
     else:
         total = 0.0
-        size = min(4096, max(1, _BLOCK_VALUES // rows.shape[1]))
+        size = scale_block_rows(int(rows.shape[1]))
         for i in range(0, len(rows), size):  # float64 sums in a fixed order, without a copy of X
             block = rows[i : i + size] if used is None else rows[i : i + size][used[i : i + size]]
             total += float(np.square(block, dtype=np.float64).sum())
-    mean = total / (rows.shape[0] if used is None else int(used.sum()))
+    return scale_of_squares(total, rows.shape[0] if used is None else int(used.sum()), config)
+
+
+def scale_block_rows(n_features: int) -> int:
+    """Return the rows whose squares `find_feature_scale` adds up at a time."""
+    return min(4096, max(1, _BLOCK_VALUES // n_features))
+
+
+def scale_of_squares(total: float, n_rows: int, config: ScaleConfig) -> float:
+    """Return one over the root mean square length of rows, from the sum of all squares."""
+    mean = total / n_rows
     length: float = mean**0.5
     if length > config.max_length:
         raise ValueError(

@@ -11,8 +11,10 @@ on the loss is the mode of the posterior, and it cannot overshoot, however small
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Float32
+from extremax.types import Float32, Int64
 from extremax.weights import Weights
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
@@ -75,6 +77,22 @@ class Tables:
         np.copyto(self.weights, other.weights)
         np.copyto(self.biases, other.biases)
 
+    def take(self, index: Int64) -> Tables:
+        """Return the lines of some classes, in a given order."""
+        return Tables(*(_copied(array, index) for array in self.arrays))
+
+    def plus(self, weights: Float32, biases: Float32) -> Tables:
+        """Return the tables with further classes behind the others; their sums are those of a median class.
+
+        A class that is new has not had many steps, but steps as long as the first would throw it off.
+        """
+        index, n = np.arange(self.n_classes), len(biases)
+        given = weights, biases, _median(self.squares, n), _median(self.bias_squares, n)
+        whole = Tables(*(_copied(array, index, more=n) for array in self.arrays))
+        for array, added in zip(whole.arrays, given, strict=True):
+            array[self.n_classes :] = added
+        return whole
+
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
         return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
@@ -101,6 +119,77 @@ class Tables:
     def arrays(self) -> ModelArrays:
         """The tables as kernels take them."""
         return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
+
+
+def _copied(array: Float32, index: Int64, more: int = 0) -> Float32:
+    """Return some lines of a table in memory of its own, with room for more."""
+    out = _aligned((len(index) + more, *array.shape[1:]), 0.0)
+    np.take(array, index, axis=0, out=out[: len(index)])
+    return out
+
+
+def _median(squares: Float32, n: int) -> Float32:
+    """Return n lines of the median of a table's lines."""
+    line = np.median(squares, axis=0) if squares.size else np.zeros(squares.shape[1:])
+    return np.broadcast_to(line.astype(np.float32), (n, *squares.shape[1:]))
+
+
+class ShardedTables:
+    """Tables of ranges of classes, mapped from files of their own: joined in memory when training goes on.
+
+    Parameters
+    ----------
+    parts
+        Tables of consecutive ranges of the classes.
+    """
+
+    kind: ClassVar[str] = "sharded"
+
+    def __init__(self, parts: Sequence[Tables]) -> None:
+        self.parts = tuple(parts)
+
+    @classmethod
+    def from_training_state(cls, weights: Weights, state: State) -> ShardedTables:
+        """Build the tables from the arrays of all shards of a model folder, which has checked them."""
+        n_shards = sum(name.startswith("weights.") for name in state.arrays)
+        names = ("weights", "biases", "squares", "bias_squares")
+        return cls([Tables(*(state.arrays[f"{name}.{i}"] for name in names)) for i in range(n_shards)])
+
+    @cached_property
+    def joined(self) -> Tables:
+        """All classes in one table, in memory."""
+        names = ("weights", "biases", "squares", "bias_squares")
+        return Tables(*(np.concatenate([getattr(part, name) for part in self.parts]) for name in names))
+
+    @property
+    def n_classes(self) -> int:
+        return sum(part.n_classes for part in self.parts)
+
+    def copy(self) -> Tables:
+        """Return a copy of weights and biases."""
+        return self.joined.copy()
+
+    def restore(self, other: Tables) -> None:
+        """Take back the weights and biases of a copy."""
+        self.joined.restore(other)
+
+    def take(self, index: Int64) -> Tables:
+        """Return the lines of some classes, in a given order."""
+        return self.joined.take(index)
+
+    def plus(self, weights: Float32, biases: Float32) -> Tables:
+        """Return the tables with further classes behind the others."""
+        return self.joined.plus(weights, biases)
+
+    def training_state(self) -> State:
+        """Return what further training needs beside the weights, as tables of one piece do."""
+        return self.joined.training_state()
+
+    def __getattr__(self, name: str) -> Any:
+        """Find arrays in the joined tables."""
+        if name in ("weights", "biases", "squares", "bias_squares", "arrays", "per_weight"):
+            return getattr(self.joined, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _columns(n_features: int, optimizer: str) -> int:

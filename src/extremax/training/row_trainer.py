@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
+from extremax.config import FitConfig
 from extremax.defaults import ProblemSize
 from extremax.examples import Examples
-from extremax.features.pca import PCA
+from extremax.features.pca import MAX_ROWS, PCA
 from extremax.features.scaling import ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.phases import abandon, new_schedule
@@ -39,7 +41,7 @@ from extremax.training.base import (
 from extremax.training.noise_fit import fit_noise, own_projection
 from extremax.training.optimizers import Tables, shrink
 from extremax.training.order import RowSource, Window, epoch_seed, epoch_windows, row_source
-from extremax.types import Float32, Int64
+from extremax.types import Features, Float32, Int64
 
 _GATHER_ROWS = 8192  # rows that a thread copies at a time
 
@@ -84,9 +86,8 @@ class RowTrainer(TrainerBase):
         return self.limit_sparse(data) if scales else data
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
-        config, context, numbers = self.config, self.context, self.config.numbers
+        config, numbers = self.config, self.config.numbers
         X = data.X
-        n_features = int(X.shape[1])
         scaling, limited = None, self.accepted
         if config.scale_features and not sparse.issparse(X):
             scaling, limited = self.find_scaling(data)
@@ -96,33 +97,56 @@ class RowTrainer(TrainerBase):
             scale = (
                 find_feature_scale(X, labelled_rows(data), numbers.scale) if config.scale_features else 1.0
             )
-        if config.uses_tree:
-            projection: PCA | None = self._project(data, scale, scaling)
-        else:
-            projection = own_projection(config.noise, n_features)
-        square = numbers.rows.initial_square
-        tables = Tables.zeros(n_classes, n_features, config.optimizer, initial_square=square)
+        projection = self.find_projection(X, row_weight(data), scale, scaling)
+        tables = self.new_tables(n_classes, int(X.shape[1]))
         Z = self.projected.get(projection, X, scaling)
-        noise, chosen = fit_noise(data, Z, n_classes, config, context)
+        noise, chosen = fit_noise(data, Z, n_classes, config, self.context)
         state = TrainState(tables, scale, noise, projection, scaling=scaling, chosen=limited | chosen)
         if config.definition.starts_at_noise:
-            most = max(numbers.rows.min_start_rows, numbers.rows.start_log_probs // n_classes)
-            some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
-            some = some if data.row_index is None else np.unique(data.row_index[some])
-            tables.biases[:] = mean_log_prob(noise, Z[some], n_jobs=context.n_threads)
+            tables.biases[:] = self.mean_log_noise(noise, data, Z)
         return state
 
-    def _project(self, data: Examples, scale: float, scaling: ColumnScaling | None) -> PCA:
+    def new_tables(self, n_classes: int, n_features: int) -> Tables:
+        """Return tables before the first epoch, of all classes or of some."""
+        square = self.config.numbers.rows.initial_square
+        return Tables.zeros(n_classes, n_features, self.config.optimizer, initial_square=square)
+
+    def mean_log_noise(self, noise: Noise, data: Examples, Z: Float32) -> Float32:
+        """Return the mean of log p_n of each class over some rows: biases of scores that are
+        log-probabilities.
+        """
+        numbers = self.config.numbers.rows
+        most = max(numbers.min_start_rows, numbers.start_log_probs // noise.n_classes)
+        some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
+        some = some if data.row_index is None else np.unique(data.row_index[some])
+        return mean_log_prob(noise, Z[some], n_jobs=self.context.n_threads)
+
+    @property
+    def projection_rows(self) -> int | None:
+        """Rows that the projection of the tree is found from; None for all."""
+        return None if self.config.tree_fit == "paper" else MAX_ROWS
+
+    def find_projection(
+        self, X: Features, weight: NDArray[Any] | None, scale: float, scaling: ColumnScaling | None
+    ) -> PCA | None:
+        """Return the projection of the features for the tree; None without a tree."""
+        if not self.config.uses_tree:
+            return own_projection(self.config.noise, int(X.shape[1]))
+        return self._project(X, weight, scale, scaling)
+
+    def _project(
+        self, X: Features, weight: NDArray[Any] | None, scale: float, scaling: ColumnScaling | None
+    ) -> PCA:
         """Return the principal components that the tree is fitted on, of scaled features.
 
         The tree's regularization then means the same for features of any magnitude.
         """
         self.context.progress.log("projecting the features")
         config = self.config
-        kept = min(config.tree_components, int(data.X.shape[1]))
-        options: dict[str, Any] = {"max_rows": None} if config.tree_fit == "paper" else {}
+        kept = min(config.tree_components, int(X.shape[1]))
+        options: dict[str, Any] = {"max_rows": self.projection_rows}
         options |= {"n_jobs": self.context.n_threads, "scaling": scaling}
-        found = PCA.fit(data.X, kept, sample_weight=row_weight(data), **options)
+        found = PCA.fit(X, kept, sample_weight=weight, **options)
         if scaling is None:
             components = found.components[:kept] * np.float32(scale)
             projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
@@ -156,9 +180,9 @@ class RowTrainer(TrainerBase):
         seed, rate = self.context.seed, rates[0]
         step = self._step(state, rate)
         eta_of_pairs = _pair_values(state, prepared) if config.definition.pair_state else None
-        prior = _PriorSchedule(self, tables, data)
-        width = 1 + config.n_negatives
-        stretch = max(1, config.numbers.rows.progress_pairs // width // config.batch_size) * config.batch_size
+        whole_weight = float(data.pair_weight.sum(dtype=np.float64))
+        prior = PriorSchedule(config, tables, tables.n_classes, data.n_pairs, whole_weight)
+        width, stretch = 1 + config.n_negatives, self.stretch_rows
         total, weight_done, pairs_done = 0.0, 0.0, 0
         order = epoch_windows(prepared.source, data, seed, state.n_epochs, config.numbers.order)
         for number, window in order:
@@ -179,6 +203,12 @@ class RowTrainer(TrainerBase):
                 progress.check()
                 progress.report(pairs_done, total / max(weight_done, 1e-300))
         return total / max(weight_done, 1e-300)
+
+    @property
+    def stretch_rows(self) -> int:
+        """Rows, in whole minibatches, between two looks at clock, interrupts and prior."""
+        size = self.config.batch_size
+        return max(1, self.config.numbers.rows.progress_pairs // (1 + self.config.n_negatives) // size) * size
 
     def _step(self, state: TrainState, rate: float) -> Step:
         config = self.config
@@ -235,23 +265,37 @@ def train_together(
     run_together(work, threads)
 
 
-class _PriorSchedule:
-    """When the Gaussian prior takes a step: after several pairs per class, and at the end of the epoch."""
+@dataclass
+class PriorSchedule:
+    """When the Gaussian prior takes a step: after several pairs per class, and at the end of the epoch.
 
-    def __init__(self, trainer: RowTrainer, tables: Tables, data: Examples) -> None:
-        self.variance = trainer.config.prior_variance
-        self.tables, self.n_pairs = tables, data.n_pairs
-        self.every = trainer.config.numbers.rows.prior_pairs * tables.n_classes
-        self.whole_weight = float(data.pair_weight.sum(dtype=np.float64))
-        self.due, self.weight_shrunk = 0, 0.0
+    Attributes
+    ----------
+    config
+        Its variance, and the pairs per class.
+    tables
+        What it shrinks: all classes, or some of them.
+    n_classes, n_pairs, whole_weight
+        All classes, and pairs of an epoch and their weight.
+    """
+
+    config: FitConfig
+    tables: Tables
+    n_classes: int
+    n_pairs: int
+    whole_weight: float
+    due: int = 0
+    weight_shrunk: float = 0.0
 
     def advance(self, n_scores: int, weight_done: float, pairs_done: int, rate: float, threads: int) -> None:
-        if self.variance is None:
+        variance = self.config.prior_variance
+        if variance is None:
             return
         self.due += n_scores
-        if self.due >= self.every or pairs_done == self.n_pairs:
+        every = self.config.numbers.rows.prior_pairs * self.n_classes
+        if self.due >= every or pairs_done == self.n_pairs:
             fraction = (weight_done - self.weight_shrunk) / self.whole_weight
-            shrink(self.tables, fraction / self.variance, rate, threads)
+            shrink(self.tables, fraction / variance, rate, threads)
             self.due, self.weight_shrunk = 0, weight_done
 
 

@@ -123,6 +123,15 @@ class ClassSums:
         matrix.indptr = matrix.indptr.astype(np.int64)
         return ClassSums(matrix, self.counts + other.counts)
 
+    def take(self, index: Int64) -> ClassSums:
+        """Return the sums of some classes, in a given order."""
+        return ClassSums(_columns_of(self.matrix.tocsr()[index]), self.counts[index])
+
+    def stacked(self, other: ClassSums) -> ClassSums:
+        """Return the sums with those of further classes behind the others."""
+        matrix = sparse.vstack([self.matrix.tocsr(), other.matrix.tocsr()], format="csr")
+        return ClassSums(_columns_of(matrix), np.concatenate([self.counts, other.counts]))
+
     @cached_property
     def arrays(self) -> Sums:
         """The sums as the kernels take them; they share the memory of the matrix."""
@@ -148,6 +157,15 @@ class ClassSums:
         matrix = restore_matrix(sparse.csc_matrix, state, "classes")
         counts = checks.get_array(state.arrays, "counts", "f8", (matrix.shape[0],))
         return cls(matrix, np.asarray(counts))
+
+
+def _columns_of(matrix: Any) -> Any:
+    """Return class sums by column, as `ClassSums` holds them."""
+    columns = matrix.tocsc()
+    columns.sort_indices()
+    columns.indptr = columns.indptr.astype(np.int64)
+    columns.indices = columns.indices.astype(np.int32, copy=False)
+    return columns
 
 
 def count_class_columns(data: Examples, n_dense: int = 0) -> int:
@@ -249,7 +267,7 @@ def fit_numbers(
             " fit the model again."
         )
     n_pairs, n_search = sample_sizes(rows, config)
-    pairs = _sample_pairs(arrays, data, n_pairs, seed)
+    pairs = sample_pairs(arrays.counts, data, n_pairs, seed)
     first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return first, float("nan")
@@ -289,7 +307,7 @@ def refit_numbers(
     n_threads: int,
 ) -> Numbers:
     """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
-    pairs = _sample_pairs(arrays, data, sample_sizes(rows, config)[0], seed)
+    pairs = sample_pairs(arrays.counts, data, sample_sizes(rows, config)[0], seed)
     if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
         return numbers
     fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
@@ -298,16 +316,20 @@ def refit_numbers(
 
 def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
     """Return how many pairs fit the numbers, and how many choose the smoothing: fewer of long rows."""
-    mean_entries = len(rows.data) / max(len(rows.indptr) - 1, 1)
+    return sizes_for(len(rows.data) / max(len(rows.indptr) - 1, 1), config)
+
+
+def sizes_for(mean_entries: float, config: SparseConfig) -> tuple[int, int]:
+    """Return the same for rows of so many entries."""
     affordable = max(int(config.sample_entries / max(mean_entries, 1.0)), config.long_sample_pairs)
     n_pairs = min(config.sample_pairs, affordable)
     return n_pairs, config.search_pairs * n_pairs // config.sample_pairs
 
 
-def _sample_pairs(arrays: Sums, data: Examples, size: int, seed: int) -> Int64:
-    """Return random pairs whose class has other rows too."""
-    counts = np.bincount(data.y, minlength=len(arrays.counts))
-    known = np.flatnonzero((counts[data.y] >= 2) | (arrays.counts[data.y] >= 1.5 * data.pair_weight))
+def sample_pairs(weights: Float64, data: Examples, size: int, seed: int) -> Int64:
+    """Return random pairs whose class has other rows too; `weights` are those of all pairs of each class."""
+    counts = np.bincount(data.y, minlength=len(weights))
+    known = np.flatnonzero((counts[data.y] >= 2) | (weights[data.y] >= 1.5 * data.pair_weight))
     generator = np.random.default_rng((seed, 21))
     chosen = generator.permutation(known)[:size] if len(known) <= 4 * size else generator.choice(known, size)
     return np.asarray(chosen, np.int64)

@@ -44,6 +44,7 @@ from extremax.training.base import Progress, Split, TrainerBase, TrainState, lab
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.cross_mixing import mix_by_folds
 from extremax.training.dense_part import MakeTrainer, fit_dense
+from extremax.training.growth import SparseRecord
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import (
@@ -56,7 +57,7 @@ from extremax.training.sparse_start import (
     guess_rival_columns,
     make_start,
 )
-from extremax.types import Float32
+from extremax.types import Float32, Int64
 from extremax.weights import Weights
 
 # Weights of the parts while nothing is chosen.
@@ -75,6 +76,16 @@ class Linear:
 
     def copy(self) -> Linear:
         return Linear(self.matrix.copy(), self.biases.copy())
+
+    def take(self, index: Int64) -> Linear:
+        """Return the weights of some classes, in a given order."""
+        return Linear(self.matrix[index], self.biases[index])
+
+    def plus(self, n: int, bias: float = 0.0) -> Linear:
+        """Return the weights with further classes, which have a bias alone, behind the others."""
+        nothing = sparse.csr_matrix((n, self.matrix.shape[1]), dtype=np.float32)
+        matrix = sparse.vstack([self.matrix, nothing], format="csr")
+        return Linear(matrix, np.concatenate([self.biases, np.full(n, bias, np.float32)]))
 
     def state(self) -> State:
         matrix = self.matrix
@@ -144,6 +155,33 @@ class SparseTables:
         self.svm, self.svm_whole = other.svm, other.svm_whole
         self.mix, self.duals = dict(other.mix), None
         self.sums, self.numbers, self.weights = other.sums, other.numbers, None
+
+    def take(self, index: Int64) -> SparseTables:
+        """Return what belongs to some classes, in a given order."""
+        parts = {name: getattr(self, name) for name in _SAVED}
+        taken: dict[str, Any] = {
+            name: None if part is None else part.take(index) for name, part in parts.items()
+        }
+        sums = self.sums.take(index)
+        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **taken)
+
+    def plus(self, new: ClassSums) -> SparseTables:
+        """Return the tables with the sums of further classes behind the others.
+
+        Their start follows from the sums; they have no part in what is trained on top of it yet.
+        """
+        n = len(new.counts)
+        parts: dict[str, Any] = {}
+        for name in ("correction", "svm", "svm_whole"):
+            part: Linear | None = getattr(self, name)
+            parts[name] = None if part is None else part.plus(n, 0.0 if name == "correction" else -1.0)
+        for name in ("bilinear", "dense"):
+            dense: Bilinear | None = getattr(self, name)
+            if dense is not None:
+                factors = np.zeros((n, dense.part.factors.shape[1]), np.float32)
+                parts[name] = dense.plus(factors, np.zeros(n, np.float32))
+        sums = self.sums.stacked(new)
+        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **parts)
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
@@ -219,6 +257,7 @@ class FinishedTables:
 
     weights: SparseWeights
     scale: float = 1.0
+    record: SparseRecord | None = None  # what further classes follow from
 
     kind: ClassVar[str] = "finished"
 
@@ -230,9 +269,14 @@ class FinishedTables:
         """Take back the weights of a copy."""
         self.weights = other.weights
 
+    def take(self, index: Int64) -> FinishedTables:
+        """Return the weights of some classes, in a given order."""
+        return replace(self, weights=self.weights.take(index))
+
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
-        return State({"scale": self.scale})
+        parts = {} if self.record is None else {"record": self.record.state()}
+        return merge({"scale": self.scale}, parts)
 
     @classmethod
     def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
@@ -240,7 +284,10 @@ class FinishedTables:
         found: Any = weights
         if not weights.row_major:
             checks.reject("the training state is of sparse weights, and the weights are dense")
-        return cls(found, checks.get_float(state.header, "scale"))
+        record = None
+        if "record" in state.header:
+            record = SparseRecord.from_state(state.nested("record"), found)
+        return cls(found, checks.get_float(state.header, "scale"), record)
 
 
 @dataclass
@@ -437,7 +484,7 @@ class SparseTrainer(TrainerBase):
         if X.dtype != np.float32 or not X.has_sorted_indices:
             X = X.astype(np.float32)
             X.sort_indices()
-        X = _without_zeros(X, X.shape[1] - self.config.n_dense)
+        X = without_zeros(X, X.shape[1] - self.config.n_dense)
         data = self._unit_weight(data)
         return self.limit_sparse(data if X is data.X else data.with_features(X))
 
@@ -459,10 +506,18 @@ class SparseTrainer(TrainerBase):
         n_rows = data.n_rows if used is None else int(used.sum())
         sums = square_sums(rows.indptr, rows.data)
         rough = float(np.sqrt((sums if used is None else sums[used]).sum() / max(n_rows, 1)))
-        if self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING)):
+        if self.is_surely_usual(rough):
             return 1.0  # without a copy of all values in float64
         values = rows.data if used is None else rows.data[np.repeat(used, np.diff(rows.indptr))]
-        scale = 1.0 / np.sqrt(np.square(values, dtype=np.float64).sum() / max(n_rows, 1) or 1.0)
+        return self.scale_of_squares(np.square(values, dtype=np.float64).sum(), n_rows)
+
+    def is_surely_usual(self, rough: float) -> bool:
+        """Whether rows of about this root mean square length are left as they are."""
+        return self._is_usual(rough * (1.0 - _ROUNDING)) and self._is_usual(rough * (1.0 + _ROUNDING))
+
+    def scale_of_squares(self, total: Any, n_rows: int) -> float:
+        """Return the scale of rows whose squared entries have this sum."""
+        scale = 1.0 / np.sqrt(total / max(n_rows, 1) or 1.0)
         return 1.0 if self._is_usual(1.0 / scale) else float(scale)
 
     def _is_usual(self, length: float) -> bool:
@@ -470,14 +525,27 @@ class SparseTrainer(TrainerBase):
         low, high = self.numbers.usual_length
         return low <= length <= high
 
+    def class_sums(self, data: Examples, n_classes: int, n_features: int, scale: float) -> ClassSums:
+        """Sum the rows of each class."""
+        return ClassSums.of(data, n_classes, n_features, scale, self.context.n_threads)
+
+    def feature_mean(self, rows: CSRRows, n_features: int, data: Examples) -> Float32:
+        """Return the mean size of each feature over the rows of the examples that have it."""
+        return steps.feature_mean(rows, n_features, labelled_rows(data))
+
+    @property
+    def start_config(self) -> SparseConfig:
+        """The numbers that the start is fitted with."""
+        return self.numbers
+
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
         n_features, scale = int(data.X.shape[1]) - self.config.n_dense, self._find_scale(data)
-        sums = ClassSums.of(data, n_classes, n_features, scale, self.context.n_threads)
+        sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
         numbers, likelihood = fit_numbers(
-            arrays, rows, data, self.numbers, self.context.seed % 2**31, self.context.n_threads,
+            arrays, rows, data, self.start_config, self.context.seed % 2**31, self.context.n_threads,
             self.config.column_groups,
         )  # fmt: skip
         if likelihood == likelihood:
@@ -499,7 +567,7 @@ class SparseTrainer(TrainerBase):
         is_new = key != state.pair_key
         if is_new and state.pair_key != 0:  # rows of another call of partial_fit
             n_classes, n_features = tables.sums.matrix.shape
-            new = ClassSums.of(data, n_classes, n_features, tables.scale, self.context.n_threads)
+            new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
@@ -509,7 +577,7 @@ class SparseTrainer(TrainerBase):
         state.pair_key = key
         arrays = tables.sums.arrays
         source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
-        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
+        mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
         return Prepared(TrainingRows(data, rows, mean), source)
 
     def epoch(
@@ -563,7 +631,7 @@ class SparseTrainer(TrainerBase):
             scale = state.tables.scale
             added = _rescaled(SparseWeights.from_matrix(correction.matrix, correction.biases), scale)
             joined = _combine({"start": replace(base, dense=None), "correction": added}, _ALONE)
-            state.tables = FinishedTables(replace(joined, dense=base.dense), scale)
+            state.tables = replace(state.tables, weights=replace(joined, dense=base.dense))
 
     def _job(self, check: steps.Check = lambda fraction: None) -> Job:
         return Job(self.numbers, self.context.seed, self.context.n_threads, check)
@@ -626,7 +694,7 @@ class SparseTrainer(TrainerBase):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
-        mean = steps.feature_mean(rows, tables.sums.matrix.shape[1], labelled_rows(data))
+        mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
         training = TrainingRows(data, rows, mean)
         self._fit_parts(tables, training, self._whole(split))
         parts = self._parts(tables)
@@ -658,14 +726,16 @@ class SparseTrainer(TrainerBase):
             tables.candidates = None
             if tables.svm_whole is not None:
                 tables.svm, tables.svm_whole = tables.svm_whole, None
-            tables.sums = ClassSums.of(whole, n_classes, n_features, tables.scale, self.context.n_threads)
+            tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             parts = self._parts(tables)
             rows = self._rows(whole, tables.scale)
-            mean = steps.feature_mean(rows, n_features, labelled_rows(whole)) / np.float32(tables.scale)
+            mean = self.feature_mean(rows, n_features, whole) / np.float32(tables.scale)
             weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the parts were made of is not needed any more: a finished model costs its weights alone.
-        state.tables = FinishedTables(weights, tables.scale)
+        similarity = None if tables.bilinear is None else tables.bilinear.similarity
+        record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, similarity)
+        state.tables = FinishedTables(weights, tables.scale, record)
 
     def _whole(self, split: Split) -> Examples | None:
         """Return all pairs, where those of the held-out rows are worth another look; else None."""
@@ -804,7 +874,7 @@ def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prep
     return Prepared(training, None, base=weights)
 
 
-def _without_zeros(X: Any, n_sparse: int) -> Any:
+def without_zeros(X: Any, n_sparse: int) -> Any:
     """Return the matrix without explicit zeros in its first columns; the dense ones stay explicit."""
     if np.count_nonzero(X.data) == len(X.data):
         return X

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.defaults import TreeFitConfig
+from extremax.kernels.draws_at import sample_paths_at
 from extremax.kernels.tree_walk import (
     CHUNK,
     TILE,
@@ -40,7 +41,7 @@ from extremax.tree.layout import (
     padding_is_closed,
     plain,
 )
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation import check_features, check_random_state, check_sample_weight
 
 _FIT = TreeFitConfig()
@@ -355,6 +356,26 @@ class LabelTree:
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
             lambda i: sample_paths(tree, features, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
+            len(pairs),
+            resolve_threads(n_jobs),
+        )
+        return labels, log_prob
+
+    def sample_at(
+        self, Z: ArrayLike, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw what `sample` draws for the rows of these numbers, given the rows alone."""
+        features = self._check_rows(Z)
+        shape = (len(features), n_draws)
+        labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        tree, key = self._kernel_arrays(), np.uint64(check_random_state(seed))
+        flat_labels, flat_log_prob = labels.reshape(-1), log_prob.reshape(-1)
+        places = np.ascontiguousarray(positions, np.int64)
+        pairs = split(labels.size, _PAIRS_PER_TASK)
+        run(
+            lambda i: sample_paths_at(
+                tree, features, places, n_draws, key, *pairs[i], flat_labels, flat_log_prob
+            ),
             len(pairs),
             resolve_threads(n_jobs),
         )

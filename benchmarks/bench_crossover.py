@@ -1,0 +1,262 @@
+"""From how many classes on is ExtremeSoftmax ahead of F.linear_cross_entropy?
+
+    python benchmarks/bench_crossover.py                                       # minutes; 5 GB of memory
+    python benchmarks/bench_crossover.py --figure docs/results/head-crossover.svg
+
+Time per step: one step of the output layer alone on random hidden states, loss, gradients and update of its
+weights, median processor time on one thread. `F.linear_cross_entropy` has Adagrad on its dense gradient and
+chunks of at most 64 MB of scores, the layer of extremax its fused step, or dense gradients and Adagrad.
+
+Loss after equal time: a linear encoder on a planted hierarchy (Zipf law, 64 features, two rows per class on
+average, at least 25,600), trained for --seconds of processor time; exact negative log-likelihood of 1,000
+test rows, with the rate of --rates that is best on 1,000 validation rows. The untrained model, the class
+frequencies, is the line to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from extremax.data import planted_hierarchy
+from extremax.nn import ExtremeSoftmax
+from timing import machine, make_parser, measure, write_rows
+
+NAME = "bench_crossover"
+SHAPES = ((128, 256), (64, 256), (256, 256), (128, 64), (128, 1024))  # hidden units, rows; the first in full
+CLASSES = (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+FEATURES, WIDTH, BATCH = 64, 128, 256
+CHUNK_SCORES = 1 << 24
+METHODS = {
+    "linear_cross_entropy": "F.linear_cross_entropy, Adagrad",
+    "dense": "ExtremeSoftmax, dense, Adagrad",
+    "fused": "ExtremeSoftmax, fused",
+}
+
+
+class Exact(nn.Module):
+    """A linear layer and F.linear_cross_entropy."""
+
+    def __init__(self, width: int, counts: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(counts), width))
+        self.bias = nn.Parameter(counts.log() - counts.sum().log())
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        rows = max(1, min(len(h), CHUNK_SCORES // len(self.bias)))
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+        return F.linear_cross_entropy(h, self.weight, y, linear_bias=self.bias, options=options)
+
+
+class Shared(nn.Module):
+    """A layer of extremax."""
+
+    def __init__(self, width: int, counts: Tensor, gradients: Any) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"class_counts": counts, "gradients": gradients, "n_jobs": 1}
+        self.layer = ExtremeSoftmax(width, len(counts), **options)
+        self.weight, self.bias = self.layer.weight, self.layer.bias
+
+    def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        return self.layer(h, y).loss
+
+
+def make_output(method: str, width: int, counts: Tensor, rate: float) -> tuple[Any, list[Any]]:
+    """Return a layer and its optimizers."""
+    if method == "linear_cross_entropy":
+        exact = Exact(width, counts)
+        return exact, [torch.optim.Adagrad(exact.parameters(), lr=rate)]
+    shared = Shared(width, counts, method)
+    shared.layer.learning_rate = rate
+    if method == "fused":
+        return shared, []
+    return shared, [torch.optim.Adagrad(shared.layer.parameters(), lr=rate)]
+
+
+def step(output: Any, optimizers: Sequence[Any], hidden: Tensor, y: Tensor) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    output.loss(hidden, y).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def time_step(method: str, n_classes: int, width: int, n_rows: int, n_steps: int) -> float:
+    """Return the median processor milliseconds of a step."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(n_rows, width, generator=generator).requires_grad_()
+    y = torch.randint(n_classes, (n_rows,), generator=generator)
+    output, optimizers = make_output(method, width, torch.ones(n_classes), 0.1)
+    step(output, optimizers, hidden, y)
+    found = [measure(lambda: step(output, optimizers, hidden, y)).processor for _ in range(n_steps)]
+    return 1e3 * float(np.median(found))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A planted hierarchy: training, validation and test rows."""
+
+    X: dict[str, Tensor]
+    y: dict[str, Tensor]
+    counts: Tensor
+
+    @classmethod
+    def plant(cls, n_classes: int, n_rows: int, n_held_out: int) -> Problem:
+        data = planted_hierarchy(n_rows, n_classes, FEATURES, n_test=2 * n_held_out, seed=0, n_jobs=1)
+        parts = {
+            "train": (data.X, data.y),
+            "valid": (data.X_test[:n_held_out], data.y_test[:n_held_out]),
+            "test": (data.X_test[n_held_out:], data.y_test[n_held_out:]),
+        }
+        X = {name: torch.from_numpy(x).float() for name, (x, _) in parts.items()}
+        y = {name: torch.from_numpy(labels).long() for name, (_, labels) in parts.items()}
+        return cls(X, y, torch.bincount(y["train"], minlength=n_classes).float().clamp(min=0.5))
+
+    def train(self, method: str, rate: float, seconds: float) -> dict[str, float]:
+        """Return the exact loss on validation and test rows after some seconds of training, and the steps."""
+        torch.manual_seed(0)
+        encoder = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.LayerNorm(WIDTH))
+        output, optimizers = make_output(method, WIDTH, self.counts, rate)
+        optimizers = [*optimizers, torch.optim.Adam(encoder.parameters(), lr=1e-3)]
+        generator, spent, n_steps = torch.Generator().manual_seed(0), 0.0, 0
+        while spent < seconds:
+            rows = torch.randint(len(self.y["train"]), (BATCH,), generator=generator)
+            started = time.process_time()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            output.loss(encoder(self.X["train"][rows]), self.y["train"][rows]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            spent, n_steps = spent + time.process_time() - started, n_steps + 1
+        with torch.no_grad():
+            losses = {
+                name: _mean_loss(encoder(self.X[name]), output, self.y[name]) for name in ("valid", "test")
+            }
+        return {**losses, "steps": n_steps}
+
+    def untrained(self) -> float:
+        log_frequencies = self.counts.log() - self.counts.sum().log()
+        return -float(log_frequencies[self.y["test"]].mean())
+
+
+def _mean_loss(h: Tensor, output: Any, y: Tensor) -> float:
+    parts = [
+        F.cross_entropy(F.linear(a, output.weight, output.bias), b, reduction="sum")
+        for a, b in zip(h.split(64), y.split(64), strict=True)
+    ]
+    return float(torch.stack(parts).sum()) / len(y)
+
+
+def compare_times(classes: Sequence[int], n_steps: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for width, n_rows in SHAPES:
+        few = (width, n_rows) != SHAPES[0]
+        for n_classes in [n for n in classes if not few or n <= 100_000]:
+            figures = {}
+            for method in METHODS:
+                # the slow ones are long enough to be measured by fewer steps
+                repeats = n_steps if method == "fused" or n_classes <= 100_000 else min(n_steps, 2)
+                figures[f"{method} ms"] = time_step(method, n_classes, width, n_rows, repeats)
+            case = f"step, {n_classes:,} classes, {width} hidden units, {n_rows:,} rows"
+            rows.append({"case": case, **figures})
+            write_rows(NAME, rows[-1:])
+    return rows
+
+
+def compare_losses(
+    classes: Sequence[int], rates: Sequence[float], seconds: float, n_held_out: int
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for n_classes in classes:
+        problem = Problem.plant(n_classes, max(2 * n_classes, 100 * BATCH), n_held_out)
+        figures: dict[str, Any] = {"untrained": problem.untrained()}
+        for method in ("linear_cross_entropy", "fused"):
+            found = [(problem.train(method, rate, seconds), rate) for rate in rates]
+            best, rate = min(found, key=lambda pair: pair[0]["valid"])
+            figures |= {method: best["test"], f"{method} steps": best["steps"], f"{method} rate": rate}
+        rows.append({"case": f"loss after {seconds:g} s, {n_classes:,} classes", **figures})
+        write_rows(NAME, rows[-1:])
+    return rows
+
+
+def draw(times: Sequence[dict[str, Any]], losses: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw both questions beside each other."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = {"font.size": 9.0, "svg.fonttype": "none", "svg.hashsalt": "extremax"}
+    colors = {"linear_cross_entropy": "#b4472e", "dense": "#7a8fa6", "fused": "#1f5f99"}
+    marks = {"linear_cross_entropy": "s", "dense": "^", "fused": "o"}
+    with mpl.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(8.4, 3.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        width, n_rows = SHAPES[0]
+        main = [row for row in times if f"{width} hidden units, {n_rows:,} rows" in row["case"]]
+        for method, label in METHODS.items():
+            look: Any = {"color": colors[method], "marker": marks[method]}
+            x = [_classes(row) for row in main]
+            left.plot(x, [row[f"{method} ms"] for row in main], label=label, **look)
+            if method != "dense":
+                x = [_classes(row) for row in losses]
+                right.plot(x, [row[method] for row in losses], **look)
+        right.plot(
+            [_classes(row) for row in losses],
+            [row["untrained"] for row in losses],
+            color="0.5",
+            linestyle=":",
+            label="class frequencies alone",
+        )
+        left.set(xscale="log", yscale="log", xlabel="classes", ylabel="ms per step")
+        left.set_title(f"Time per step: {width} hidden units, {n_rows} rows", loc="left")
+        right.set(xscale="log", xlabel="classes", ylabel="negative log-likelihood")
+        right.set_title(losses[0]["case"].split(",")[0].capitalize() + " of training", loc="left")
+        left.legend(frameon=False)
+        right.legend(frameon=False)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _classes(row: dict[str, Any]) -> int:
+    words = row["case"].split(" classes")[0].split()
+    return int(words[-1].replace(",", ""))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser: argparse.ArgumentParser = make_parser(__doc__)
+    parser.add_argument("--classes", nargs="+", type=int, default=list(CLASSES), help="of the steps")
+    parser.add_argument("--trained", nargs="+", type=int, default=[3_000, 10_000, 30_000, 100_000])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training")
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.03, 0.1, 0.3])
+    parser.add_argument("--steps", type=int, default=5, help="whose median is taken")
+    parser.add_argument("--figure", type=Path, help="write this figure")
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.classes, args.trained, args.seconds, args.rates, args.steps = [2000], [200], 0.02, [0.1], 1
+    print(machine(), f"torch {torch.__version__}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse invariant checks")
+            time_step("fused", 3000, WIDTH, 64, 1)  # loads what is compiled
+            times = compare_times(args.classes, args.steps)
+            losses = compare_losses(args.trained, args.rates, args.seconds, 100 if args.tiny else 1000)
+    finally:
+        torch.set_num_threads(threads)
+    if args.figure is not None:
+        draw(times, losses, args.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""``extremax report MODEL DATA``: what a model does well and badly, as one HTML file or for a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.evaluate import load_rows
+from extremax.cli.models import open_model
+from extremax.cli.options import (
+    DataArgument,
+    Encoder,
+    Json,
+    ModelArgument,
+    Quiet,
+    Reading,
+    Threads,
+    unbundled,
+)
+
+_HTML, _JSON = "report.html", "analysis.json"
+
+
+def report(  # noqa: PLR0913 (the parameters are the options)
+    model: ModelArgument,
+    data: DataArgument,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PATH",
+            help="A file .html to look at, a file .json for extremax serve --analysis, or a folder for both.",
+        ),
+    ] = Path(_HTML),
+    title: Annotated[
+        str | None, typer.Option(help="Headline.  [default: name of the model folder]", show_default=False)
+    ] = None,
+    encoder: Encoder = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Write a report on a model, from labelled rows it was not trained on.
+
+    \b
+    The file is complete in itself and opens without a server: figures, the
+    label tree with the accuracy of its branches, accuracy by class frequency,
+    reliability, confused pairs with examples, classes to merge, and rows
+    whose label is likely wrong. Texts of DATA are in it.
+
+    Rows whose labels were not in the training data are left out and counted.
+    """
+    terminal.set_quiet(quiet)
+    targets = _targets(out)
+    for path in targets.values():
+        terminal.check_file(path)
+    from extremax.analysis import analyse, make_document, save_document
+    from extremax.analysis.report import write_report
+
+    clf = open_model(model, threads, encoder)
+    rows, labels = load_rows(clf, data, reading)
+    found = analyse(clf, rows, labels)
+    if found.n_left_out:
+        terminal.warn(f"{found.n_left_out:,} rows have no label that the model knows; they are left out.")
+    document = make_document(clf, found)
+    if "json" in targets:
+        save_document(document, targets["json"])
+    if "html" in targets:
+        write_report(clf, document, targets["html"], title=title or model.resolve().name)
+    for path in targets.values():
+        terminal.log(f"wrote {path}")
+    _show(found, as_json)
+
+
+def _targets(out: Path) -> dict[str, Path]:
+    """Return the files to write, by kind."""
+    kind = out.suffix.lower().removeprefix(".")
+    if kind in ("html", "json") and not out.is_dir():
+        return {kind: out}
+    if out.suffix and not out.is_dir():
+        raise typer.BadParameter(f"--out {out}: the name must end in .html or .json, or be a folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    return {"html": out / _HTML, "json": out / _JSON}
+
+
+def _show(found: Any, as_json: bool) -> None:
+    model, *others = found.tables["figures"].records()
+    counts = {name: found.tables[name].n_rows for name in ("confusions", "merge", "suspects")}
+    if as_json:
+        figures = {name: value for name, value in model.items() if name != "name"}
+        terminal.show_json({"n_samples": found.n_samples, **figures, **counts})
+        return
+    columns = list(model)
+    table = [
+        [str(row["name"]), *(terminal.fraction(row[name]) for name in columns[1:])]
+        for row in (model, *others)
+    ]
+    titles = ["", *(name.replace("_", " ") for name in columns[1:])]
+    terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows", right=titles[1:])
+    terminal.log(
+        f"{counts['confusions']:,} confused pairs, {counts['merge']:,} pairs of classes to merge,"
+        f" {counts['suspects']:,} rows whose label is likely wrong"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(unbundled(report))

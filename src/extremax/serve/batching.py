@@ -1,0 +1,196 @@
+"""Micro-batches: texts of many requests are scored in one call of the model.
+
+A lane has one thread for the model.  While it works, requests queue up, and its next call takes as many of
+their rows as fit.  A request that finds the thread idle starts at once, unless the bodies of other requests
+are just arriving: then it waits for them, 2 ms at most.  Short requests have a lane of their own, so that
+they do not wait for long ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from extremax.serve.settings import ServeConfig, overloaded
+
+
+class Work(Protocol):
+    """What the rows of some requests have in common: rows with equal keys may share a call."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def step(self) -> int | None:
+        """Rows by which a request may be cut into pieces without a change of answers; None: not at all."""
+        ...
+
+    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Return one result per row of each piece; called in the thread of a lane."""
+        ...
+
+
+@dataclass
+class _Job:
+    work: Work
+    rows: Sequence[Any]
+    future: asyncio.Future[list[Any]]
+    queued_at: float
+    n_taken: int = 0
+    results: list[Any] = field(default_factory=list)
+
+
+class _Lane:
+    """One queue and one thread."""
+
+    def __init__(self, name: str, batcher: Batcher) -> None:
+        self.jobs: deque[_Job] = deque()
+        self.batcher = batcher
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"extremax-{name}")
+        self.is_busy = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def start_soon(self) -> None:
+        """Start the next call, or wait shortly for the rows of requests that are arriving."""
+        if self.is_busy or not self.jobs:
+            return
+        config, queued = self.batcher.config, sum(len(job.rows) - job.n_taken for job in self.jobs)
+        waited = time.monotonic() - self.jobs[0].queued_at
+        may_wait = self.batcher.n_arriving > 0 and queued < config.max_batch_rows
+        if not may_wait or waited >= config.max_wait_seconds:
+            self._start()
+        elif self.timer is None:
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(config.max_wait_seconds - waited, self._start)
+
+    def _start(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        parts = self._take()
+        if self.is_busy or not parts:
+            return
+        self.is_busy = True
+        pieces = [job.rows[first:last] for job, first, last in parts]
+        now = time.monotonic()
+        for job, first, _ in parts:
+            if first == 0:
+                self.batcher.on_wait(now - job.queued_at)
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self.executor, self._call, parts[0][0].work, pieces)
+        running.add_done_callback(lambda done: self._finish([job for job, _, _ in parts], done))
+
+    def _take(self) -> list[tuple[_Job, int, int]]:
+        """Take rows from the front of the queue: as many as fit into one call and may share it."""
+        if self.is_busy:
+            return []
+        while self.jobs and self.jobs[0].future.done():  # given up
+            self._leave(self.jobs.popleft())
+        if not self.jobs:
+            return []
+        first = self.jobs[0]
+        free = self.batcher.config.max_batch_rows
+        parts: list[tuple[_Job, int, int]] = []
+        while self.jobs and free > 0 and self.jobs[0].work.key == first.work.key:
+            job = self.jobs[0]
+            stop = job.n_taken + self._fitting(job, free)
+            if parts and stop - job.n_taken > free:
+                break
+            parts.append((job, job.n_taken, stop))
+            free -= stop - job.n_taken
+            self.batcher.n_queued -= stop - job.n_taken
+            job.n_taken = stop
+            if stop < len(job.rows):
+                break
+            self.jobs.popleft()
+        return parts
+
+    @staticmethod
+    def _fitting(job: _Job, free: int) -> int:
+        """Return how many of the rows that are left make the next piece; at least one step of them."""
+        left, step = len(job.rows) - job.n_taken, job.work.step
+        if step is None or left <= free:
+            return left
+        return min(left, max(step, free // step * step))
+
+    def _leave(self, job: _Job) -> None:
+        self.batcher.n_queued -= len(job.rows) - job.n_taken
+
+    def _call(self, work: Work, pieces: list[Sequence[Any]]) -> list[list[Any] | Exception]:
+        """Return the results of the pieces, or what went wrong with each."""
+        started = time.perf_counter()
+        try:
+            results = work.run(pieces)
+        except Exception as error:
+            if len(pieces) == 1:
+                return [error]
+            return [self._call(work, [piece])[0] for piece in pieces]  # one request must not fail others
+        self.batcher.on_batch(sum(map(len, pieces)), time.perf_counter() - started)
+        return list(results)
+
+    def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:
+        self.is_busy = False
+        found = [RuntimeError("the thread of the model has ended")] * len(jobs)
+        outcomes = found if done.cancelled() or done.exception() is not None else done.result()
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+                continue
+            job.results.extend(outcome)
+            if len(job.results) == len(job.rows):
+                job.future.set_result(job.results)
+        self.start_soon()
+
+
+class Batcher:
+    """Queues of rows for the models, and the threads that score them.
+
+    Parameters
+    ----------
+    config : ServeConfig
+    on_batch : callable
+        Called with rows and seconds of each call, in the thread of a lane.
+    on_wait : callable
+        Called with the seconds that a request has waited.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        on_batch: Callable[[int, float], None] = lambda rows, seconds: None,
+        on_wait: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.config, self.on_batch, self.on_wait = config, on_batch, on_wait
+        self.n_queued = 0
+        self.n_arriving = 0  # requests whose head is here and whose body is not
+        self._short, self._long = _Lane("short", self), _Lane("long", self)
+
+    async def run(self, work: Work, rows: Sequence[Any]) -> list[Any]:
+        """Return the results of the rows; raise RequestError (503) where the queue is full."""
+        if not rows:
+            return []
+        if self.n_queued and self.n_queued + len(rows) > self.config.max_queue_rows:
+            raise overloaded(
+                f"the queue is full: {self.n_queued:,} texts are waiting; try again in a second."
+            )
+        job = _Job(work, rows, asyncio.get_running_loop().create_future(), time.monotonic())
+        lane = self._short if len(rows) <= self.config.short_rows else self._long
+        self.n_queued += len(rows)
+        lane.jobs.append(job)
+        lane.start_soon()
+        return await job.future
+
+    async def close(self) -> None:
+        """Wait for what is queued, then end the threads."""
+        while self.n_queued or self._short.is_busy or self._long.is_busy:
+            await asyncio.sleep(0.005)
+        for lane in (self._short, self._long):
+            lane.executor.shutdown(wait=False)

@@ -1,0 +1,103 @@
+"""Limits and switches of the server, in one place, and the error that a request ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Limits and switches of the server.
+
+    Attributes
+    ----------
+    max_body_bytes : int
+        Longest body of a request.
+    max_texts : int
+        Texts, or vectors, of one request.
+    max_characters : int
+        Longest text.
+    max_top_k : int
+        Labels per text.
+    max_seconds : float
+        Time from the head of a request to its answer; a body that takes longer to arrive is given up too.
+    head_seconds : float
+        Time for the head of a request to arrive.
+    idle_seconds : float
+        Time that a connection may stay open between two requests.
+    stop_seconds : float
+        Time that running requests have to end when the server stops.
+    max_connections : int
+        Open connections; more are answered with 503.
+    max_queue_rows : int
+        Texts that may wait; a request beyond is answered with 503.
+    max_batch_rows : int
+        Texts that the model scores in one call.
+    max_wait_seconds : float
+        Longest time that a text waits for others that are just arriving; one that is alone never waits.
+    short_rows : int
+        Requests of at most so many texts do not wait for longer ones.
+    reload_seconds : float
+        Time between two looks at the model folders; 0 for never.
+    search : str
+        Search of requests that name none.
+    top_k : int
+        Labels per text of requests that do not say.
+    api_key : str, optional
+        Key that requests must carry.
+    monitor_alpha : float
+        False-alarm rate of the test for drift; 0 for no test.
+    """
+
+    max_body_bytes: int = 4 << 20
+    max_texts: int = 1024
+    max_characters: int = 20_000
+    max_top_k: int = 100
+    max_seconds: float = 30.0
+    head_seconds: float = 10.0
+    idle_seconds: float = 30.0
+    stop_seconds: float = 10.0
+    max_connections: int = 1000
+    max_queue_rows: int = 8192
+    max_batch_rows: int = 64
+    max_wait_seconds: float = 0.002
+    short_rows: int = 8
+    reload_seconds: float = 1.0
+    search: str = "exact"
+    top_k: int = 5
+    api_key: str | None = None
+    monitor_alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        counts = ("max_body_bytes", "max_texts", "max_characters", "max_top_k", "max_connections")
+        for name in (*counts, "max_queue_rows", "max_batch_rows", "short_rows", "top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("max_seconds", "head_seconds", "idle_seconds", "stop_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("the API key is empty; give a key of at least one character, or none.")
+
+
+class RequestError(Exception):
+    """A request that is answered with a status and one sentence.
+
+    Parameters
+    ----------
+    status : int
+        Of HTTP.
+    sentence : str
+        What is wrong and what to do.
+    headers : dict, optional
+        Further headers of the answer.
+    """
+
+    def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.headers = status, sentence, headers or {}
+
+
+def overloaded(what: str) -> RequestError:
+    """Return the error of a server that cannot take more for the moment."""
+    return RequestError(503, what, {"Retry-After": "1"})

@@ -1,0 +1,70 @@
+"""``extremax report``: the files it writes, what it prints, and what it says about wrong arguments."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from extremax import TextClassifier, analyse, load_model
+from extremax.analysis import ModelPage, load_analysis
+from extremax.cli.app import app
+
+THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat"]
+ROWS = [
+    (f"{verb} {at} a {thing}", thing)
+    for thing in THINGS
+    for verb in ("fell", "jumped")
+    for at in ("off", "from")
+]
+
+
+def cli(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output + repr(done.exception)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report")
+    TextClassifier().fit(*zip(*ROWS, strict=True)).save(path / "things")
+    with (path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("text", "label"), *ROWS, ("fell off a roof", "horse"), ("what", "unseen")]
+        )
+    return path
+
+
+def test_files_by_their_names(folder, tmp_path):
+    arguments = ("report", folder / "things", folder / "data.csv", "--label-column", "label")
+    done = cli(*arguments, "--out", tmp_path / "a.html", "--json")
+    found = json.loads(done.stdout)
+    clf = load_model(folder / "things")
+    texts, labels = zip(*ROWS, ("fell off a roof", "horse"), strict=True)
+    figures = analyse(clf, texts, labels).tables["figures"].records()[0]
+    assert found["accuracy"] == pytest.approx(figures["accuracy"])
+    assert found["n_samples"] == 25
+    assert "1 rows have no label that the model knows" in done.stderr
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert "<title>things – extremax report</title>" in text
+    cli(*arguments, "--out", tmp_path / "b.json", "--quiet")
+    assert ModelPage(clf, load_analysis(tmp_path / "b.json")).overview()["held_out"]["n_rows"] == 25
+    done = cli(*arguments, "--out", tmp_path / "both", "--title", "Mine")
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["analysis.json", "report.html"]
+    assert "class frequencies" in done.stdout
+    assert "<title>Mine" in (tmp_path / "both" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.error
+def test_wrong_names_get_a_sentence(folder, tmp_path):
+    done = cli("report", folder / "things", folder / "data.csv", "--out", tmp_path / "a.pdf", code=2)
+    assert "must end in .html or .json" in " ".join(done.stderr.replace("\u2502", " ").split())
+    done = cli("report", folder / "things", tmp_path / "none.csv", "--out", tmp_path / "a.html", code=1)
+    assert "none.csv" in done.stderr
+    assert not (tmp_path / "a.html").exists()
+    done = cli("report", folder / "things", folder / "data.csv", "--out", tmp_path / "no" / "a.html", code=1)
+    assert "no" in done.stderr

@@ -1,0 +1,94 @@
+"""ShardedExtremeSoftmax: groups of 1 to 4 processes against one, and what a user is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import load
+
+import extremax
+from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
+
+SIZES = (1, 2, 3, 4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of torch, where there is one process
+def test_groups_of_processes_agree_with_one_reference(tmp_path):
+    """All checks of sharded_processes.py; they share their processes, whose start takes seconds."""
+    script = Path(__file__).parent / "sharded_processes.py"
+    source = str(Path(extremax.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    failures = {}
+    for size in SIZES:
+        for rank in range(size):
+            name = f"failed-{size}-{rank}.json"
+            failures[name] = json.loads((tmp_path / name).read_text())
+    assert not any(failures.values()), "\n".join(
+        f"{name}: {check}\n{text}" for name, found in failures.items() for check, text in found.items()
+    )
+    load_without_processes(tmp_path)
+
+
+def load_without_processes(folder):
+    """A checkpoint of two processes, read into a layer that knows of none."""
+    layer = ExtremeSoftmax(6, 23, n_jobs=1)
+    names = ("weight", "bias", "n_steps", "noise.class_counts")
+    state = {name: layer.state_dict()[name] for name in names}
+    load(state, checkpoint_id=folder / "checkpoint-dense", no_dist=True)
+    layer.load_state_dict(state, strict=False)
+    generator = torch.Generator().manual_seed(7)
+    expected = 0.7 * torch.randn(23, 6, generator=generator, dtype=torch.float64)
+    assert torch.equal(layer.weight.detach(), expected.float())
+    assert int(layer.n_steps) == 5
+    assert layer.noise.class_counts[-1] == 23**2
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_process_group_rejects():
+    with pytest.raises(RuntimeError, match="needs a process group: launch with torchrun"):
+        ShardedExtremeSoftmax(4, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_shared": 0}, "n_shared is 0"),
+        ({"rows": "all"}, "rows is 'all'; use 'own' or 'same'"),
+        ({"gradients": "none"}, "gradients is 'none'"),
+        ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
+        ({"class_counts": [1, 2]}, r"class_counts has shape \(2,\)"),
+    ],
+)
+def test_wrong_options_rejects(one_process, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ShardedExtremeSoftmax(4, 10, **options)
+
+
+def test_wrong_input_rejects(one_process):
+    layer = ShardedExtremeSoftmax(4, 10)
+    with pytest.raises(ValueError, match="its last dimension must be 4"):
+        layer(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="targets holds 10; the classes are 0 to 9"):
+        layer(torch.zeros(2, 4), torch.tensor([1, 10]))
+    with pytest.raises(ValueError, match="k is 11; ask for 1 to 10"):
+        layer.predict_topk(torch.zeros(2, 4), 11)
+    with pytest.raises(ValueError, match="mean over no rows"):
+        layer.log_likelihood(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    assert "classes 0 to 9 here" in repr(layer)

@@ -1,0 +1,264 @@
+"""The server as a process: full queues, keys, new models under load, and an orderly end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extremax import load_model
+from serve.conftest import fit_text_model, make_texts
+from serve.live import Live, running
+
+KEY = "a-long-key"
+
+
+def test_full_queue_is_503(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running({"m": text_folder}, max_queue_rows=4, max_batch_rows=1, reload_seconds=0) as live:
+        model: Any = live.slots[0].current
+        go, begun = threading.Event(), threading.Event()
+        answer = model.answer
+
+        def slow(pieces: Any, work: Any) -> Any:
+            begun.set()
+            go.wait(10)
+            return answer(pieces, work)
+
+        monkeypatch.setattr(model, "answer", slow)
+        with ThreadPoolExecutor(8) as pool:
+            first = pool.submit(live.ask, "/predict", {"inputs": "a ladder"})
+            assert begun.wait(10)
+            others = [pool.submit(live.ask, "/predict", {"inputs": ["a", "b"]}) for _ in range(2)]
+            deadline = time.monotonic() + 10
+            while "extremax_queued_rows 4.0" not in live.ask("/metrics")[1] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+            connection.request("POST", "/predict", b'{"inputs": "c"}')
+            refused = connection.getresponse()
+            assert refused.status == 503
+            assert refused.headers["Retry-After"] == "1"
+            assert "queue is full" in json.loads(refused.read())["error"]
+            connection.close()
+            go.set()
+            assert first.result()[0] == 200
+            assert [other.result()[0] for other in others] == [200, 200]
+        assert live.ask("/predict", {"inputs": "c"})[0] == 200
+
+
+def test_answer_that_takes_too_long_is_504(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running({"m": text_folder}, max_seconds=0.3, reload_seconds=0) as live:
+        model: Any = live.slots[0].current
+        answer = model.answer
+        monkeypatch.setattr(model, "answer", lambda pieces, work: time.sleep(1) or answer(pieces, work))
+        status, found = live.ask("/predict", {"inputs": "a ladder"})
+        assert (status, "0.3 seconds" in found["error"]) == (504, True)
+
+
+def test_failure_of_one_request_is_not_that_of_others(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running({"m": text_folder}, reload_seconds=0) as live:
+        model: Any = live.slots[0].current
+        answer, started, go = model.answer, threading.Event(), threading.Event()
+
+        def fragile(pieces: Any, work: Any) -> Any:
+            started.set()
+            go.wait(5)
+            if any("boom" in piece for piece in pieces):
+                raise RuntimeError("boom")
+            return answer(pieces, work)
+
+        monkeypatch.setattr(model, "answer", fragile)
+        with ThreadPoolExecutor(4) as pool:
+            first = pool.submit(live.ask, "/predict", {"inputs": "a"})
+            started.wait(5)
+            good = pool.submit(live.ask, "/predict", {"inputs": "a ladder"})
+            bad = pool.submit(live.ask, "/predict", {"inputs": "boom"})
+            time.sleep(0.3)  # both wait for the same call
+            go.set()
+            assert first.result()[0] == 200
+            assert good.result()[0] == 200
+            status, found = bad.result()
+        assert status == 500
+        assert "boom" not in found["error"]
+        assert any("boom" in line for line in live.lines)
+
+
+def test_api_key(text_folder: Path) -> None:
+    with running({"m": text_folder}, api_key=KEY, reload_seconds=0) as live:
+        question = {"inputs": "a ladder"}
+        status, found = live.ask("/predict", question)
+        assert (status, "API key" in found["error"]) == (401, True)
+        for headers in ({"Authorization": "Bearer wrong"}, {"X-API-Key": KEY[:-1]}, {"Authorization": KEY}):
+            assert live.ask("/predict", question, headers=headers)[0] == 401
+        for headers in ({"Authorization": f"Bearer {KEY}"}, {"X-API-Key": KEY}):
+            assert live.ask("/predict", question, headers=headers)[0] == 200
+        for path in ("/info", "/labels", "/metrics", "/models", "/models/m/info", "/tree", "/nothing"):
+            assert live.ask(path)[0] == 401
+        for path in ("/", "/health", "/ready", "/docs", "/openapi.json"):
+            assert live.ask(path)[0] == 200
+        assert live.ask("/static/x.js")[0] == 404
+
+
+def test_new_model_is_taken_up_and_no_request_is_lost(tmp_path: Path) -> None:
+    texts, labels = make_texts()
+    folder = tmp_path / "model"
+    old = fit_text_model()
+    old.save(folder)
+    from extremax import ExtremeClassifier, TextClassifier
+
+    new = TextClassifier(ExtremeClassifier(random_state=0, n_jobs=1))
+    new.fit(texts, [f"new {label}" for label in labels])
+    staged = [tmp_path / f"staged-{i}" for i in range(2)]
+    with running({"m": folder}, reload_seconds=0.05) as live:
+        stop, seen, failed = threading.Event(), set(), []
+
+        def ask() -> None:
+            while not stop.is_set():
+                status, found = live.ask("/predict", {"inputs": texts[:20]})
+                if status != 200:
+                    failed.append((status, found))
+                seen.add({entry["label"][:3] == "new" for answer in found for entry in answer} == {True})
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for i, model in enumerate((new, old, new)):
+            model.save(folder)
+            deadline = time.monotonic() + 20
+            while live.slots[0].n_reloads <= i and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(0.1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert seen == {True, False}
+        assert live.slots[0].n_reloads >= 3
+        assert live.ask("/predict", {"inputs": texts[0]})[1][0]["label"].startswith("new")
+        assert 'extremax_reloads_total{model="m",outcome="done"} 3.0' in live.ask("/metrics")[1]
+    assert staged
+
+
+@pytest.mark.error
+def test_damaged_new_model_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    fit_text_model().save(folder)
+    with running({"m": folder}, reload_seconds=0.05) as live:
+        shutil.copytree(folder, tmp_path / "bad")
+        (tmp_path / "bad" / "header.json").write_text("{}")
+        os.rename(folder, tmp_path / "old")
+        os.rename(tmp_path / "bad", folder)
+        deadline = time.monotonic() + 10
+        while not live.lines and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "the old model stays" in live.lines[0]
+        assert live.ask("/predict", {"inputs": "a ladder"})[0] == 200
+        assert "not an extremax model" in live.ask("/info")[1]["reload_error"]
+        time.sleep(0.2)
+        assert len(live.lines) == 1  # said once
+
+
+def start(*arguments: Any) -> tuple[subprocess.Popen[str], int]:
+    """Start ``extremax serve`` and return the process and its port."""
+    command = [sys.executable, "-m", "extremax", "serve", *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("serving on"):
+            return process, int(line.split(":")[2].split()[0])
+    raise AssertionError("the server did not start")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM")
+def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
+    process, port = start(text_folder, "--threads", 1)
+    try:
+        live = Live(port, None, [])
+        stop, outcomes = threading.Event(), []
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            body = json.dumps({"inputs": ["fell off a ladder"] * 200})
+            while not stop.is_set():
+                try:
+                    connection.request("POST", "/predict", body)
+                except OSError:  # it listens no more: not a lost request
+                    return
+                try:
+                    answer = connection.getresponse()
+                    outcomes.append((answer.status, len(json.loads(answer.read()))))
+                except http.client.RemoteDisconnected:  # closed before the request was read
+                    return
+                except (OSError, http.client.HTTPException) as error:
+                    outcomes.append((0, repr(error)))
+                    return
+
+        assert live.is_alive()
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        _, messages = process.communicate(timeout=20)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert process.returncode == 0, messages
+        assert messages.strip().endswith("stopped.")
+        assert outcomes
+        assert set(outcomes) == {(200, 200)}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.error
+def test_port_that_is_taken_is_one_sentence(live: Live, text_folder: Path) -> None:
+    command = [sys.executable, "-m", "extremax", "serve", str(text_folder), "--port", str(live.port)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"extremax: port {live.port} of 127.0.0.1 is in use by another process; choose another: --port N.\n"
+    )
+
+
+@pytest.mark.error
+def test_mistakes_of_the_command_line(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from extremax.cli.app import app
+
+    def say(*arguments: Any) -> str:
+        done = CliRunner().invoke(app, ["serve", *map(str, arguments), "--port", "0"])
+        assert done.exit_code == 1, done.output
+        return " ".join(done.output.split())
+
+    assert "There is no model at" in say(tmp_path / "nothing")
+    assert "two models have the name words" in say(text_folder, text_folder)
+    assert "cannot be the name of a model" in say(f"a b={text_folder}")
+    assert "names the model x, which is not served" in say(text_folder, "--analysis", "x=file.json")
+    key = tmp_path / "key"
+    key.write_text("two words\n")
+    assert "must hold one key" in say(text_folder, "--api-key-file", key)
+    assert "unknown" in say(text_folder, "--host", "no.such.host.invalid")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install extremax[serve]" in say(text_folder)
+
+
+def test_model_of_python_is_the_one_served(text_folder: Path, live: Live) -> None:
+    clf: Any = load_model(text_folder)
+    assert live.ask("/info")[1]["n_features"] == clf.classifier_.n_features_in_
