@@ -31,23 +31,23 @@ _WARM_ROWS = 4000
 
 def load_dense(name: str, tiny: bool) -> tuple[Any, Any]:
     """Return dense training rows and labels."""
-    import datasets
+    import benchmark_data
 
-    data = datasets.load("planted-many" if tiny else name)
+    data = benchmark_data.load("planted-many" if tiny else name)
     return np.ascontiguousarray(data.X_train, np.float32), np.asarray(data.y_train)
 
 
 def load_sparse(name: str, tiny: bool) -> tuple[Any, Any]:
     """Return hashed n-grams of training texts, and labels; cached, because hashing takes minutes."""
-    import datasets
+    import benchmark_data
     from extremax.features.ngrams import NgramFeatures
 
     if tiny:
-        data = datasets.load_texts("planted-texts")
+        data = benchmark_data.load_texts("planted-texts")
         return NgramFeatures().fit_transform(data.texts["train"]), np.asarray(data.y["train"])
-    folder = datasets.cache_folder() / f"{name}-ngrams"
+    folder = benchmark_data.cache_folder() / f"{name}-ngrams"
     if not (folder / "y.npy").exists():
-        data = datasets.load_texts(name)
+        data = benchmark_data.load_texts(name)
         folder.mkdir(parents=True, exist_ok=True)
         X = NgramFeatures().fit_transform(data.texts["train"])
         sp.save_npz(folder / "X.npz", sp.csr_matrix(X), compressed=False)
@@ -102,7 +102,7 @@ def time_cluster(
     """Fit on a cluster; return seconds, and whether the model is that of one process."""
     from distributed import Client, LocalCluster
 
-    silent = {"dashboard_address": None, "silence_logs": logging.CRITICAL, "processes": processes}
+    silent = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "processes": processes}
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, **silent) as cluster,
         Client(cluster) as client,
@@ -160,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "dense" in args.part:
         X, y = load_dense(args.data, args.tiny)
         options = {"objective": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
-        compare("dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny)
+        compare(
+            "dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny
+        )
     if "sparse" in args.part:
         X, y = load_sparse(args.data, args.tiny)
         options = {"objective": "sparse_softmax", "n_epochs": 0, "random_state": 0}

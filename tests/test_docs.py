@@ -111,6 +111,11 @@ def _check_experiments(names: dict[str, Any]) -> None:
     assert Path("curve.png").stat().st_size > 10_000
 
 
+def _check_changing_classes(names: dict[str, Any]) -> None:
+    assert names["added"] > 0.3
+    assert Path("model/README.md").exists()
+
+
 def _check_readme(names: dict[str, Any]) -> None:
     assert names["labels"].shape == names["log_prob"].shape == (1_000, 5)
     assert names["accuracy"] > 0.3
@@ -129,6 +134,7 @@ CHECKS = {
     "docs/howto/noise.md": _check_noise,
     "docs/howto/pytorch.md": _check_pytorch,
     "docs/howto/experiments.md": _check_experiments,
+    "docs/howto/changing-classes.md": _check_changing_classes,
 }
 
 

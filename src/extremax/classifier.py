@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +41,19 @@ class Classifier(Protocol):
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float: ...
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float: ...
+
+    def add_classes(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+    ) -> Any: ...
+
+    def remove_classes(self, labels: Any) -> Any: ...
+
+    def merge_classes(self, names: Mapping[Any, Any]) -> Any: ...
 
     def save(self, path: str | os.PathLike[str]) -> None: ...
 

@@ -145,6 +145,22 @@ class WarmStartConfig:
 
 
 @dataclass(frozen=True)
+class GrowthConfig:
+    """Dense weights of classes that are added to a fitted model (docs/tuning.md#growthconfig)."""
+
+    # of the shrinkage of the start: training has made the weights of the other classes longer since
+    shrinkage_factor: float = 0.5
+    bias: float = 0.5  # nats that further classes are ahead of those of the start
+    # without whitened rows: classes from which their rows stand for those of other classes, too; with fewer,
+    # made-up rows do; and how far classes may be ahead of the others
+    enough_classes: int = 10
+    made_up_rows: int = 500
+    max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
+    origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
+    levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
+
+
+@dataclass(frozen=True)
 class SparseConfig:
     """Sparse weights: the generative start, its correction and one-vs-rest SVMs (docs/tuning.md#sparse)."""
 
@@ -449,6 +465,7 @@ class Defaults:
     tree_tuning: TreeTuningConfig = field(default_factory=TreeTuningConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     pq: PQConfig = field(default_factory=PQConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
 
 
 DEFAULTS = Defaults()

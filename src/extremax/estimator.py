@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
@@ -16,6 +18,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
+from extremax import changes
 from extremax.config import FitConfig, resolve, resume_config
 from extremax.defaults import DEFAULTS, Defaults, ProblemSize
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
@@ -33,6 +36,7 @@ from extremax.fit import (
     train_epoch,
 )
 from extremax.model import Model
+from extremax.model_card import make_card
 from extremax.monitor import Monitor
 from extremax.noise import Noise, as_noise
 from extremax.parameters import (
@@ -62,6 +66,7 @@ from extremax.validation import (
     ConstraintTable,
     Interval,
     LabelIndex,
+    as_frame,
     check_classes,
     check_features,
     check_parameters,
@@ -69,8 +74,11 @@ from extremax.validation import (
     check_sample_weight,
     class_weights,
     copied_bytes,
+    encode_labels,
     encode_targets,
+    frame_inputs,
     indicator_format,
+    join_labels,
     join_pair,
     lookup_targets,
 )
@@ -82,6 +90,10 @@ _RENAMED_CHOICES = {
     "regularization": "tree_regularization",
     "beam_agreement": "beam_recall",
 }
+
+
+_CHANGED = ("_fitted", "model_", "history_", "classes_", "_label_index", "_changes", "class_weight")
+_CHANGE_FIELDS = ("what", "when", "n_changed", "n_rows", "n_classes")
 
 
 class Choices(dict[str, Any]):
@@ -240,6 +252,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
     _large_columns: LargeColumns | None = None  # columns of sparse features that are scaled down
+    _changes: Sequence[Mapping[str, Any]] = ()  # of the classes since the fit
     _text_bytes = 0  # of features that a `TextClassifier` has made of texts
     _held: Mapping[str, int] = MappingProxyType({})  # bytes that a first call holds before training, by part
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
@@ -347,12 +360,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
             than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
             where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
-            gives every row both, such as words and an embedding.
+            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
+            and Hugging Face datasets are read as well, also with one column of vectors.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
             Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
             one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
             1 where a row has the label of a column. Rows without a label are left out, with a warning that
-            counts them.
+            counts them. Where X is a data frame, `y` may be the name of its column of labels.
         sample_weight : array (n_samples,), optional
             Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
         eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
@@ -368,6 +382,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         self._forget()
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        X, y = frame_inputs(X, y)
         with self._nothing_left_on_failure():
             data = self._class_weighted(self._read_first(X, y, classes, sample_weight)).usable()
             self._require_two_classes(data)
@@ -382,7 +397,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
         """
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
+        if self._changes:
+            raise ValueError(
+                f"the classes of this model were changed ({self._changes[-1]['what']}) after its fit, which"
+                " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
+            )
         data = self._class_weighted(self._lookup(y, features)).usable()
         config = self._resume_config(data)
         context = self._context(self.seed_)
@@ -390,15 +411,29 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         return self._finish(resume_model(self._fitted, data, config, context, request))
 
     def partial_fit(
-        self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+        self,
+        X: Any,
+        y: Any,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        new_classes: str = "error",
     ) -> Self:
         """Train one more epoch, on these rows.
 
         The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
         or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
-        from all rows so far, at doubling numbers of them."""
+        from all rows so far, at doubling numbers of them.
+
+        With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
+        the epoch; by default they are an error. A row of a merged class trains the part of it that scores
+        highest."""
         check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        check_parameters(
+            "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
+        )
+        X, y = frame_inputs(X, y)
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
@@ -424,16 +459,218 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 )
                 context = self._context(check_random_state(self.random_state))
             else:
-                features = self._same_features(X)
-                self._check_same_classes(classes)
-                hint = "Declare every class at the first call: partial_fit(X, y, classes=all_labels)."
-                data = self._class_weighted(
-                    self._weighted(self._lookup(y, features, hint=hint), sample_weight)
-                )
-                config, context = self._resume_config(data), self._context(self.seed_)
-            held = self._held if begun is None else {}
-            request = Request(publish=self._publish, patience=self.patience, held=held)
+                return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
+            request = Request(publish=self._publish, patience=self.patience, held=self._held)
             return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
+
+    def _train_more(
+        self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool
+    ) -> Self:
+        """Train a fitted model for one more epoch; what goes wrong before that changes nothing."""
+        features = self._same_features(X)
+        self._check_same_classes(classes)
+        before = {name: vars(self)[name] for name in _CHANGED if name in vars(self)}
+        try:
+            if add:
+                self._add_unseen(y, features, sample_weight)
+            hint = (
+                "Declare every class at the first call, partial_fit(X, y, classes=all_labels), or add it now:"
+                ' partial_fit(X, y, new_classes="add").'
+            )
+            data = self._class_weighted(self._weighted(self._lookup(y, features, hint=hint), sample_weight))
+            if self.model_.parts is not None:
+                data = self.model_.merged(self._threads).assign(data)
+            config, context = self._resume_config(data), self._context(self.seed_)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+        request = Request(publish=self._publish, patience=self.patience)
+        n_lines = self.model_.weights.n_classes
+        return self._finish(train_epoch(self._fitted, data, n_lines, config, context, request))
+
+    # -- changes of the classes ----------------------------------------------------------------------------
+
+    def add_classes(
+        self, X: Any, y: Any, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
+    ) -> Self:
+        """Add classes to a fitted model, by rows of these classes; the weights of all others stay.
+
+        The weights of a further class follow from its rows and from what the fit has learnt about all
+        classes: no epoch is run, and no row of another class is needed. `partial_fit` goes on from there.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features)
+            Rows of the further classes.
+        y : sequence of n_samples labels, or of lists of labels, or indicator matrix
+            A row whose label is a class of the model already is an error: ``partial_fit(X, y,
+            new_classes="add")`` takes rows of both. Of a row with several labels, one must be new.
+        sample_weight : array (n_samples,), optional
+            Weight of each row.
+        classes : sequence, optional
+            Names of the columns of an indicator matrix.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> centres = 3.0 * rng.normal(size=(6, 8))
+        >>> y = rng.integers(6, size=600)
+        >>> X = centres[y] + rng.normal(size=(600, 8))
+        >>> clf = ExtremeClassifier(random_state=0).fit(X[y < 5], y[y < 5])
+        >>> clf.add_classes(X[y == 5][:20], y[y == 5][:20]).classes_.tolist()
+        [0, 1, 2, 3, 4, 5]
+        >>> bool((clf.predict(X[y == 5]) == 5).mean() > 0.8)
+        True
+        """
+        X, y = frame_inputs(X, y)
+        features = self._check_fitted(X)
+        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        data = self._weighted(targets.with_features(features), sample_weight)
+        ids = self._find_labels(known)
+        if (ids >= 0).all():
+            raise ValueError(
+                f"all {len(known):,} labels of y are classes of this model already; partial_fit(X, y) trains"
+                " them on further rows."
+            )
+        is_new = ids[data.y] < 0
+        has_new = np.bincount(data.rows, weights=is_new, minlength=data.n_rows) > 0
+        wrong = np.flatnonzero(~has_new[data.rows])
+        if len(wrong):
+            row, label = int(data.rows[wrong[0]]), known.item(int(data.y[wrong[0]]))
+            raise ValueError(
+                f"y[{row}] is {label!r}, a class of this model already; add_classes takes rows of further"
+                ' classes. partial_fit(X, y, new_classes="add") takes rows of both, and trains on all.'
+            )
+        return self._add(known, ids, data)
+
+    def _find_labels(self, labels: NDArray[Any]) -> Int32:
+        """Return the class of each label, -1 for those that are none."""
+        return self._label_index.find(labels, where=str, hint="", allow_unseen=True)
+
+    def _add(self, known: NDArray[Any], ids: Int32, data: Examples) -> Self:
+        """Add those of the `known` labels that have no id yet, by their rows among `data`."""
+        number = np.where(ids < 0, np.cumsum(ids < 0) - 1, -1).astype(np.int32)
+        new, rows = known[ids < 0], replace(data, y=number[data.y]).usable().compact()
+        check_savable(new)
+        counts = rows.class_counts(len(new))
+        if not counts.all():
+            label = new.item(int(np.argmin(counts)))
+            raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
+        labels, place = join_labels(self.classes_, new, in_order=self._indicator is None)
+        fitted = changes.add_classes(self._fitted, rows, place, self._context(self.seed_))
+        return self._change("add_classes", fitted, labels, len(new), rows.n_rows)
+
+    def _add_unseen(self, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
+        """Add the labels of rows that are not among the classes."""
+        if self._indicator is not None and indicator_format(y) is not None and not hasattr(y, "columns"):
+            return  # its columns are the classes
+        known, targets = encode_targets(y, n_samples=features.shape[0])
+        ids = self._find_labels(known)
+        if (ids < 0).any():
+            weight = _row_weight(targets, sample_weight)
+            self._add(known, ids, targets.with_features(features).with_row_weight(weight))
+
+    def remove_classes(self, labels: Any) -> Self:
+        """Remove classes from a fitted model, exactly: their weights are gone, all others stay.
+
+        The softmax of the scores over the classes that are left is the conditional probability, given that
+        none of the removed ones is meant. Of the calibration, uniform mixing keeps its share of every class
+        that is left, and the temperature of a row depends on the classes that are left.
+
+        Parameters
+        ----------
+        labels : sequence
+            Some of `classes_`; a single label may stand alone.
+
+        Examples
+        --------
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["a", "b", "c"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y).remove_classes(["c"])
+        >>> clf.classes_.tolist(), clf.predict_proba([[1.0, 1.0]]).sum().round(6).item()
+        (['a', 'b'], 1.0)
+        """
+        self._require_fitted("before remove_classes")
+        ids = self._label_ids(_as_labels(labels))
+        kept = np.ones(len(self.classes_), np.bool_)
+        kept[ids] = False
+        self._require_classes_left(int(kept.sum()), "remove_classes")
+        fitted = changes.remove_classes(self._fitted, kept)
+        return self._change("remove_classes", fitted, self.classes_[kept], int((~kept).sum()), 0)
+
+    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names; classes of the same name become one, exactly.
+
+        The probability of a merged class is the sum of those of its parts, in every method and search. The
+        model keeps the weights of all parts.
+
+        Parameters
+        ----------
+        names : dict
+            New name of each label that changes: another label of the model, or a name that is new. All
+            changes are made at once, so that ``{"a": "b", "b": "a"}`` exchanges two names.
+
+        Examples
+        --------
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["cat", "dog", "kitten"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
+        >>> before = clf.predict_proba([[0.5, 0.5]])[0]
+        >>> after = clf.merge_classes({"kitten": "cat"}).predict_proba([[0.5, 0.5]])[0]
+        >>> clf.classes_.tolist(), np.allclose(after, [before[0] + before[2], before[1]])
+        (['cat', 'dog'], True)
+        """
+        self._require_fitted("before merge_classes")
+        if not isinstance(names, Mapping) or not names:
+            raise TypeError("merge_classes takes a dict from labels to their new names, with one or more.")
+        labels = self.classes_.tolist()
+        for label, name in zip(self._label_ids(list(names)).tolist(), names.values(), strict=True):
+            labels[label] = name
+        known, target = encode_labels(labels, name="names")
+        check_savable(known)
+        if self._indicator is not None:  # columns stay in their order
+            first = np.unique(target, return_index=True)[1]
+            order = np.argsort(first, kind="stable")
+            known, target = known[order], np.argsort(order)[target].astype(np.int32)
+        self._require_classes_left(len(known), "merge_classes")
+        fitted = changes.merge_classes(self._fitted, np.asarray(target, np.int64))
+        return self._change("merge_classes", fitted, known, len(names), 0)
+
+    def _label_ids(self, labels: Sequence[Any]) -> Int32:
+        index = self._label_index
+        return index.find(
+            list(labels), where=lambda i: "the label", hint="See classes_ for them.", allow_unseen=False
+        )
+
+    def _require_classes_left(self, n_classes: int, method: str) -> None:
+        if n_classes < 2:
+            raise ValueError(
+                f"{method} would leave {n_classes} of {len(self.classes_):,} classes; a classifier needs at"
+                " least two."
+            )
+
+    def _change(self, what: str, fitted: Fitted, labels: NDArray[Any], n_classes: int, n_rows: int) -> Self:
+        """Take a changed model in the place of the fitted one, and remember the change."""
+        index = LabelIndex(labels)
+        record = {
+            "what": what,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "n_changed": n_classes,
+            "n_rows": n_rows,
+            "n_classes": len(labels),
+        }
+        if isinstance(self.class_weight, dict):  # names of classes that are gone would be an error
+            found = index.find(list(self.class_weight), where=str, hint="", allow_unseen=True)
+            pairs = zip(self.class_weight.items(), found.tolist(), strict=True)
+            self.class_weight = {label: weight for (label, weight), i in pairs if i >= 0}
+        self.classes_, self._label_index = labels, index
+        self._changes = (*self._changes, record)
+        self._publish(fitted)
+        return self
+
+    @property
+    def changes_(self) -> list[dict[str, Any]]:
+        """Changes of the classes since the fit, oldest first: what, when, of how many classes and rows."""
+        return [dict(change) for change in self._changes]
 
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
         """Fit the index for beam search again, on rows like those to be predicted.
@@ -468,7 +705,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
-        for name in ("_fitted", "_label_index", "_indicator", "_large_columns"):
+        for name in ("_fitted", "_label_index", "_indicator", "_large_columns", "_changes"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -545,6 +782,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
+        if self.model_.parts is not None:
+            return (
+                "a model with merged classes has no coef_ and intercept_: the score of a merged class is the"
+                " log of a sum over its parts, whose weights are in model_.weights."
+            )
         if not scorer.linear_scores:
             return (
                 f"a model of objective {self.model_.objective!r} with a label tree has no coef_ and"
@@ -653,8 +895,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         pair = read_pair(eval_set)
         if pair is None:
             return None
-        X = self._same_features(pair[0], name="eval_set[0]")
-        data = self._lookup(pair[1], X, name="eval_set[1]", allow_unseen=True)
+        given, y = frame_inputs(*pair)
+        X = self._same_features(given, name="eval_set[0]")
+        data = self._lookup(y, X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
         if unseen == data.n_pairs:
             raise ValueError(
@@ -698,7 +941,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _same_features(self, X: Any, name: str = "X") -> Features:
         """Check that X has the columns of the first call, by number and, where both have them, by name."""
-        X = self._join(X, name)
+        X = self._join(as_frame(X, name), name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
         if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
             validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
@@ -837,6 +1080,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the
         pairs.
         """
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         hint = "Leave out rows of classes that were not in the training data."
         data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
@@ -847,6 +1091,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         With several labels per row it is precision@1: the fraction of rows with the predicted label among
         theirs."""
+        X, y = frame_inputs(X, y)
         features = self._check_fitted(X)
         data = self._lookup(y, features, allow_unseen=True)
         weight = _row_weight(data, sample_weight)
@@ -860,6 +1105,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
         """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
         self._require_fitted("before evaluate")
+        X, y = frame_inputs(X, y)
         return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
 
     def monitor(
@@ -973,8 +1219,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _save(self, path: str | os.PathLike[str], parts: dict[str, State] | None = None) -> None:
         self._require_fitted("before save")
-        header = self._header()
-        save_model(path, self.model_, self._fitted.state, labels=self.classes_, header=header, parts=parts)
+        header, defaults = self._header(), type(self)().get_params(deep=False)
+        given = self.get_params(deep=False)
+        card = make_card(
+            self.model_,
+            self.classes_,
+            history=self.history_,
+            parameters={name: given[name] for name in given if _differ(given[name], defaults[name])},
+            changes=self._changes,
+            texts=bool(parts),
+        )
+        state = self._fitted.state
+        save_model(path, self.model_, state, labels=self.classes_, header=header, parts=parts, card=card)
 
     def _header(self) -> dict[str, Any]:
         """Return what a saved model holds beside the model: parameters, history, seed."""
@@ -992,6 +1248,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             header["indicator"] = list(self._indicator)
         if self._large_columns is not None:
             header["large_columns"] = self._large_columns.header()
+        if self._changes:
+            header["changes"] = [dict(change) for change in self._changes]
         if isinstance(self.class_weight, dict):
             weights = {self._label_id(label): float(w) for label, w in self.class_weight.items()}
             header["class_weight"] = sorted(weights.items())
@@ -1023,6 +1281,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             estimator._large_columns = LargeColumns.from_header(
                 checks.get_mapping(saved.header, "large_columns"), saved.model.n_features
             )
+        if "changes" in saved.header:
+            estimator._changes = _check_changes(checks.get_list(saved.header, "changes", (dict,)))
         if "class_weight" in saved.header:
             labels = saved.labels.tolist()
             estimator.class_weight = {labels[i]: weight for i, weight in saved.header["class_weight"]}
@@ -1069,6 +1329,29 @@ def _check_history(history: list[Record]) -> None:
         checks.reject("its history holds something that is no number")
     for name in ("epoch", "seconds"):
         checks.get_float(history[-1], name)
+
+
+def _check_changes(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the changes of a saved model, or raise ModelFileError."""
+    for change in changes:
+        for name in ("what", "when"):
+            checks.get_text(change, name)
+        for name in ("n_changed", "n_rows", "n_classes"):
+            checks.get_int(change, name)
+    return [{name: change[name] for name in _CHANGE_FIELDS} for change in changes]
+
+
+def _differ(one: Any, two: Any) -> bool:
+    """Whether two values of a parameter differ; objects of other libraries do."""
+    plain = (str, int, float, type(None))
+    return type(one) is not type(two) or not isinstance(one, plain) or one != two
+
+
+def _as_labels(labels: Any) -> list[Any]:
+    """Return labels as a list; one that stands alone is a list of one."""
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        return [labels]
+    return labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
 
 
 def _check_scores(ids: Int32, log_prob: Float32) -> None:

@@ -199,7 +199,7 @@ def explain_row(
     """
     ids = best[0][0]
     columns, values = _row(X, _n_sparse(model.weights))
-    pieces, rest = _contributions(model, X, columns, values, ids)
+    pieces, rest = _class_contributions(model, X, columns, values, ids)
     named = list(names(columns))
     scores = model.debiased_scores(X)[0, ids].astype(np.float64)
     if model.noise_term is not None:
@@ -258,7 +258,8 @@ def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names,
     k
         Features, and classes, to list.
     """
-    columns, values = _class_weights(model.weights, label)
+    lines = [label] if model.parts is None else model.parts.of(label).tolist()
+    columns, values = _mean_weights([_class_weights(model.weights, line) for line in lines])
     strongest = np.argsort(-values, kind="stable")[:k]
     ids, likeness = model.confusable(label, min(k, len(classes) - 1))
     counts = model.classes.counts
@@ -282,6 +283,30 @@ def _row(X: Any, n_columns: int) -> tuple[Int32, Float64]:
         return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
     columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
     return columns, X[0, columns].astype(np.float64)
+
+
+def _class_contributions(
+    model: Model, X: Any, columns: Int32, values: Float64, ids: Int32
+) -> tuple[Float64, list[tuple[str, Float64]]]:
+    """Return the same as `_contributions` for classes, which may have several parts.
+
+    With shares r of the parts, the score of a merged class is the mean of those of its parts, weighted by r,
+    plus the temperature of the row times the entropy of r.
+    """
+    if model.parts is None:
+        return _contributions(model, X, columns, values, ids)
+    lines, starts = model.parts.expand(ids)
+    merged, sizes = model.merged(), model.parts.sizes[ids]
+    share, entropy = np.ones(len(lines)), np.zeros(len(ids))
+    for i, label in enumerate(ids.tolist()):
+        if sizes[i] > 1:
+            r, temperature = merged.weigh_parts(X, label)
+            share[starts[i] : starts[i] + sizes[i]] = r
+            entropy[i] = -temperature * float((r * np.log(np.maximum(r, 1e-300))).sum())
+    pieces, rest = _contributions(model, X, columns, values, lines)
+    summed = np.add.reduceat(pieces * share, starts, axis=1) if len(columns) else np.zeros((0, len(ids)))
+    rest = [(name, np.add.reduceat(part * share, starts)) for name, part in rest]
+    return summed, [*rest, ("(classes merged into one)", entropy)] if entropy.any() else rest
 
 
 def _contributions(
@@ -329,6 +354,15 @@ def _class_weights(weights: Any, label: int) -> tuple[Int32, Float32]:
         return found
     row = weights.to_dense()[label]
     return np.arange(len(row), dtype=np.int32), row
+
+
+def _mean_weights(found: list[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
+    """Return the features on which one of some parts has a weight, and the mean of their weights."""
+    if len(found) == 1:
+        return found[0]
+    columns, at = np.unique(np.concatenate([part[0] for part in found]), return_inverse=True)
+    summed = np.bincount(at, weights=np.concatenate([part[1] for part in found]))
+    return columns.astype(np.int32), (summed / len(found)).astype(np.float32)
 
 
 def _by_word(found: Occurrences, columns: Int32, contributions: Float64) -> Terms:

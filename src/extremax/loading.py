@@ -14,7 +14,7 @@ from extremax.text_classifier import TEXT_COMPONENT, TextClassifier
 def load_model(
     path: str | os.PathLike[str], *, verify: bool = False, encoder: Any = None
 ) -> ExtremeClassifier | TextClassifier:
-    """Open a model that `ExtremeClassifier.save` or `TextClassifier.save` wrote.
+    """Open a model that `save` of a classifier wrote, in one piece or in shards of classes.
 
     Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
     sizes, a sample of the data, and that all parts fit together. A `random_state` that was no integer comes

@@ -26,9 +26,19 @@ from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.noise import Noise
+from extremax.parts import Parts, parts_of
 from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
-from extremax.search import Evaluation, ExactSearch, RankedPairs, Scorer, Search, TreeBeamSearch
+from extremax.search import (
+    Evaluation,
+    ExactSearch,
+    RankedPairs,
+    RankedScores,
+    Scorer,
+    Search,
+    TreeBeamSearch,
+)
+from extremax.search.merged import MergedClasses
 from extremax.storage import checks
 from extremax.storage.state import State, restore
 from extremax.training.base import TrainState, chosen_header
@@ -150,6 +160,8 @@ class Model:
         Epochs trained.
     chosen
         What was chosen from the data in training.
+    parts
+        The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
         How held-out rows and their answers looked, for `extremax.monitor`; None where there were none.
     """
@@ -165,6 +177,7 @@ class Model:
     config: FitConfig | None = None
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    parts: Parts | None = None
     reference: Reference | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +193,7 @@ class Model:
 
     @property
     def n_classes(self) -> int:
-        return self.weights.n_classes
+        return self.weights.n_classes if self.parts is None else self.parts.n_classes
 
     @property
     def n_features(self) -> int:
@@ -205,7 +218,7 @@ class Model:
     def takes_index(self) -> bool:
         """Whether a product-quantization index makes sense: linear scores of many classes."""
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
-        fits = any(search.index_bytes(self.n_classes, self.n_features, numbers))
+        fits = any(search.index_bytes(self.weights.n_classes, self.n_features, numbers))
         return fits and self.scorer.linear_scores and not self.weights.row_major
 
     def describe(self) -> dict[str, Any]:
@@ -225,6 +238,11 @@ class Model:
             }
         return found
 
+    def merged(self, n_threads: int = 1) -> MergedClasses:
+        """Return what adds up the parts of merged classes; not where there are none."""
+        parts = parts_of(self.parts, self.weights.n_classes)
+        return MergedClasses(self.scorer, parts, n_threads)
+
     # -- prediction ----------------------------------------------------------------------------------------
 
     def topk(
@@ -232,7 +250,10 @@ class Model:
     ) -> tuple[Int32, Float32]:
         """Return the k best classes of each row and their log-probabilities, best first."""
         found = self._find_search(search, width)
-        labels, log_prob = found.topk(self.scorer, X, k, width=width, n_threads=n_threads)
+        if self.parts is None:
+            labels, log_prob = found.topk(self.scorer, X, k, width=width, n_threads=n_threads)
+        else:
+            labels, log_prob = self.merged(n_threads).topk(found, X, k, width=width)
         empty = self._empty_rows(X)
         if len(empty):
             labels[empty], log_prob[empty] = self._most_frequent(k)
@@ -291,16 +312,20 @@ class Model:
             )
         linear = self.scorer.linear_scores
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
-        if self.tree is None or (width is None and linear and self.n_classes < numbers.min_classes):
+        if self.tree is None or (width is None and linear and self.weights.n_classes < numbers.min_classes):
             return ExactSearch()
         return TreeBeamSearch(self.tree)
 
     def debiased_scores(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return the scores of every class, bias removed: (n, n_classes)."""
+        if self.parts is not None:
+            return self._fill_empty(X, self.merged(n_threads).debiased_scores(X))
         return self._fill_empty(X, search.debiased_scores(self.scorer, X, n_threads=n_threads))
 
     def log_prob_all(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return log p(y|x) of every class: (n, n_classes)."""
+        if self.parts is not None:
+            return self._fill_empty(X, self.merged(n_threads).log_prob_all(X))
         return self._fill_empty(X, search.log_prob_all(self.scorer, X, n_threads=n_threads))
 
     def _fill_empty(self, X: Features, table: Float32) -> Float32:
@@ -312,7 +337,10 @@ class Model:
 
     def prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return p(y|x) of every class, in float64: (n, n_classes)."""
-        prob = search.prob_all(self.scorer, X, n_threads=n_threads)
+        if self.parts is None:
+            prob = search.prob_all(self.scorer, X, n_threads=n_threads)
+        else:
+            prob = self.merged(n_threads).prob_all(X)
         empty = self._empty_rows(X)
         if len(empty):
             frequencies = np.exp(self.log_frequencies.astype(np.float64))
@@ -321,7 +349,10 @@ class Model:
 
     def rank_pairs(self, examples: Examples, *, k: int = 5, n_threads: int = 1) -> RankedPairs:
         """Return the k best classes of each row, their log-probabilities, and log p(y|x) of each pair."""
-        ranked = search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
+        if self.parts is None:
+            ranked = search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
+        else:
+            ranked = self.merged(n_threads).rank_pairs(examples, k)
         empty = self._empty_rows(examples.X)
         if len(empty):
             ranked.labels[empty], ranked.log_prob[empty] = self._most_frequent(k)
@@ -356,7 +387,7 @@ class Model:
             width = 0
             while True:  # as many of the best classes as it takes for the last one to be below
                 width = min(self.n_classes, max(_LABEL_WIDTH, 4 * width))
-                found = search.rank_scores(self.scorer, X[first:last], width, n_threads=n_threads)
+                found = self._rank_scores(X[first:last], width, n_threads)
                 p = self.labels.prob(found.log_softmax, found.normalizer)
                 if width == self.n_classes or not (p[:, -1] >= threshold).any():
                     break
@@ -369,6 +400,12 @@ class Model:
             return empty
         return np.concatenate(rows), np.concatenate(labels), np.concatenate(prob)
 
+    def _rank_scores(self, X: Features, k: int, n_threads: int) -> RankedScores:
+        """Return the k best classes of each row by the softmax without calibration."""
+        if self.parts is not None:
+            return self.merged(n_threads).rank_scores(X, k)
+        return search.rank_scores(self.scorer, X, k, n_threads=n_threads)
+
     @property
     def label_min_prob(self) -> float:
         """Probability from which a label counts in the calibration error of labels."""
@@ -376,8 +413,15 @@ class Model:
 
     def label_prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return for every class the probability that it applies by itself: (n, n_classes)."""
-        log_softmax, normalizer = search.log_softmax_all(self.scorer, X, n_threads=n_threads)
+        if self.parts is None:
+            log_softmax, normalizer = search.log_softmax_all(self.scorer, X, n_threads=n_threads)
+        else:
+            log_softmax, normalizer = self.merged(n_threads).log_softmax_all(X)
         return self.labels.prob(log_softmax, normalizer)
+
+    def log_normalizers(self, X: Features, *, n_threads: int = 1) -> Float64:
+        """Return the log of the summed exp of the scores of all classes, without calibration: (n,)."""
+        return self._rank_scores(X, 1, n_threads).normalizer
 
     def log_likelihood(self, examples: Examples, *, n_threads: int = 1) -> float:
         """Return the mean of log p(y|x) over the pairs, bias removed."""
@@ -398,8 +442,12 @@ class Model:
         means = self.classes.means
         if self.tree is not None and means is not None:
             hardness = np.exp(self.tree.log_prob_all(means[label : label + 1].astype(np.float32))[0])
-        else:
+            hardness = hardness if self.parts is None else self.parts.sum(hardness)
+        elif self.parts is None:
             hardness = self.weights.similarity(label)
+        else:  # of the two parts that are most alike
+            of_parts = [self.weights.similarity(int(part)) for part in self.parts.of(label)]
+            hardness = self.parts.max(np.max(of_parts, axis=0))
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
@@ -414,10 +462,15 @@ class Model:
     def calibrated(self, examples: Examples, *, n_threads: int = 1) -> Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
-        found = search.choose_calibration(self.scorer, examples, n_threads=n_threads, config=config)
+        of_parts = examples if self.parts is None else self.merged(n_threads).assign(examples)
+        found = search.choose_calibration(self.scorer, of_parts, n_threads=n_threads, config=config)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
-        labels = search.choose_label_calibration(self.scorer, examples, n_threads=n_threads, config=config)
+
+        def rank(X: Features, k: int) -> RankedScores:
+            return self._rank_scores(X, k, n_threads)
+
+        labels = search.choose_label_calibration(rank, examples, self.n_classes, config=config)
         return replace(self, calibration=found, label_calibration=labels, reference=None)
 
     def with_reference(self, reference: Reference | None) -> Model:
@@ -450,6 +503,8 @@ class Model:
             parts["reference"] = self.reference.state()
         if self.projection is not None:
             parts["projection"] = self.projection.state()
+        if self.parts is not None:
+            parts["parts"] = self.parts.state()
         return parts | {f"search_{name}": index.state() for name, index in self.searches.items()}
 
     def header(self) -> dict[str, Any]:
@@ -499,6 +554,7 @@ class Model:
             config=config,
             n_epochs=checks.get_int(header, "n_epochs"),
             chosen=checks.get_mapping(header, "chosen"),
+            parts=Parts.from_state(parts["parts"]) if "parts" in parts else None,
             reference=Reference.from_state(parts["reference"]) if "reference" in parts else None,
         )
         found.check()
@@ -506,10 +562,12 @@ class Model:
 
     def check(self) -> None:
         """Raise ModelFileError where the parts are not those of one model."""
-        n_classes, n_features, projection = self.n_classes, self.n_features, self.projection
-        self.classes.check(n_classes)
+        n_classes, n_features, projection = self.weights.n_classes, self.n_features, self.projection
+        if self.parts is not None:
+            _check_size("merging", "parts", self.parts.n_parts, n_classes)
+        self.classes.check(self.n_classes)
         if self.reference is not None:
-            _check_size("the reference", "classes", self.reference.n_classes, n_classes)
+            _check_size("the reference", "classes", self.reference.n_classes, self.n_classes)
         sizes = {"noise": self.noise} if self.noise is not None else {}
         for name, part in {**sizes, **self.searches}.items():
             _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)
@@ -555,15 +613,15 @@ def _check_size(name: str, what: str, found: int, expected: int) -> None:
         checks.reject(f"{name} has {found:,} {what} where {expected:,} are needed")
 
 
-def _check_noise_size(header: Mapping[str, Any], n_classes: int, depth: int = 0) -> None:
+def _check_noise_size(header: Mapping[str, Any], n_classes: int | None, depth: int = 0) -> None:
     """Raise for noise of another number of classes, or mixtures of many mixtures, before it is built."""
     if depth > _MAX_MIXTURES:
         checks.reject(f"noise is a mixture of more than {_MAX_MIXTURES} mixtures inside one another")
-    if "n_classes" in header:
+    if "n_classes" in header and n_classes is not None:
         _check_size("noise", "classes", checks.get_int(header, "n_classes"), n_classes)
-    for part in ("first", "second"):
+    for part in ("first", "second", "base"):  # what a changed distribution was may have had more classes
         if isinstance(header.get(part), dict):
-            _check_noise_size(header[part], n_classes, depth + 1)
+            _check_noise_size(header[part], None if part == "base" else n_classes, depth + 1)
 
 
 _MAX_MIXTURES = 4

@@ -277,10 +277,10 @@ class Monitor:
                     " what predict_topk returned for them."
                 )
             ids = classifier._label_index.lookup(labels[:, 0], n_samples=len(labels))[:, None]
-        self.observe(X, features, np.asarray(ids)[:, 0], log_prob[:, 0])
+        self.observe(features, np.asarray(ids)[:, 0], log_prob[:, 0])
         return self
 
-    def observe(self, X: Any, features: Any, best: Int32, log_prob: Float32) -> None:
+    def observe(self, features: Any, best: Int32, log_prob: Float32) -> None:
         """Take up rows whose features, best classes and log-probabilities are there already."""
         classifier = getattr(self.clf, "classifier_", self.clf)
         if not hasattr(features, "indptr") or classifier._large_columns is not None:

@@ -82,6 +82,14 @@ class DensePart:
         """Make the part of dense columns alone."""
         return cls(factors, np.empty(0, np.int32), np.empty((0, 0), np.float32), n_dense)
 
+    def take(self, index: Int64) -> DensePart:
+        """Return the part of some classes, in a given order."""
+        return replace(self, factors=np.ascontiguousarray(self.factors[index]))
+
+    def plus(self, factors: Float32) -> DensePart:
+        """Return the part with further classes behind the others."""
+        return replace(self, factors=np.concatenate([self.factors, factors.astype(np.float32)]))
+
     @property
     def n_projected(self) -> int:
         return int(self.projection.shape[1])
@@ -96,11 +104,19 @@ class DensePart:
         """What a model folder stores beside the arrays."""
         return {"n_dense": self.n_dense, "unit_rows": self.unit_rows}
 
+    def _places(self, n_features: int) -> Int32:
+        """Return the number of each feature among the columns; kept, as it takes longer than a short row."""
+        found: Int32 | None = self.__dict__.get("_kept_places")
+        if found is None or len(found) != n_features:
+            found = _places(self.columns, n_features)
+            self.__dict__["_kept_places"] = found
+        return found
+
     def coordinates(self, X: Any) -> Float32:
         """Return z of some rows, (n_rows, n_projected + n_dense)."""
         parts = []
         if self.n_projected:
-            chosen = select_columns(csr_rows(X), self.columns, X.shape[1])
+            chosen = _take_places(csr_rows(X), self._places(int(X.shape[1])), len(self.columns))
             parts.append(sparse_times_dense(unit_rows(chosen) if self.unit_rows else chosen, self.projection))
         if self.n_dense:
             parts.append(dense_columns(X, self.n_dense))
@@ -109,14 +125,24 @@ class DensePart:
 
 def select_columns(rows: CSRRows, columns: NDArray[Any], n_features: int) -> Any:
     """Return a CSR matrix of some columns, in their order."""
+    return _take_places(rows, _places(columns, n_features), len(columns))
+
+
+def _places(columns: NDArray[Any], n_features: int) -> Int32:
+    """Return the number of each feature among some columns, or -1."""
     place = np.full(n_features, -1, np.int32)
     place[columns] = np.arange(len(columns), dtype=np.int32)
+    return place
+
+
+def _take_places(rows: CSRRows, place: Int32, n_columns: int) -> Any:
+    """Return a CSR matrix of the columns that have a place."""
     ends = np.zeros(len(rows.indptr), np.int64)
     kernel.select_columns(rows, place, ends, *_no_entries())
     found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
     if ends[-1]:
         kernel.select_columns(rows, place, ends, *found)
-    chosen = sparse.csr_matrix((len(rows.indptr) - 1, len(columns)), dtype=np.float32)
+    chosen = sparse.csr_matrix((len(rows.indptr) - 1, n_columns), dtype=np.float32)
     chosen.indices, chosen.data, chosen.indptr = *found, ends
     return chosen
 
@@ -424,6 +450,29 @@ class SparseWeights:
             self.postings.offsets, self.postings.classes, self.postings.values,
         )  # fmt: skip
         return matrix
+
+    def take(self, index: Int64) -> SparseWeights:
+        """Return the weights of some classes, in a given order."""
+        return SparseWeights.from_matrix(
+            self.to_matrix().tocsr()[index],
+            self.biases[index],
+            self.length_biases[index],
+            None if self.dense is None else self.dense.take(index),
+        )
+
+    def plus(self, other: SparseWeights) -> SparseWeights:
+        """Return the weights with those of further classes behind the others."""
+        shifted = other.postings._replace(classes=other.postings.classes + np.int32(self.n_classes))
+        dense = self.dense
+        if dense is not None:
+            factors = np.zeros((other.n_classes, dense.factors.shape[1]), np.float32)
+            dense = dense.plus(factors if other.dense is None else other.dense.factors)
+        return SparseWeights(
+            add_postings(self.postings, shifted),
+            np.concatenate([self.biases, other.biases]),
+            np.concatenate([self.length_biases, other.length_biases]),
+            dense,
+        )
 
     @property
     def nonlinear_part(self) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self, TypeVar, cast
@@ -40,7 +40,7 @@ from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.training.loop import Callback
 from extremax.types import Bool, Float32, Float64, Int32
-from extremax.validation import copied_bytes
+from extremax.validation import copied_bytes, frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
@@ -149,9 +149,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """Fit the text features, then train the classifier on them.
 
         Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
+        Texts may be a column, or a data frame or Hugging Face dataset with a column called ``text``.
         """
         self._forget()
+        X, y = _inputs(X, y)
         pair = read_pair(eval_set, "(texts_valid, y_valid)")
+        pair = None if pair is None else _inputs(*pair)
         with self._nothing_left_on_failure():
             listed = self._start(X, y)
             features = self._fit_features(listed)
@@ -182,6 +185,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     @_accept_texts
     def resume_fit(self, X: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Go on with a `fit` that was cut short, or saved on the way; see `ExtremeClassifier.resume_fit`."""
+        X, y = _inputs(X, y)
         self._of(X).resume_fit(self.transform(X), y, callbacks=callbacks)
         return self
 
@@ -192,18 +196,56 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         y: Any,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        *,
+        new_classes: str = "error",
     ) -> Self:
         """Train one more epoch, on these texts; the first call fixes the text features, and what else the
         classifier fixes.
+
+        With ``new_classes="add"``, labels that are not among the classes are added before the epoch.
         """
+        X, y = _inputs(X, y)
         with self._nothing_left_on_failure():
             is_first = not hasattr(self, "classifier_")
             listed = self._start(X, y) if is_first else list(X)
             features = self._fit_features(listed) if is_first else self.transform(X)
-            self.classifier_.partial_fit(features, y, classes, sample_weight)
+            self.classifier_.partial_fit(features, y, classes, sample_weight, new_classes=new_classes)
             if is_first:
                 self._keep_names(listed)
         return self
+
+    def add_classes(
+        self,
+        X: Sequence[str],
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add classes by texts of these; see `ExtremeClassifier.add_classes`.
+
+        The text features stay as they are: words that no text of `fit` had say nothing about a class.
+        """
+        X, y = _inputs(X, y)
+        self._of(X).add_classes(self.transform(X), y, sample_weight, classes=classes)
+        return self
+
+    def remove_classes(self, labels: Any) -> Self:
+        """Remove classes, exactly; see `ExtremeClassifier.remove_classes`."""
+        self._of(labels).remove_classes(labels)
+        return self
+
+    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names; classes of the same name become one. See
+        `ExtremeClassifier.merge_classes`.
+        """
+        self._of(names).merge_classes(names)
+        return self
+
+    @property
+    def changes_(self) -> list[dict[str, Any]]:
+        """Changes of the classes since the fit; see `ExtremeClassifier`."""
+        return self._of(None).changes_
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
@@ -294,6 +336,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """
         if not hasattr(self, "classifier_"):
             raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(texts, y) first.")
+        X = frame_texts(X)
         check_texts(X)
         listed = list(X)
         features: Any = None
@@ -336,7 +379,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         features = self.transform(X)
         if self.classifier_._indicator is not None:
             rows, ids, _ = self._labels_above(features, None)
-            return self.classifier_._make_indicator(rows, ids, len(X))
+            return self.classifier_._make_indicator(rows, ids, _n_rows(features))
         return self.classifier_.predict(features)
 
     @_accept_texts
@@ -351,8 +394,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_labels(self, X: Sequence[str], threshold: float | None = None) -> list[list[Any]]:
         """All labels that apply to each text; see `ExtremeClassifier.predict_labels`."""
-        rows, ids, _ = self._labels_above(self.transform(X), threshold)
-        ends = np.searchsorted(rows, np.arange(1, len(X) + 1))
+        features = self.transform(X)
+        rows, ids, _ = self._labels_above(features, threshold)
+        ends = np.searchsorted(rows, np.arange(1, _n_rows(features) + 1))
         return [part.tolist() for part in np.split(self.classes_[ids], ends[:-1])]
 
     def predict_label_proba(self, X: Sequence[str]) -> Float64:
@@ -413,7 +457,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def _unknown(self, X: Any) -> Bool:
         """Return which rows hold no known n-gram at all; an encoder knows every text."""
-        unknown = np.zeros((X[0] if isinstance(X, tuple) else X).shape[0], dtype=np.bool_)
+        unknown = np.zeros(_n_rows(X), dtype=np.bool_)
         if not isinstance(X, tuple):
             unknown[self.model_._empty_rows(X)] = True
         return unknown
@@ -507,14 +551,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     @_accept_texts
     def log_likelihood(self, X: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Mean log p(y|text), normalised over all classes."""
+        X, y = _inputs(X, y)
         return self._of(X).log_likelihood(self.transform(X), y, sample_weight)
 
     @_accept_texts
     def score(self, X: Sequence[str], y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Accuracy: the share of texts whose label is predicted."""
+        X, y = _inputs(X, y)
         return self._of(X).score(self.transform(X), y, sample_weight)
 
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
+        X, y = _inputs(X, y)
         return self._of(X)._evaluation_rows(self.transform(X), y)
 
     def _replace_model(self, model: Model) -> Self:
@@ -614,6 +661,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
                 f"its texts have {features.n_features:,} features, its weights {classifier.n_features_in_:,}"
             )
         return texts
+
+
+def _inputs(X: Any, y: Any) -> tuple[Any, Any]:
+    """Return texts and labels; X may be a data frame, and `y` the name of its column of labels."""
+    X, y = frame_inputs(X, y)
+    return frame_texts(X), y
+
+
+def _n_rows(features: Any) -> int:
+    """Return the rows of features, or of a pair of sparse and dense ones."""
+    return int((features[0] if isinstance(features, tuple) else features).shape[0])
 
 
 def _same_width(features: NgramFeatures | TextFeatures, classifier: ExtremeClassifier, encodes: bool) -> bool:

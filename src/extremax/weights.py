@@ -236,6 +236,10 @@ class DenseWeights:
         """Return the weights themselves."""
         return self.weights
 
+    def take(self, index: Int64) -> DenseWeights:
+        """Return the weights of some classes, in a given order."""
+        return DenseWeights(self.weights[index], self.biases[index], self.feature_scale)
+
     nonlinear_part: ClassVar[None] = None
 
     def coefficients(self) -> tuple[Float32, Float32]:

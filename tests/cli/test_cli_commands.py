@@ -670,6 +670,7 @@ def test_demo_answers(tmp_path: Path) -> None:
     reasons = lines[lines.index("fell off a ladder") :]
     assert sum(line == "word\tadds" for line in reasons) == 2
     assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "ICD-10-CM – extremax report" in (tmp_path / "demo" / "report.html").read_text("utf-8")
     assert "extremax ask" in done.stderr
     best = json.loads(cli("ask", tmp_path / "demo" / "model", "fell off a ladder", "--json").stdout)[
         "answers"

@@ -10,10 +10,12 @@ import pytest
 
 from extremax.data import DataFileError, lemmas
 from extremax.data.catalog import load_named, source_files
+from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.recipe import load_recipe
 from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import run
+from extremax.paper.reproduction import recipe_for
 
 STEMS = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in ("rt", "ln")]
 ENDINGS = ("a", "y", "ie", "om", "ach")
@@ -59,6 +61,15 @@ def test_shipped_recipe_runs(table: Path, tmp_path: Path) -> None:
     curve = summary["last"]
     assert curve["valid_log_likelihood"] > -3.0  # chance is -log 40 = -3.7
     assert load_rows(recipe, n_jobs=1, log=pytest.fail).n_classes == len(STEMS)  # from the cache
+
+
+def test_recipes_have_the_same_rows() -> None:
+    recipes = [recipe_for("polish-nouns", method) for method in FIGURE_1]
+    assert all(recipe.method == method for recipe, method in zip(recipes, FIGURE_1, strict=True))
+    for recipe in recipes[1:]:
+        assert recipe.data == recipes[0].data
+        assert recipe.features == recipes[0].features
+        assert recipe.evaluation == recipes[0].evaluation
 
 
 def test_missing_package_and_files_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

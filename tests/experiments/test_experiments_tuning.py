@@ -107,6 +107,19 @@ def test_folder_of_another_search_rejects(tmp_path: Path) -> None:
         tune(recipe, tmp_path)
 
 
+def test_longer_runs_keep_the_search(tmp_path: Path) -> None:
+    """Trials have epochs of their own: those of the model do not change them."""
+    recipe = make_recipe(
+        tmp_path, n_epochs=3, more=SPACE.replace("n_trials = 4", "n_trials = 1\nn_epochs = 1")
+    )
+    first = tune(recipe, tmp_path / "search")
+    again = tune(
+        recipe.with_model(n_epochs=9), tmp_path / "search", on_trial=lambda trial: pytest.fail("tried again")
+    )
+    assert again.trials == first.trials
+    assert again.best.model["n_epochs"] == 9
+
+
 def test_default_space_is_the_grid_of_the_paper() -> None:
     space = default_space({"objective": "negative_sampling", "noise": "uniform"})
     assert {0.0003, 0.001, 0.003, 0.01, 0.03} <= set(space["learning_rate"])

@@ -21,7 +21,6 @@ LIMITS: dict[str, Any] = {
     "max_texts": 50,
     "max_characters": 2000,
     "max_top_k": 20,
-    "max_seconds": 2.0,
     "head_seconds": 1.0,
     "reload_seconds": 0.0,
 }

@@ -30,10 +30,10 @@ def test_full_queue_is_503(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -
         go, begun = threading.Event(), threading.Event()
         answer = model.answer
 
-        def slow(rows: Any, work: Any) -> Any:
+        def slow(pieces: Any, work: Any) -> Any:
             begun.set()
             go.wait(10)
-            return answer(rows, work)
+            return answer(pieces, work)
 
         monkeypatch.setattr(model, "answer", slow)
         with ThreadPoolExecutor(8) as pool:
@@ -60,7 +60,7 @@ def test_answer_that_takes_too_long_is_504(text_folder: Path, monkeypatch: pytes
     with running({"m": text_folder}, max_seconds=0.3, reload_seconds=0) as live:
         model: Any = live.slots[0].current
         answer = model.answer
-        monkeypatch.setattr(model, "answer", lambda rows, work: time.sleep(1) or answer(rows, work))
+        monkeypatch.setattr(model, "answer", lambda pieces, work: time.sleep(1) or answer(pieces, work))
         status, found = live.ask("/predict", {"inputs": "a ladder"})
         assert (status, "0.3 seconds" in found["error"]) == (504, True)
 
@@ -72,12 +72,12 @@ def test_failure_of_one_request_is_not_that_of_others(
         model: Any = live.slots[0].current
         answer, started, go = model.answer, threading.Event(), threading.Event()
 
-        def fragile(rows: Any, work: Any) -> Any:
+        def fragile(pieces: Any, work: Any) -> Any:
             started.set()
             go.wait(5)
-            if "boom" in rows:
+            if any("boom" in piece for piece in pieces):
                 raise RuntimeError("boom")
-            return answer(rows, work)
+            return answer(pieces, work)
 
         monkeypatch.setattr(model, "answer", fragile)
         with ThreadPoolExecutor(4) as pool:

@@ -50,6 +50,8 @@ class Analysis:
         As in the report of `evaluate`.
     config : AnalysisConfig
         Numbers that the tables were made with.
+    pairs : tuple of arrays
+        Class, prediction and number of rows of each confusion, as class numbers.
     """
 
     tables: dict[str, Table]
@@ -58,7 +60,7 @@ class Analysis:
     n_left_out: int
     n_unknown: int
     config: AnalysisConfig
-    pairs: tuple[Int64, Int64, Int64]  # confusions by class numbers
+    pairs: tuple[Int64, Int64, Int64]
 
     @property
     def figures(self) -> Any:

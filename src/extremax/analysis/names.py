@@ -38,8 +38,9 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
 
     names = [""] * tree.n_nodes
     lengths = np.sqrt(np.asarray(words.multiply(words).sum(axis=1)).ravel())
-    # words of many texts, such as "of" and "other", say little: the square of the idf counts as well
-    rarity = np.square(features.idf_[first:last].astype(np.float64))
+    # words of many texts, such as "of" and "other", say little
+    share = (1.0 + features.text_counts_[first:last]) / (1.0 + features.n_texts_)
+    rarity = np.square(np.log(np.minimum(share, 1.0)))
     words = sparse.csr_matrix(sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity))[
         tree.order
     ]

@@ -21,6 +21,7 @@ _FLAGS = (
     "--virtual-time-budget=4000",
 )
 _SECONDS = 120
+_MAX_NODES = 20_000  # nodes of the tree from which pictures are taken
 
 
 def find_browser() -> str | None:
@@ -34,6 +35,7 @@ def take_pictures(
     folder: str | os.PathLike[str],
     *,
     text: str,
+    branch_of: str | None = None,
     title: str = "Model",
 ) -> list[Path]:
     """Write pictures of an answer and of the report: ``answer.png``, ``label-tree.png``, ``report.png``.
@@ -48,6 +50,8 @@ def take_pictures(
         Where the pictures go.
     text : str
         The text whose answer is shown.
+    branch_of : str, optional
+        The text whose label is shown in its branch of the tree; by default the same.
     title : str
         Headline of the report.
 
@@ -62,25 +66,30 @@ def take_pictures(
     page = ModelPage(clf, document)
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
-    report = report_html(page, title=title, max_nodes=1000)
+    report = report_html(page, title=title, max_nodes=_MAX_NODES)
+    shown = {node["id"] for node in page.excerpt(_MAX_NODES)}
+    path = page.path(
+        clf.classifier_._label_id(clf.explain(text if branch_of is None else branch_of, 1).label)
+    )
+    deepest = [node["id"] for node in path if node["id"] in shown][-1]
     shots = {
-        "answer.png": (answer_html(clf, page, text), (1000, 1130)),
-        "label-tree.png": (report, (1100, 640)),
-        "report.png": (report, (1000, 1290)),
+        "answer.png": (answer_html(clf, page, text), "", (1000, 1130)),
+        "label-tree.png": (report, f"#node={deepest}", (1000, 690)),
+        "report.png": (report, "", (1000, 1290)),
     }
-    for name, (html, size) in shots.items():
-        _take(browser, html, out / name, size)
+    for name, (html, fragment, size) in shots.items():
+        _take(browser, html, fragment, out / name, size)
     return [out / name for name in shots]
 
 
-def _take(browser: str, html: str, path: Path, size: tuple[int, int]) -> None:
+def _take(browser: str, html: str, fragment: str, path: Path, size: tuple[int, int]) -> None:
     """Let the browser draw a page of its own, and put the picture in place when it is complete."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         (place / "page.html").write_text(html, encoding="utf-8")
         command = [
             *(browser, *_FLAGS, f"--user-data-dir={place / 'user'}", f"--window-size={size[0]},{size[1]}"),
-            *(f"--screenshot={place / 'picture.png'}", (place / "page.html").as_uri()),
+            *(f"--screenshot={place / 'picture.png'}", (place / "page.html").as_uri() + fragment),
         ]
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
         if not (place / "picture.png").is_file():

@@ -64,7 +64,7 @@ class AnalysisConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table(Mapping[str, Any]):
     """Columns of one length by name, and a sentence about how they are made.
 

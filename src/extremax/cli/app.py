@@ -23,6 +23,7 @@ COMMANDS: tuple[str, ...] = (
     "evaluate",
     "report",
     "inspect",
+    "update",
     "export",
     "ask",
     "serve",

@@ -216,7 +216,8 @@ def write_pages(clf: Any, data: Texts, report: Path, pictures: Path | None) -> N
     document = make_document(clf, analyse(clf, *data.test))
     write_report(clf, document, report, title="ICD-10-CM")
     if pictures is not None:
-        take_pictures(clf, document, pictures, text=PHRASES[1], title="ICD-10-CM")
+        phrases = {"text": PHRASES[1], "branch_of": PHRASES[-1]}
+        take_pictures(clf, document, pictures, title="ICD-10-CM", **phrases)
         terminal.log(f"pictures: {pictures}")
 
 

@@ -138,7 +138,7 @@ def _short(value: Any) -> str:
 
 def reproduce(  # noqa: PLR0913 (the parameters are the options)
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="icd10cm, eurlex57k, npm-owner-124k, amazon-670k, ...")
+        str, typer.Argument(metavar="DATA", help="icd10cm, eurlex57k, npm-owner-124k, polish-nouns, ...")
     ] = "icd10cm",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for everything.", show_default="reproduce-DATA")
@@ -173,7 +173,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     --trials each method is tuned first, over the paper's grid and beyond its ends; with --seeds 3
     every verdict has an error.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
-    folder that the environment variable EXTREMAX_DATA names. For the last two it says first what it needs,
+    folder that the environment variable EXTREMAX_DATA names; polish-nouns comes from the package
+    spacy-lookups-data. For amazon-670k and wikipedia-500k it says first what it needs,
     how much memory and how long it will take. eurlex57k-smallest with --method softmax and --method uniform
     is the experiment of the paper's appendix A.2. The same command resumes a comparison that was interrupted.
     """

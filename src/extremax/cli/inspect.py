@@ -20,12 +20,15 @@ _PARTS = {
     "noise": "noise",
     "search": "index (for beam search)",
     "projection": "projection",
+    "reference": "reference (for monitors)",
     "text": "text features",
     "classes.means": "class means",
     "classes.counts": "class counts",
     "classes.descriptions": "descriptions",
     "labels": "label names",
     "label_offsets": "label names",
+    "README": "model card",
+    "parts": "merged classes",
     # folders of version 1
     "biases": "weights",
     "squares": "accumulators (for further training)",
@@ -65,9 +68,19 @@ def inspect(
     if as_json:
         terminal.show_json(facts)
         return
-    memory = facts.pop("memory")
+    memory, changes = facts.pop("memory"), facts.pop("changes")
     rows = [[name.replace("_", " "), _shown(value)] for name, value in facts.items() if value is not None]
     terminal.print_table([str(model), ""], rows)
+    if changes:
+        head = ["changes of the classes", "when", "how many", "rows", "classes then"]
+        terminal.print_table(
+            head,
+            [
+                [c["what"], c["when"], *(f"{c[n]:,}" for n in ("n_changed", "n_rows", "n_classes"))]
+                for c in changes
+            ],
+            right=head[2:],
+        )
     total = sum(memory.values())
     table = [
         [part, _bytes(size), f"{size / total:.0%}"]
@@ -115,6 +128,8 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     facts["choices"] = {
         name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"
     } or None
+    facts["n_merged_classes"] = None if fitted.parts is None else len(fitted.parts.merged_classes)
+    facts["changes"] = classifier.changes_ or None
     facts["memory"] = _memory(folder, fitted.noise)
     return facts
 

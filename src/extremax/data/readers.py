@@ -27,6 +27,7 @@ from extremax.data.text_tables import (
     TableReader,
     TextReader,
 )
+from extremax.validation.frames import to_arrow_file
 
 Format = Literal[
     "auto",
@@ -120,9 +121,9 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
 
     Parameters
     ----------
-    path : path or binary file object
+    path : path or binary file object, data frame or Hugging Face dataset
         The file; a folder with ``X.npy`` and ``y.npy``; or an open binary stream such as
-        ``sys.stdin.buffer``.
+        ``sys.stdin.buffer``. Columns of a data frame are read as those of an Arrow file.
     format : str
         Format; "auto" detects it from the content.
     reduce : {"first", "smallest", "rarest", "all"} or None
@@ -184,7 +185,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
         skip_bad_lines=skip_bad_lines,
         progress=progress,
     )
-    data = next(_batches(path, format, options, None))
+    data = next(_batches(to_arrow_file(path) or path, format, options, None))
     return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
@@ -240,7 +241,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     )
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    return _batches(path, format, options, batch_rows)
+    return _batches(to_arrow_file(path) or path, format, options, batch_rows)
 
 
 def detect_format(stream: ByteStream) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -88,11 +89,12 @@ class DaskExtremeClassifier(BaseEstimator):
     >>> import dask.array as da
     >>> from distributed import Client
     >>> from extremax.distributed import DaskExtremeClassifier
-    >>> with Client(processes=False, dashboard_address=None) as client:  # doctest: +SKIP
-    ...     X, y = da.random.random((1000, 8), chunks=(300, 8)), da.random.randint(0, 50, 1000, chunks=300)
-    ...     clf = DaskExtremeClassifier(random_state=0).fit(X, y)
-    ...     clf.predict(X).compute().shape
-    (1000,)
+    >>> client = Client(processes=False, dashboard_address=":0")
+    >>> X, y = da.random.random((600, 8), chunks=(250, 8)), da.arange(600, chunks=250) % 20
+    >>> clf = DaskExtremeClassifier(client, n_epochs=1, noise="uniform", random_state=0).fit(X, y)
+    >>> clf.predict(X).compute().shape
+    (600,)
+    >>> client.close()
     """
 
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
@@ -113,6 +115,19 @@ class DaskExtremeClassifier(BaseEstimator):
         given = {name: entry.default for name, entry in _PARAMETERS.items() if name != "self"}
         for name, value in {**given, **parameters}.items():
             setattr(self, name, value)
+
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter("client", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
+            inspect.Parameter("n_shards", inspect.Parameter.KEYWORD_ONLY, default=None),
+            inspect.Parameter("rows", inspect.Parameter.KEYWORD_ONLY, default="auto"),
+            *(
+                entry.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for name, entry in _PARAMETERS.items()
+                if name != "self"
+            ),
+        ]
+    )
 
     @classmethod
     def _get_param_names(cls) -> list[str]:
@@ -314,8 +329,12 @@ class DaskExtremeClassifier(BaseEstimator):
 
     def _local_future(self) -> Any:
         """Return the future of the whole model as an `ExtremeClassifier`."""
+        return self._job.submit(make_local, self._fit.assemble(), self._about())
+
+    def _predictor(self) -> Any:
+        """Return the future of the same model without what further training needs."""
         if "_local" not in vars(self):
-            self._local = self._job.submit(make_local, self._fit.assemble(), self._about())
+            self._local = self._job.submit(_for_prediction, self._local_future())
         return self._local
 
     def _about(self) -> dict[str, Any]:
@@ -419,7 +438,7 @@ class DaskExtremeClassifier(BaseEstimator):
         """Return the model as an argument of tasks: once per worker, not once per task."""
         delayed = import_delayed()
         self._require_fitted()
-        return delayed(self._saved or self._local_future(), pure=False)
+        return delayed(self._saved or self._predictor(), pure=False)
 
     def _collection(self, X: Any) -> Any:
         if hasattr(X, "to_dask_array"):  # a data frame
@@ -480,7 +499,7 @@ class DaskExtremeClassifier(BaseEstimator):
             raise AttributeError("This DaskExtremeClassifier is not fitted yet; call fit(X, y) first.")
         if self._fit is None:
             return dict(self.to_local().choices_)
-        return dict(self._job.gather(self._job.submit(_choices_of, self._local_future())))
+        return dict(self._job.gather(self._job.submit(_choices_of, self._predictor())))
 
 
 def _weight_of(block: b.Block) -> Float32 | None:
@@ -513,6 +532,12 @@ def make_local(fitted: Fitted | None, about: dict[str, Any]) -> ExtremeClassifie
     if fitted is not None:
         local._publish(fitted)
     return local
+
+
+def _for_prediction(local: ExtremeClassifier) -> ExtremeClassifier:
+    found = copy.copy(local)
+    del found._fitted
+    return found
 
 
 def _bag_partition(partition: Any, model: Any, method: str, options: dict[str, Any], n_threads: int) -> Any:

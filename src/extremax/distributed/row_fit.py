@@ -48,6 +48,7 @@ from extremax.features.scaling import (
 )
 from extremax.fit import Fitted, fit_index_on, index_rows
 from extremax.model import ClassInfo, Model
+from extremax.model_card import make_card
 from extremax.noise import Noise, draws_by_position
 from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread, square_sums
@@ -136,7 +137,6 @@ class RowFit:
     scaling: ColumnScaling | None = None
     scale: float = 1.0
     chosen: dict[str, Any] = field(default_factory=dict)
-    counts: Int64 | None = None
     shards: list[Any] = field(default_factory=list)
     history: list[Record] = field(default_factory=list)
 
@@ -165,8 +165,9 @@ class RowFit:
             *Z,
             *weights,
         )
-        counts, total = job.gather(job.submit(_count, rows.n_classes, len(rows.X), *rows.y, *weights))
-        self.counts = counts
+        self._counts = job.submit(_count, rows.n_classes, len(rows.X), *rows.y, *weights)
+        counts, total = job.gather(self._counts)
+        self._find_index_rows()
         self.plan = Plan(
             config=config,
             seed=self.seed,
@@ -204,6 +205,14 @@ class RowFit:
         self._wait([self.start, *self.shards])
         record: Record = {"epoch": 0, "seconds": time.perf_counter() - began, "loss": float("nan")}
         self.history = [{**record, "learning_rate": config.learning_rate}]
+
+    def _find_index_rows(self) -> None:
+        """Take the rows that the index of beam search is fitted on, where there may be one."""
+        rows, numbers = self.rows, self.config.numbers.pq
+        self._index_rows: Any = (None, None)
+        if rows.n_classes >= numbers.min_classes and rows.n_features <= numbers.max_features:
+            some, order = index_rows(rows.n_rows, rows.n_features, numbers, self.seed)
+            self._index_rows = (rows.take(self.job, some), order)
 
     def _wait(self, futures: list[Any]) -> None:
         """Wait for futures; raise what went wrong in one of them."""
@@ -282,11 +291,8 @@ class RowFit:
         n_windows = count_windows(plan.n_rows, plan.n_features, plan.config.numbers.order)
         groups = [[w] for w in range(n_windows)] if self.routed else [list(range(n_windows))]
         steps = [(epoch, group) for epoch in range(plan.config.n_epochs) for group in groups]
-        ahead = [self._draw(*step) for step in steps[:1]]
+        pieces = self._draw(*steps[0]) if steps else []
         for i, (epoch, windows) in enumerate(steps):
-            if i + 1 < len(steps):
-                ahead.append(self._draw(*steps[i + 1]))
-            pieces = ahead.pop(0)
             self.shards = [
                 self.job.submit(
                     _train_shard, plan, shard, windows, self._all_rows[s], self._all_weights,
@@ -294,7 +300,7 @@ class RowFit:
                 )
                 for s, shard in enumerate(self.shards)
             ]  # fmt: skip
-            del pieces
+            pieces = self._draw(*steps[i + 1]) if i + 1 < len(steps) else []
             self._wait(self.shards)
             if windows[-1] == n_windows - 1:
                 losses = self.job.gather([self.job.submit(_loss_of, shard) for shard in self.shards])
@@ -309,8 +315,8 @@ class RowFit:
                 self.history.append({**record, "learning_rate": plan.config.learning_rate})
                 if report(self.history[-1]):
                     break
-        # Rows and draws are not needed any more; shards keep the recipe of all that they were made of.
-        self._all_rows, self._drawing = [], []
+        # Rows are not needed any more; the scheduler keeps the recipe of what shards were made of.
+        self._all_rows, self._drawing, self.rows.X, self.rows.y, self.rows.weight = [], [], [], [], None
 
     def _draw(self, epoch: int, windows: list[int]) -> list[list[Any]]:
         """Return futures of the pieces of an epoch, by block and shard."""
@@ -325,20 +331,17 @@ class RowFit:
 
     def assemble(self) -> Any:
         """Return the future of the whole model, as a fit on one machine leaves it."""
-        sample = None
-        if _may_index(self.config, self.rows.n_classes, self.rows.n_features):
-            some, order = index_rows(
-                self.rows.n_rows, self.rows.n_features, self.config.numbers.pq, self.seed
-            )
-            sample = self.rows.take(self.job, some), order
-        index = (None, None) if sample is None else sample
-        return self.job.submit(assemble, self.head(), self.start, *index, self.job.lone_threads, *self.shards)
+        return self.job.submit(
+            assemble, self.head(), self._counts, self.start, *self._index_rows, self.job.lone_threads,
+            *self.shards,
+        )  # fmt: skip
 
     def save(self, path: str, labels: NDArray[Any], header: dict[str, Any]) -> None:
         """Write the model to a folder; every worker writes the shards that it has."""
-        head, start = self.head(), self.job.gather(self.start)
+        head = self.head()
+        start, (counts, _) = self.job.gather([self.start, self._counts])
         state = head.train_state(start, _Elsewhere(self.plan))
-        model = head.model(state, _Elsewhere(self.plan))
+        model = head.model(state, _Elsewhere(self.plan), counts)
         if model.takes_index:
             fitted = self.job.gather(self.job.submit(_searches_of, self.assemble()))
             for name, index in fitted.items():
@@ -357,13 +360,12 @@ class RowFit:
                 )
             return len(tasks)
 
-        save_sharded_model(path, model, state, write_shards, labels=labels, header=header)
+        card = make_card(model, labels, history=self.history, parameters=header.get("parameters", {}))
+        save_sharded_model(path, model, state, write_shards, labels=labels, header=header, card=card)
 
     def head(self) -> Head:
         """Return what the model has beside noise and weights."""
-        return Head(
-            self.plan, self.projection, self.chosen, self.counts, [dict(record) for record in self.history]
-        )
+        return Head(self.plan, self.projection, self.chosen, [dict(record) for record in self.history])
 
 
 class Head(NamedTuple):
@@ -372,7 +374,6 @@ class Head(NamedTuple):
     plan: Plan
     projection: PCA | None
     chosen: dict[str, Any]
-    counts: Any
     history: list[Record]
 
     def train_state(self, start: Start, tables: Any) -> TrainState:
@@ -389,20 +390,26 @@ class Head(NamedTuple):
             chosen={**self.chosen, **start.chosen},
         )
 
-    def model(self, state: TrainState, weights: Any) -> Model:
+    def model(self, state: TrainState, weights: Any, counts: Int64) -> Model:
         """Return the model of a state."""
-        classes = ClassInfo(self.counts, self.plan.n_rows)
+        classes = ClassInfo(counts, self.plan.n_rows)
         return Model(weights, self.plan.config.objective, classes=classes).trained(state, self.plan.config)
 
 
 def assemble(
-    head: Head, start: Start, sample: Any, order: Any, n_threads: int, *shards: ShardState
+    head: Head,
+    counted: tuple[Int64, float],
+    start: Start,
+    sample: Any,
+    order: Any,
+    n_threads: int,
+    *shards: ShardState,
 ) -> Fitted:
     """Join the shards, and fit the index of beam search where there is one."""
     names = ("weights", "biases", "squares", "bias_squares")
     tables = Tables(*(np.concatenate([getattr(shard.tables, name) for shard in shards]) for name in names))
     state = head.train_state(start, tables)
-    model = head.model(state, DenseWeights(tables.weights, tables.biases, head.plan.scale))
+    model = head.model(state, DenseWeights(tables.weights, tables.biases, head.plan.scale), counted[0])
     if sample is not None and model.takes_index:
         index = fit_index_on(model, sample[order], None, n_threads=n_threads)
         model = model.with_search("beam", index)
@@ -436,12 +443,6 @@ def _save_shard(folder: str, number: int, shard: ShardState) -> None:
 
 def _searches_of(fitted: Fitted) -> dict[str, Any]:
     return dict(fitted.model.searches)
-
-
-def _may_index(config: FitConfig, n_classes: int, n_features: int) -> bool:
-    """Whether a model of this shape may get an index of beam search."""
-    numbers = config.numbers.pq
-    return n_classes >= numbers.min_classes and n_features <= numbers.max_features
 
 
 def wants_routing(job: Job, row_bytes: int) -> bool:

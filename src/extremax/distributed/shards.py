@@ -226,8 +226,9 @@ def draw_pairs(
                 None if block.weight is None else block.weight[row],
             )
             if plan.routed and block.X is not None:
-                distinct, local = np.unique(row, return_inverse=True)
-                piece = piece._replace(rows=local.astype(np.int32), X=block.X[distinct])
+                is_new = np.diff(row, prepend=-1) != 0  # rows rise
+                local = np.cumsum(is_new, dtype=np.int32) - np.int32(1)
+                piece = piece._replace(rows=local, X=block.X[row[is_new]])
             found[shard].append(piece)
     return found
 

@@ -149,7 +149,8 @@ class SparseFit:
         rows.X = [job.submit(_clean, X) for X in rows.X]
         rows.X = limit_sparse(job, rows, config.numbers.scale, self.chosen)
         about = [job.submit(_about_rows, X) for X in rows.X]
-        facts = job.gather(job.submit(_choose_rows, config, self.seed, rows.n_classes, split, *about))
+        known = job.submit(_choose_rows, config, self.seed, rows.n_classes, split, *about)
+        facts = job.gather(known)
         scale = facts.scale
         edges = rows.edges.tolist()
         cuts = list(pairwise(edges))
@@ -181,11 +182,12 @@ class SparseFit:
         if len(facts.held_out):
             held_out = replace(rows, X=given).take(job, facts.held_out)
         self._fitted = job.submit(
-            _finish, config, self.seed, job.lone_threads, rows.n_classes, facts, scale, self.chosen, split,
+            _finish, config, self.seed, job.lone_threads, rows.n_classes, known, scale, self.chosen, split,
             sampled, held_out, means, *sums,
         )  # fmt: skip
         self.history = job.gather(job.submit(_history_of, self._fitted))
         self.history[0]["seconds"] += time.perf_counter() - began - self.history[-1]["seconds"]
+        rows.X, rows.y, rows.weight = [], [], None  # the scheduler keeps the recipe of the model
 
     def assemble(self) -> Any:
         """Return the future of the whole model."""

@@ -381,13 +381,21 @@ def _check_folder(folder: Path, recipe: Recipe, space: Mapping[str, Any]) -> Non
     """Raise if the folder holds a search of another recipe or space; else make it that of this one."""
     sweep_stages(folder)
     path = folder / _SEARCH
-    plain = comparable(resolve(replace(recipe, name="", search=replace(recipe.search, n_trials=1))))
+    plain = _as_searched(resolve(replace(recipe, name="", search=replace(recipe.search, n_trials=1))))
     content = json.loads(json.dumps({"recipe": plain, "space": space}))
     if path.exists():
         there = json.loads(path.read_text(encoding="utf-8"))
-        if {**there, "recipe": comparable(there["recipe"])} != content:
+        if {**there, "recipe": _as_searched(there["recipe"])} != content:
             raise ValueError(
                 f"{folder} holds a search with another recipe or space. Choose another folder, or delete it."
             )
         return
     write_json(path, content)
+
+
+def _as_searched(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search depends on: not the epochs of the model, where trials have their own."""
+    plain = comparable(resolved)
+    if plain["search"].get("n_epochs") is not None:
+        plain = {**plain, "model": {**plain["model"], "n_epochs": plain["search"]["n_epochs"]}}
+    return plain

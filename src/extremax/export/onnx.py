@@ -80,6 +80,11 @@ def _exportable(clf: Any) -> Model:
     """Return the model of a classifier, or say why it has no ONNX graph."""
     model: Model = clf.model_
     groups = () if model.config is None else model.config.column_groups
+    if model.parts is not None:
+        raise ValueError(
+            "a model with merged classes has no ONNX graph: a class would need the sum over its parts. Export"
+            " it before merge_classes."
+        )
     if model.weights.state().header["kind"] != "dense" or len(groups) > 0:
         raise ValueError(
             "only models on dense features have an ONNX graph, and this one reads sparse features;"

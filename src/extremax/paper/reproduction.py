@@ -38,6 +38,7 @@ from extremax.types import Float64
 SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 _PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
+_PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
 _WIDEN = 4  # values at most beyond each end of the paper's grid
 _ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
@@ -170,7 +171,7 @@ def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
 def paper_grid(method: str) -> dict[str, list[Any]]:
     """Return the grid that the paper tuned a method on, with both readings of Eq. 6 where they differ.
 
-    The paper does not print the range of the prior variances.
+    The paper does not print the range of the prior variances; here it has those of Table 1.
 
     Examples
     --------
@@ -180,6 +181,8 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
     10.0
     """
     space = default_space(METHODS[method].model)
+    if "prior_variance" in space:
+        space["prior_variance"] = list(_PRIOR_VARIANCES)
     return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
 
 

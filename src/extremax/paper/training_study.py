@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from extremax.training.loop import Moment, Record, Schedule, Watcher
 from extremax.training.objectives import OBJECTIVES
 
 DEFAULT, PLANTED = "default", "planted"
+_REPORTS = 8  # moments of an epoch at which training can be looked at
 NAMES = {"uniform": "uniform", "frequency": "frequency", "tree": "adversarial"}  # noise: name of its recipe
 
 
@@ -41,7 +42,7 @@ class Effort(NamedTuple):
     """How many gradients a point is estimated from: `n_groups` estimates, each of `n_batches` minibatches."""
 
     n_groups: int = 4
-    n_batches: int = 16
+    n_batches: int = 8
     batch_size: int = 256
 
 
@@ -156,7 +157,7 @@ def training_study(  # noqa: PLR0913 (the parameters are the API)
     data: str = "icd10cm",
     *,
     n_epochs: int = 16,
-    n_valid: int = 3000,
+    n_valid: int = 2000,
     effort: Effort | None = None,
     rows: Rows | None = None,
     seed: int = 0,
@@ -203,7 +204,7 @@ def _recipe(data: str, method: str) -> Recipe:
 
 
 def _planted_rows(seed: int) -> Rows:
-    made = planted_hierarchy(8000, 400, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=2000)
+    made = planted_hierarchy(4000, 150, 16, seed=seed, n_latent=12, noise_scale=0.8, n_test=2000)
     X = {"train": made.X, "valid": made.X_test[:1000], "test": made.X_test[1000:]}
     y = {"train": made.y, "valid": made.y_test[:1000], "test": made.y_test[1000:]}
     classes, train = np.unique(made.y, return_inverse=True)
@@ -221,7 +222,7 @@ def _parameters(recipe: Recipe, n_epochs: int) -> dict[str, Any]:
 
 
 def sample_counts(n_rows: int, n_epochs: int) -> list[int]:
-    """Return the numbers of samples of the points: fractions of the first epoch, then doubling epochs.
+    """Return the numbers of samples after which points are due: parts of the first epoch, then epochs.
 
     Examples
     --------
@@ -244,6 +245,9 @@ def _follow(
     n_rows, n_features = data.X.shape
     problem = ProblemSize(n_rows, n_rows, n_features, rows.n_classes)
     config = resolve(parameters, problem)
+    between = n_rows // _REPORTS + config.batch_size  # rows between two reports, in whole minibatches
+    by_rows = replace(config.numbers.rows, progress_pairs=(1 + config.n_negatives) * between)
+    config = replace(config, numbers=replace(config.numbers, rows=by_rows))
     trainer = make_trainer(config, context)
     data = trainer.accept(data)
     fitted = start_model(trainer, data, rows.n_classes, config, time.perf_counter())
@@ -278,15 +282,14 @@ class _PointWatcher(Watcher):
         self._look(record["epoch"] * self.data.n_rows, lambda: self.fitted.model)
 
     def _look(self, samples: int, make_model: Callable[[], Model]) -> None:
-        due = [count for count in self.counts if count <= samples]
-        if not due:
+        if all(count > samples for count in self.counts):
             return
         self.counts = [count for count in self.counts if count > samples]
         model, n_threads = make_model(), self.context.n_threads
         ratio, error = measure(model, self.data, self.effort, self.fitted.state.pair_values, self.context)
         figures = model.evaluate(self.valid, n_threads=n_threads)
         self.points.append(
-            TrainingPoint(self.name, due[-1], ratio, error, figures.log_likelihood, figures.accuracy)
+            TrainingPoint(self.name, samples, ratio, error, figures.log_likelihood, figures.accuracy)
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from extremax.calibration import mix_uniform
 from extremax.defaults import SearchConfig
@@ -29,6 +30,8 @@ class ExactSearch:
     """
 
     config: SearchConfig = field(default_factory=SearchConfig)
+
+    scores_all: ClassVar[bool] = True
 
     def topk(
         self, scorer: Scorer, X: Features, k: int, *, width: int | None = None, n_threads: int = 1

@@ -10,6 +10,7 @@ with debiased scores s (Eq. 5).  A row is scanned once, however many labels it h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ def rank_pairs(
         best, finite = np.maximum(labels[:, 0], 0), labels[:, 0] >= 0
         # The best class of each row comes behind the pairs.
         pairs = Examples(X, np.append(targets, best), np.append(rows, np.arange(X.shape[0], dtype=np.int64)))
-        scores = _score_pairs(scorer, pairs, Z, n_threads, config)
+        scores = score_pairs(scorer, pairs, Z, n_threads, config)
         difference = scores[: len(rows)] - scores[len(rows) :][rows]
         pair_log_prob = log_prob[rows, 0] + difference * inverse[rows]
         pair_log_prob[~finite[rows]] = np.nan
@@ -100,7 +101,7 @@ def rank_pairs(
     )
 
 
-def _score_pairs(
+def score_pairs(
     scorer: Scorer, pairs: Examples, Z: Float32 | None, n_threads: int, config: SearchConfig
 ) -> Float32:
     """Return the debiased score of each pair, block by block of rows; pairs are in any order."""
@@ -223,20 +224,27 @@ def rank_scores(
     finite = (best >= 0).all(axis=1) & np.isfinite(log_softmax[:, 0])
     if not finite.all():
         raise ScoreOverflowError(int(np.argmin(finite)))
-    first = _score_pairs(plain, Examples(X, best[:, 0]), Z, n_threads, config)
+    first = score_pairs(plain, Examples(X, best[:, 0]), Z, n_threads, config)
     as_float64 = log_softmax.astype(np.float64)
     return RankedScores(best, as_float64, first.astype(np.float64) - as_float64[:, 0])
 
 
 def choose_label_calibration(
-    scorer: Scorer, examples: Examples, *, n_threads: int = 1, config: CalibrationConfig | None = None
+    rank: Callable[[Features, int], RankedScores],
+    examples: Examples,
+    n_classes: int,
+    *,
+    config: CalibrationConfig | None = None,
 ) -> LabelCalibration:
-    """Choose probabilities of single labels on examples that the model was not trained on."""
+    """Choose probabilities of single labels on examples that the model was not trained on.
+
+    `rank` returns so many best classes of rows, such as `rank_scores`.
+    """
     config = config or CalibrationConfig()
-    found = rank_scores(scorer, examples.X, config.label_candidates, n_threads=n_threads)
+    found = rank(examples.X, config.label_candidates)
     offsets = np.searchsorted(examples.rows, np.arange(examples.n_rows + 1))
     ones = np.ones(examples.n_pairs, np.int8)
-    shape = (examples.n_rows, scorer.n_classes)
+    shape = (examples.n_rows, n_classes)
     applies = label_hits(sparse.csr_array((ones, examples.y, offsets), shape=shape), found.labels)
     return fit_label_calibration(
         found.log_softmax, found.normalizer, applies, examples.n_pairs, config=config

@@ -298,6 +298,52 @@ class PQSearch:
             good = (known > least) & (estimated > least) & np.isfinite(known + estimated)
         return good, known, estimated
 
+    # -- changes of the classes
+
+    def take_classes(self, index: Int64, scorer: Scorer) -> PQSearch:
+        """Return the search among some classes, in a given order."""
+        number = np.full(len(self.order), -1, np.int32)
+        number[index] = np.arange(len(index), dtype=np.int32)
+        places = np.flatnonzero(number[self.order] >= 0)
+        return self._with_blocks(_copy_places(self.blocks, places), number[self.order[places]])
+
+    def _with_blocks(self, blocks: kernels.Blocks, order: Int32) -> PQSearch:
+        return replace(self, order=order, codes=blocks.codes, factors=blocks.factors, bases=blocks.bases)
+
+    def plus_classes(self, scorer: Scorer) -> PQSearch:
+        """Return the search with the last classes of a scorer, which it does not know yet.
+
+        They are encoded in the coordinates that there are.
+        """
+        first, scale = len(self.order), scorer.weights.feature_scale
+        biased = _add_offsets(scorer.weights, scorer.offsets)
+        weights, biases = biased.weights[first:], biased.biases[first:]
+        n_coordinates, size = len(self.rotation) - _COMMON_ROWS, self.centroids.shape[1]
+        given = self.rotation.astype(np.float64) / scale
+        by_size = given[:n_coordinates].reshape(size, -1, given.shape[1]).transpose(2, 1, 0)
+        by_row = by_size.reshape(given.shape[1], n_coordinates)  # of `_encode`: from rows to coordinates
+        shift = self.shift[:n_coordinates].reshape(size, -1).T.reshape(-1).astype(np.float64)
+        with one_blas_thread():
+            factor = scipy.linalg.cho_factor(by_row @ by_row.T)
+            to_weights = scipy.linalg.cho_solve(factor, by_row)
+            mean = to_weights @ shift
+            directions = (weights - given[n_coordinates]) @ to_weights
+        lengths = np.linalg.norm(directions, axis=1)
+        directions *= (np.sqrt(n_coordinates) / np.where(lengths > 0.0, lengths, 1.0))[:, None]
+        n_blocks = -(-len(weights) // LANES)
+        codes = np.zeros((n_blocks, self.codes.shape[1], LANES), np.uint8)
+        factors, bases = _empty_blocks(n_blocks)
+        alignment = np.empty(len(weights), np.float32)
+        kernels.encode(directions.astype(np.float32), self.centroids, 0, codes, alignment)
+        good = (alignment > 0) & (lengths > 0) & np.isfinite(lengths)
+        factors.reshape(-1)[: len(weights)] = np.where(
+            good, lengths * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
+        )
+        bases.reshape(-1)[: len(weights)] = biases + weights @ mean
+        both = _join_places(self.blocks, first, _make_blocks(codes, factors, bases), len(weights))
+        order = np.concatenate([self.order, np.arange(first, first + len(weights), dtype=np.int32)])
+        return self._with_blocks(both, order)
+
     # -- search
 
     def topk(
@@ -553,6 +599,15 @@ def _copy_places(blocks: kernels.Blocks, places: Int64) -> kernels.Blocks:
     at, lanes = np.floor_divide(np.arange(len(places)), LANES), np.remainder(np.arange(len(places)), LANES)
     codes[at, :, kernels.BYTE_OF[lanes]] = blocks.codes[places // LANES, :, kernels.BYTE_OF[places % LANES]]
     return _make_blocks(codes, factors, bases)
+
+
+def _join_places(one: kernels.Blocks, n_one: int, two: kernels.Blocks, n_two: int) -> kernels.Blocks:
+    """Return blocks of the first places of two sets of blocks, one after the other."""
+    parts = [
+        np.concatenate([getattr(one, name), getattr(two, name)]) for name in ("codes", "factors", "bases")
+    ]
+    behind = len(one.codes) * LANES + np.arange(n_two)
+    return _copy_places(_make_blocks(*parts), np.concatenate([np.arange(n_one), behind]))
 
 
 def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:

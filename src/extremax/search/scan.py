@@ -315,6 +315,15 @@ def scan(
     return result
 
 
+def rows_at_a_time(n_classes: int, config: SearchConfig | None = None) -> int:
+    """Return the rows that are scored together where weights are sparse.
+
+    Rows that are cut at its multiples have the same answers, bit for bit.
+    """
+    config = SearchConfig() if config is None else config
+    return min(max(config.row_task_scores // n_classes, 1), config.block_rows)
+
+
 def _scan_rows(
     scorer: Scorer,
     X: Features,
@@ -328,7 +337,7 @@ def _scan_rows(
     n_rows, n_classes = X.shape[0], scorer.n_classes
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
+    tasks = split(n_rows, rows_at_a_time(n_classes, config))
     kept = 4 * n_classes <= _KEPT_BYTES
     scratch = _row_scratch if kept else Scratch(Buffers)
     plain = scorer.noise_term is None and scorer.weights.feature_scale == 1.0

@@ -24,7 +24,7 @@ from extremax.search.base import Scorer
 from extremax.search.exact import ExactSearch
 from extremax.sparse_weights import SparseWeights, csr_rows, find_frequent, join_frequent
 from extremax.storage.state import State, register
-from extremax.types import Features, Float32, Int32
+from extremax.types import Features, Float32, Int32, Int64
 
 _ROWS_PER_TASK = 64
 _ARRAYS = ("columns", "left", "right")
@@ -83,6 +83,18 @@ class SparseSearch:
                 found = replace(search, width=width, recall=recall)
                 return found._with_tail_factor(scorer, X, n_threads)
         return None
+
+    def take_classes(self, index: Int64, scorer: Scorer) -> SparseSearch:
+        """Return the search among some classes, in a given order."""
+        return replace(self, left=np.ascontiguousarray(self.left[:, index]))
+
+    def plus_classes(self, scorer: Scorer) -> SparseSearch:
+        """Return the search with the last classes of a scorer, which it does not know yet."""
+        weights: Any = scorer.weights
+        first = self.left.shape[1]
+        matrix = weights.to_matrix()[:, self.columns].tocsr()[first:]
+        more = np.asarray(matrix @ self.right, np.float32).T
+        return replace(self, left=np.ascontiguousarray(np.hstack([self.left, more])))
 
     @staticmethod
     def takes(scorer: Scorer, config: SparseConfig) -> bool:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,18 +38,24 @@ _MAX_DEPTH = 12
 
 
 def create_app(
-    slots: Sequence[Slot], config: ServeConfig | None = None, *, log: Log = lambda text: None
+    models: Mapping[str, str | os.PathLike[str]] | Sequence[Slot],
+    config: ServeConfig | None = None,
+    *,
+    log: Log = lambda text: None,
 ) -> Starlette:
-    """Return the application that serves some models; the first one is the default.
+    """Return the ASGI application that serves some models; the first one is the default.
 
     Parameters
     ----------
-    slots : sequence of Slot
-        Names and folders of the models; those that are not loaded yet are loaded here.
+    models : dict of str to path-like, or sequence of Slot
+        Names and folders of the models.
     config : ServeConfig, optional
     log : callable
         Called with a line for every reload.
     """
+    slots = (
+        [Slot(name, Path(path)) for name, path in models.items()] if isinstance(models, Mapping) else models
+    )
     return _Application(slots, config or ServeConfig(), log).build()
 
 
@@ -382,8 +390,9 @@ class _Guard:
         except ClientDisconnect:
             return
         except TimeoutError:
-            is_read = scope["state"].get("is_read", False)
-            seconds = f"{self.config.max_seconds:g} seconds"
+            is_read = scope["method"] != "POST" or scope["state"].get("is_read", False)
+            limit = self.config.max_seconds
+            seconds = f"{limit:g} second" + ("" if limit == 1 else "s")
             error = (
                 RequestError(
                     504, f"the answer took longer than {seconds}; send fewer texts, or try again later."

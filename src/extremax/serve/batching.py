@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol
 
 from extremax.serve.settings import ServeConfig, overloaded
@@ -27,12 +26,12 @@ class Work(Protocol):
     def key(self) -> Hashable: ...
 
     @property
-    def may_share(self) -> bool:
-        """Whether the answer to a row does not depend on the other rows of the call."""
+    def step(self) -> int | None:
+        """Rows by which a request may be cut into pieces without a change of answers; None: not at all."""
         ...
 
-    def run(self, rows: Sequence[Any]) -> list[Any]:
-        """Return one result per row; called in the thread of a lane."""
+    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Return one result per row of each piece; called in the thread of a lane."""
         ...
 
 
@@ -63,7 +62,7 @@ class _Lane:
         config, queued = self.batcher.config, sum(len(job.rows) - job.n_taken for job in self.jobs)
         waited = time.monotonic() - self.jobs[0].queued_at
         may_wait = self.batcher.n_arriving > 0 and queued < config.max_batch_rows
-        if not may_wait or not self.jobs[0].work.may_share or waited >= config.max_wait_seconds:
+        if not may_wait or waited >= config.max_wait_seconds:
             self._start()
         elif self.timer is None:
             loop = asyncio.get_running_loop()
@@ -95,15 +94,13 @@ class _Lane:
         if not self.jobs:
             return []
         first = self.jobs[0]
-        if not first.work.may_share:  # one request, one call: the answers do not depend on others
-            self.jobs.popleft()
-            self._leave(first)
-            first.n_taken = len(first.rows)
-            return [(first, 0, len(first.rows))]
-        free, parts = self.batcher.config.max_batch_rows, []
+        free = self.batcher.config.max_batch_rows
+        parts: list[tuple[_Job, int, int]] = []
         while self.jobs and free > 0 and self.jobs[0].work.key == first.work.key:
             job = self.jobs[0]
-            stop = min(len(job.rows), job.n_taken + free)
+            stop = job.n_taken + self._fitting(job, free)
+            if parts and stop - job.n_taken > free:
+                break
             parts.append((job, job.n_taken, stop))
             free -= stop - job.n_taken
             self.batcher.n_queued -= stop - job.n_taken
@@ -113,22 +110,28 @@ class _Lane:
             self.jobs.popleft()
         return parts
 
+    @staticmethod
+    def _fitting(job: _Job, free: int) -> int:
+        """Return how many of the rows that are left make the next piece; at least one step of them."""
+        left, step = len(job.rows) - job.n_taken, job.work.step
+        if step is None or left <= free:
+            return left
+        return min(left, max(step, free // step * step))
+
     def _leave(self, job: _Job) -> None:
         self.batcher.n_queued -= len(job.rows) - job.n_taken
 
     def _call(self, work: Work, pieces: list[Sequence[Any]]) -> list[list[Any] | Exception]:
         """Return the results of the pieces, or what went wrong with each."""
         started = time.perf_counter()
-        rows = [row for piece in pieces for row in piece]
         try:
-            results = work.run(rows)
+            results = work.run(pieces)
         except Exception as error:
             if len(pieces) == 1:
                 return [error]
             return [self._call(work, [piece])[0] for piece in pieces]  # one request must not fail others
-        self.batcher.on_batch(len(rows), time.perf_counter() - started)
-        ends = list(accumulate(len(piece) for piece in pieces))
-        return [results[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
+        self.batcher.on_batch(sum(map(len, pieces)), time.perf_counter() - started)
+        return list(results)
 
     def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:
         self.is_busy = False

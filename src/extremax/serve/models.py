@@ -20,6 +20,8 @@ from scipy import sparse
 
 from extremax.errors import ModelFileError
 from extremax.loading import load_model
+from extremax.runtime.threads import run
+from extremax.search import rows_at_a_time
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
 
@@ -58,12 +60,12 @@ class Predict:
         return id(self.model), self.top_k, self.search, self.kind, self.as_log
 
     @property
-    def may_share(self) -> bool:
-        return self.model.rows_are_independent
+    def step(self) -> int | None:
+        return self.model.step_rows(self.search)
 
-    def run(self, rows: Sequence[Any]) -> list[bytes]:
-        """Return the answer to each row as JSON."""
-        return self.model.answer(rows, self)
+    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[bytes]]:
+        """Return the answers to the rows of each piece as JSON."""
+        return self.model.answer(pieces, self)
 
 
 class ServedModel:
@@ -101,13 +103,16 @@ class ServedModel:
     def n_features(self) -> int:
         return int(self.classifier.n_features_in_)
 
-    @cached_property
-    def rows_are_independent(self) -> bool:
-        """Whether the last bits of an answer do not depend on the rows beside it.
+    def step_rows(self, search: str) -> int | None:
+        """Return by how many rows a request may be cut into pieces, so that no bit of an answer changes.
 
-        Products of dense matrices do: their rows are not put together with those of other requests.
+        The last bits of a product of dense matrices depend on the number of its rows. Sparse weights are
+        scored some rows at a time, always the same number.
         """
-        return bool(self.clf.model_.weights.row_major) and not getattr(self.clf, "_encodes", False)
+        weights: Any = self.clf.model_.weights
+        if not weights.row_major or getattr(self.clf, "_encodes", False) or search != "exact":
+            return None
+        return 1 if weights.dense is None else rows_at_a_time(self.n_classes)
 
     @cached_property
     def label_names(self) -> list[str]:
@@ -204,22 +209,44 @@ class ServedModel:
         found.sort_indices()
         return found
 
-    def answer(self, rows: Sequence[Any], work: Predict) -> list[bytes]:
-        """Return the answers to rows as JSON: what `predict_topk` gives."""
-        clf, X = self.clf, self.matrix(rows, work.kind)
-        features = clf.transform(X) if self.takes_texts else X
-        ids, log_prob = self.classifier._predict_ids(features, work.top_k, work.search)
-        unknown = clf._unknown(features) if self.takes_texts else np.zeros(len(rows), np.bool_)
-        prob = np.exp(log_prob.astype(np.float64))
-        self.on_outcome(Outcome(float(prob[:, 0].sum()), int(unknown.sum()), len(rows)))
+    def answer(self, pieces: Sequence[Sequence[Any]], work: Predict) -> list[list[bytes]]:
+        """Return the answers to the rows of each piece as JSON: what `predict_topk` gives for the piece.
+
+        The features of all texts are made in one call, and the labels found piece by piece: by one thread
+        each where these are single rows, which would use no more.
+        """
+        rows = [row for piece in pieces for row in piece]
+        X = self.matrix(rows, work.kind)
+        features, ends = X, np.cumsum([0, *map(len, pieces)]).tolist()
+        joined = not getattr(self.clf, "_encodes", False)
+        if self.takes_texts and joined:
+            features = self.clf.transform(X)
+        found: list[Any] = [None] * len(pieces)
+
+        def predict(i: int) -> None:
+            part = features if len(pieces) == 1 else features[ends[i] : ends[i + 1]]
+            part = part if joined else self.clf.transform(part)
+            found[i] = (*self.classifier._predict_ids(part, work.top_k, work.search), part)
+
+        run(predict, len(pieces), self.classifier._threads if len(pieces) > 1 else 1)
+        for ids, log_prob, part in found:
+            self._observe(ids, log_prob, part)
+        return [self._encode_all(ids, log_prob, part, work.as_log) for ids, log_prob, part in found]
+
+    def _observe(self, ids: Any, log_prob: Any, features: Any) -> None:
+        top = float(np.exp(log_prob[:, 0].astype(np.float64)).sum())
+        self.on_outcome(Outcome(top, int(self._unknown(features).sum()), len(ids)))
         if self.monitor is not None:
             with self.monitor_lock:
-                self.monitor.observe(X, features, ids[:, 0], log_prob[:, 0])
-        scores = (log_prob.astype(np.float64) if work.as_log else prob).tolist()
-        return [
-            self._encode(line, values, known)
-            for line, values, known in zip(ids.tolist(), scores, (~unknown).tolist(), strict=True)
-        ]
+                self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
+
+    def _unknown(self, features: Any) -> Any:
+        return self.clf._unknown(features) if self.takes_texts else np.zeros(features.shape[0], np.bool_)
+
+    def _encode_all(self, ids: Any, log_prob: Any, features: Any, as_log: bool) -> list[bytes]:
+        logs = log_prob.astype(np.float64)
+        scores, known = (logs if as_log else np.exp(logs)).tolist(), (~self._unknown(features)).tolist()
+        return [self._encode(*row) for row in zip(ids.tolist(), scores, known, strict=True)]
 
     def _encode(self, ids: list[int], scores: list[float], known: bool) -> bytes:
         end = "}" if known else ',"known":false}'
@@ -298,7 +325,7 @@ class ServedModel:
         monitor, self.monitor = self.monitor, None
         try:
             for n_rows in (1, 9):
-                self.answer([row] * n_rows, work)
+                self.answer([[row] * n_rows], work)
         finally:
             self.on_outcome, self.monitor = observe, monitor
 

@@ -43,7 +43,8 @@ from extremax.storage.limits import (
 from extremax.storage.stages import OLD, new_stage, read_steadily
 
 FORMAT = "extremax"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3  # the newest that is read
+USUAL_VERSION = 2  # of content that earlier versions of the package read
 HEADER = "header.json"
 
 CHUNK_BYTES = 1 << 18  # bytes under one checksum: 32 kB of checksums for a model of 1 GB
@@ -60,17 +61,19 @@ class ModelFolder(NamedTuple):
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
-    format_version: int = FORMAT_VERSION
+    format_version: int = USUAL_VERSION
     kind: str = ""
 
 
-def save_folder(
+def save_folder(  # noqa: PLR0913 (what a folder holds, part by part)
     path: str | os.PathLike[str],
     *,
     kind: str,
     header: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     labels: NDArray[Any] | None = None,
+    texts: Mapping[str, str] | None = None,
+    format_version: int = USUAL_VERSION,
     fill: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a model to the folder `path`, replacing a model that is there.
@@ -87,6 +90,10 @@ def save_folder(
         Numbers and booleans; names of letters, digits, dots and underscores.
     labels : ndarray, optional
         The names of the classes: numbers, strings, dates, or tuples of such; each comes back with its type.
+    texts : dict of str to str, optional
+        Files for people, such as ``README.md``, by name: written with the rest, and never read.
+    format_version : int
+        A later one where earlier versions of the package would misread the content: they refuse it.
     fill : callable, optional
         Called with the folder before it gets its name: it may write folders of its own there, and returns
         what the header says of them.
@@ -114,8 +121,8 @@ def save_folder(
         more = {} if fill is None else fill(stage)
         content: dict[str, Any] = {
             "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "package_version": _package_version(),
+            "format_version": format_version,
+            "package_version": package_version(),
             "kind": kind,
             "header": {**header, **more},
             "labels": label_coding,
@@ -132,9 +139,10 @@ def save_folder(
                 " names, or none."
             )
         parse_json(document.encode())  # what cannot be read again is not written
-        with open(stage / HEADER, "xb") as file:
-            file.write(document.encode())
-            _flush(file.fileno())
+        for name, text in {HEADER: document, **(texts or {})}.items():
+            with open(stage / name, "xb") as file:
+                file.write(text.encode("utf-8", "replace"))
+                _flush(file.fileno())
         _flush_folder(stage)
         _refuse_foreign(target)
         _put_in_place(stage, target)
@@ -239,7 +247,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
         raise ModelFileError(
             f"{folder} is in format {checks.shown(found)}, written by extremax"
             f" {checks.shown(str(content.get('package_version')))}; this is"
-            f" extremax {_package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
+            f" extremax {package_version()}, which reads up to format {FORMAT_VERSION}. Upgrade extremax to"
             " open it."
         )
     checksum = content.pop("checksum", None)
@@ -292,7 +300,7 @@ def _checksum(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _package_version() -> str:
+def package_version() -> str:
     try:
         return version("extremax")
     except PackageNotFoundError:  # run from a source folder

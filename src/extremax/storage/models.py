@@ -24,7 +24,7 @@ from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.storage import checks
-from extremax.storage.folder import folder_checksum, load_folder, save_folder
+from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
 from extremax.storage.stages import read_steadily
 from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
@@ -36,6 +36,7 @@ from extremax.types import Float32
 from extremax.weights import ShardedWeights
 
 KIND = "classifier"
+MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes
 SHARDED_KIND = "sharded-classifier"
 _SHARD_KIND = "class-shard"
 _SHARD_NAME = re.compile(r"shard-[0-9]{4,6}")
@@ -75,12 +76,24 @@ def save_model(
     labels: NDArray[Any],
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
+    card: str | None = None,
 ) -> None:
-    """Write a model, its training state, label names and further components to a folder."""
+    """Write a model, its training state, label names and further components to a folder.
+
+    `card` is a description for people.
+    """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
-    save_folder(path, kind=KIND, header=merged.header, arrays=merged.arrays, labels=labels)
+    save_folder(
+        path,
+        kind=KIND,
+        header=merged.header,
+        arrays=merged.arrays,
+        labels=labels,
+        texts=None if card is None else {"README.md": card},
+        format_version=USUAL_VERSION if model.parts is None else MERGED_VERSION,
+    )
 
 
 def shard_name(number: int) -> str:
@@ -106,6 +119,7 @@ def save_sharded_model(
     *,
     labels: NDArray[Any],
     header: Mapping[str, Any],
+    card: str | None = None,
 ) -> None:
     """Write a model whose weights others write.
 
@@ -124,7 +138,9 @@ def save_sharded_model(
         names = [shard_name(i) for i in range(write_shards(stage))]
         return {"shards": [{"name": name, "checksum": folder_checksum(stage / name)} for name in names]}
 
-    save_folder(path, kind=SHARDED_KIND, header=merged.header, arrays=merged.arrays, labels=labels, fill=fill)
+    texts = None if card is None else {"README.md": card}
+    content_of: dict[str, Any] = {"header": merged.header, "arrays": merged.arrays, "labels": labels}
+    save_folder(path, kind=SHARDED_KIND, **content_of, texts=texts, fill=fill)
 
 
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
@@ -149,7 +165,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
         header = checks.get_mapping(content.header, "estimator")
         if folder.labels is not None and len(folder.labels) != model.n_classes:
             checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
-    own = {"weights", "calibration", "classes", "noise", "projection", "training", "reference"}
+    own = {"weights", "calibration", "classes", "noise", "projection", "training", "parts", "reference"}
     own |= {name for name in parts if name.startswith("search_")}
     return SavedModel(
         model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
@@ -217,7 +233,7 @@ def _restore_training(model: Model, state: State) -> TrainState:
         checks.reject(f"the scaling is of {len(scaling.centre):,} columns, weights of {model.n_features:,}")
     stream = None
     if "stream" in state.header:
-        stream = StreamMoments.from_state(state.nested("stream"), model.n_classes, model.n_features)
+        stream = StreamMoments.from_state(state.nested("stream"), model.weights.n_classes, model.n_features)
     return TrainState(
         tables,
         model.weights.feature_scale,

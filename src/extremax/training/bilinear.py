@@ -9,7 +9,7 @@ weights: coordinates P'x of the row and Q'm_y of the class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,21 @@ _LINES_PER_TASK = 256
 
 @dataclass(frozen=True, eq=False)
 class Bilinear:
-    """A trained similarity: the dense part of the scores, and a bias of each class."""
+    """A trained similarity: the dense part of the scores, and a bias of each class.
+
+    `similarity` is Q, from the mean row of a class to its coordinates and bias, where it is known.
+    """
 
     part: DensePart
     biases: Float32
+    similarity: Float32 | None = None
 
     def state(self) -> State:
         """Return what a model folder stores."""
         part = self.part
         arrays = {"factors": part.factors, "columns": part.columns, "projection": part.projection}
+        if self.similarity is not None:
+            arrays["similarity"] = self.similarity
         return State(part.header, {**arrays, "biases": self.biases})
 
     @classmethod
@@ -50,7 +56,19 @@ class Bilinear:
         """Build what `state` described."""
         arrays = state.arrays
         biases = checks.get_array(arrays, "biases", "f4", (None,))
-        return cls(restore_dense(state, 2**31), biases)
+        part, similarity = restore_dense(state, 2**31), None
+        if "similarity" in arrays:
+            shape = len(part.columns), part.n_projected + 1
+            similarity = checks.get_array(arrays, "similarity", "f4", shape)
+        return cls(part, biases, similarity)
+
+    def take(self, index: Int64) -> Bilinear:
+        """Return what belongs to some classes, in a given order."""
+        return replace(self, part=self.part.take(index), biases=self.biases[index])
+
+    def plus(self, factors: Float32, biases: Float32) -> Bilinear:
+        """Return the part with further classes behind the others."""
+        return replace(self, part=self.part.plus(factors), biases=np.concatenate([self.biases, biases]))
 
     def check(self, n_classes: int, n_sparse: int, n_dense: int) -> None:
         """Raise ModelFileError for a part that reads columns, or scores classes, that there are not."""
@@ -119,7 +137,7 @@ def fit_bilinear(
         projection /= np.float32(max(length, 1e-9))
     factors = np.ascontiguousarray(V[:, :size])
     part = DensePart(factors, columns.astype(np.int32), projection, unit_rows=not keeps_length)
-    return Bilinear(part, V[:, size].copy())
+    return Bilinear(part, V[:, size].copy(), Q)
 
 
 @dataclass(frozen=True, eq=False)

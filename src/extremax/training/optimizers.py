@@ -22,7 +22,7 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Float32
+from extremax.types import Float32, Int64
 from extremax.weights import Weights
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
@@ -77,6 +77,22 @@ class Tables:
         np.copyto(self.weights, other.weights)
         np.copyto(self.biases, other.biases)
 
+    def take(self, index: Int64) -> Tables:
+        """Return the lines of some classes, in a given order."""
+        return Tables(*(_copied(array, index) for array in self.arrays))
+
+    def plus(self, weights: Float32, biases: Float32) -> Tables:
+        """Return the tables with further classes behind the others; their sums are those of a median class.
+
+        A class that is new has not had many steps, but steps as long as the first would throw it off.
+        """
+        index, n = np.arange(self.n_classes), len(biases)
+        given = weights, biases, _median(self.squares, n), _median(self.bias_squares, n)
+        whole = Tables(*(_copied(array, index, more=n) for array in self.arrays))
+        for array, added in zip(whole.arrays, given, strict=True):
+            array[self.n_classes :] = added
+        return whole
+
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
         return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
@@ -103,6 +119,19 @@ class Tables:
     def arrays(self) -> ModelArrays:
         """The tables as kernels take them."""
         return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
+
+
+def _copied(array: Float32, index: Int64, more: int = 0) -> Float32:
+    """Return some lines of a table in memory of its own, with room for more."""
+    out = _aligned((len(index) + more, *array.shape[1:]), 0.0)
+    np.take(array, index, axis=0, out=out[: len(index)])
+    return out
+
+
+def _median(squares: Float32, n: int) -> Float32:
+    """Return n lines of the median of a table's lines."""
+    line = np.median(squares, axis=0) if squares.size else np.zeros(squares.shape[1:])
+    return np.broadcast_to(line.astype(np.float32), (n, *squares.shape[1:]))
 
 
 class ShardedTables:
@@ -143,6 +172,14 @@ class ShardedTables:
     def restore(self, other: Tables) -> None:
         """Take back the weights and biases of a copy."""
         self.joined.restore(other)
+
+    def take(self, index: Int64) -> Tables:
+        """Return the lines of some classes, in a given order."""
+        return self.joined.take(index)
+
+    def plus(self, weights: Float32, biases: Float32) -> Tables:
+        """Return the tables with further classes behind the others."""
+        return self.joined.plus(weights, biases)
 
     def training_state(self) -> State:
         """Return what further training needs beside the weights, as tables of one piece do."""

@@ -123,6 +123,15 @@ class ClassSums:
         matrix.indptr = matrix.indptr.astype(np.int64)
         return ClassSums(matrix, self.counts + other.counts)
 
+    def take(self, index: Int64) -> ClassSums:
+        """Return the sums of some classes, in a given order."""
+        return ClassSums(_columns_of(self.matrix.tocsr()[index]), self.counts[index])
+
+    def stacked(self, other: ClassSums) -> ClassSums:
+        """Return the sums with those of further classes behind the others."""
+        matrix = sparse.vstack([self.matrix.tocsr(), other.matrix.tocsr()], format="csr")
+        return ClassSums(_columns_of(matrix), np.concatenate([self.counts, other.counts]))
+
     @cached_property
     def arrays(self) -> Sums:
         """The sums as the kernels take them; they share the memory of the matrix."""
@@ -148,6 +157,15 @@ class ClassSums:
         matrix = restore_matrix(sparse.csc_matrix, state, "classes")
         counts = checks.get_array(state.arrays, "counts", "f8", (matrix.shape[0],))
         return cls(matrix, np.asarray(counts))
+
+
+def _columns_of(matrix: Any) -> Any:
+    """Return class sums by column, as `ClassSums` holds them."""
+    columns = matrix.tocsc()
+    columns.sort_indices()
+    columns.indptr = columns.indptr.astype(np.int64)
+    columns.indices = columns.indices.astype(np.int32, copy=False)
+    return columns
 
 
 def count_class_columns(data: Examples, n_dense: int = 0) -> int:

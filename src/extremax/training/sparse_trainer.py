@@ -44,6 +44,7 @@ from extremax.training.base import Progress, Split, TrainerBase, TrainState, lab
 from extremax.training.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.training.cross_mixing import mix_by_folds
 from extremax.training.dense_part import MakeTrainer, fit_dense
+from extremax.training.growth import SparseRecord
 from extremax.training.mixing import PARTS, compare, fit_mixture
 from extremax.training.sparse_correction import Correction, Job, ProposalSource, TrainingRows
 from extremax.training.sparse_start import (
@@ -56,7 +57,7 @@ from extremax.training.sparse_start import (
     guess_rival_columns,
     make_start,
 )
-from extremax.types import Float32
+from extremax.types import Float32, Int64
 from extremax.weights import Weights
 
 # Weights of the parts while nothing is chosen.
@@ -75,6 +76,16 @@ class Linear:
 
     def copy(self) -> Linear:
         return Linear(self.matrix.copy(), self.biases.copy())
+
+    def take(self, index: Int64) -> Linear:
+        """Return the weights of some classes, in a given order."""
+        return Linear(self.matrix[index], self.biases[index])
+
+    def plus(self, n: int, bias: float = 0.0) -> Linear:
+        """Return the weights with further classes, which have a bias alone, behind the others."""
+        nothing = sparse.csr_matrix((n, self.matrix.shape[1]), dtype=np.float32)
+        matrix = sparse.vstack([self.matrix, nothing], format="csr")
+        return Linear(matrix, np.concatenate([self.biases, np.full(n, bias, np.float32)]))
 
     def state(self) -> State:
         matrix = self.matrix
@@ -144,6 +155,33 @@ class SparseTables:
         self.svm, self.svm_whole = other.svm, other.svm_whole
         self.mix, self.duals = dict(other.mix), None
         self.sums, self.numbers, self.weights = other.sums, other.numbers, None
+
+    def take(self, index: Int64) -> SparseTables:
+        """Return what belongs to some classes, in a given order."""
+        parts = {name: getattr(self, name) for name in _SAVED}
+        taken: dict[str, Any] = {
+            name: None if part is None else part.take(index) for name, part in parts.items()
+        }
+        sums = self.sums.take(index)
+        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **taken)
+
+    def plus(self, new: ClassSums) -> SparseTables:
+        """Return the tables with the sums of further classes behind the others.
+
+        Their start follows from the sums; they have no part in what is trained on top of it yet.
+        """
+        n = len(new.counts)
+        parts: dict[str, Any] = {}
+        for name in ("correction", "svm", "svm_whole"):
+            part: Linear | None = getattr(self, name)
+            parts[name] = None if part is None else part.plus(n, 0.0 if name == "correction" else -1.0)
+        for name in ("bilinear", "dense"):
+            dense: Bilinear | None = getattr(self, name)
+            if dense is not None:
+                factors = np.zeros((n, dense.part.factors.shape[1]), np.float32)
+                parts[name] = dense.plus(factors, np.zeros(n, np.float32))
+        sums = self.sums.stacked(new)
+        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **parts)
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
@@ -219,6 +257,7 @@ class FinishedTables:
 
     weights: SparseWeights
     scale: float = 1.0
+    record: SparseRecord | None = None  # what further classes follow from
 
     kind: ClassVar[str] = "finished"
 
@@ -230,9 +269,14 @@ class FinishedTables:
         """Take back the weights of a copy."""
         self.weights = other.weights
 
+    def take(self, index: Int64) -> FinishedTables:
+        """Return the weights of some classes, in a given order."""
+        return replace(self, weights=self.weights.take(index))
+
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
-        return State({"scale": self.scale})
+        parts = {} if self.record is None else {"record": self.record.state()}
+        return merge({"scale": self.scale}, parts)
 
     @classmethod
     def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
@@ -240,7 +284,10 @@ class FinishedTables:
         found: Any = weights
         if not weights.row_major:
             checks.reject("the training state is of sparse weights, and the weights are dense")
-        return cls(found, checks.get_float(state.header, "scale"))
+        record = None
+        if "record" in state.header:
+            record = SparseRecord.from_state(state.nested("record"), found)
+        return cls(found, checks.get_float(state.header, "scale"), record)
 
 
 @dataclass
@@ -584,7 +631,7 @@ class SparseTrainer(TrainerBase):
             scale = state.tables.scale
             added = _rescaled(SparseWeights.from_matrix(correction.matrix, correction.biases), scale)
             joined = _combine({"start": replace(base, dense=None), "correction": added}, _ALONE)
-            state.tables = FinishedTables(replace(joined, dense=base.dense), scale)
+            state.tables = replace(state.tables, weights=replace(joined, dense=base.dense))
 
     def _job(self, check: steps.Check = lambda fraction: None) -> Job:
         return Job(self.numbers, self.context.seed, self.context.n_threads, check)
@@ -686,7 +733,9 @@ class SparseTrainer(TrainerBase):
             weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the parts were made of is not needed any more: a finished model costs its weights alone.
-        state.tables = FinishedTables(weights, tables.scale)
+        similarity = None if tables.bilinear is None else tables.bilinear.similarity
+        record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, similarity)
+        state.tables = FinishedTables(weights, tables.scale, record)
 
     def _whole(self, split: Split) -> Examples | None:
         """Return all pairs, where those of the held-out rows are worth another look; else None."""

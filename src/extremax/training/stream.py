@@ -18,7 +18,7 @@ from extremax.features.whitening import Whitening
 from extremax.runtime.products import one_blas_thread
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Float32, Float64
+from extremax.types import Float32, Float64, Int64
 
 _BLOCK_ROWS = 4096  # rows whose products are summed together
 
@@ -75,6 +75,19 @@ class StreamMoments:
                 np.add.at(self.class_sums, data.y[pairs], weighted)
         self.class_weights[...] += np.bincount(data.y, weights=weight, minlength=len(self.class_weights))
         return replace(self, n_rows=self.n_rows + data.n_pairs)
+
+    def take(self, index: Int64) -> StreamMoments:
+        """Return the sums with those of some classes, in a given order."""
+        return replace(self, class_sums=self.class_sums[index], class_weights=self.class_weights[index])
+
+    def plus_classes(self, n: int) -> StreamMoments:
+        """Return the sums with further classes, without a row, behind the others."""
+        n_features = self.class_sums.shape[1]
+        return replace(
+            self,
+            class_sums=np.concatenate([self.class_sums, np.zeros((n, n_features))]),
+            class_weights=np.concatenate([self.class_weights, np.zeros(n)]),
+        )
 
     def expects(self, data: Examples, slack: float) -> bool:
         """Whether the labels of a further part are about as probable as those so far made one expect.

@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from extremax.validation.features import check_features as check_features
     from extremax.validation.features import copied_bytes as copied_bytes
     from extremax.validation.features import join_pair as join_pair
+    from extremax.validation.frames import as_frame as as_frame
+    from extremax.validation.frames import as_labels as as_labels
+    from extremax.validation.frames import frame_inputs as frame_inputs
+    from extremax.validation.frames import frame_texts as frame_texts
     from extremax.validation.labels import LabelIndex as LabelIndex
     from extremax.validation.labels import check_classes as check_classes
     from extremax.validation.labels import encode_labels as encode_labels
+    from extremax.validation.labels import join_labels as join_labels
     from extremax.validation.labels import lookup_labels as lookup_labels
     from extremax.validation.random_state import check_random_state as check_random_state
     from extremax.validation.sample_weight import check_sample_weight as check_sample_weight
@@ -45,6 +50,8 @@ _MODULES = {
     "Instance": "constraints",
     "Interval": "constraints",
     "LabelIndex": "labels",
+    "as_frame": "frames",
+    "as_labels": "frames",
     "check_classes": "labels",
     "check_features": "features",
     "check_parameters": "constraints",
@@ -54,7 +61,10 @@ _MODULES = {
     "copied_bytes": "features",
     "encode_labels": "labels",
     "encode_targets": "targets",
+    "frame_inputs": "frames",
+    "frame_texts": "frames",
     "indicator_format": "targets",
+    "join_labels": "labels",
     "join_pair": "features",
     "lookup_labels": "labels",
     "lookup_targets": "targets",
@@ -71,6 +81,8 @@ __all__ = [
     "Interval",
     "LabelIndex",
     "NotEnoughMemoryError",
+    "as_frame",
+    "as_labels",
     "check_classes",
     "check_features",
     "check_parameters",
@@ -80,7 +92,10 @@ __all__ = [
     "copied_bytes",
     "encode_labels",
     "encode_targets",
+    "frame_inputs",
+    "frame_texts",
     "indicator_format",
+    "join_labels",
     "join_pair",
     "lookup_labels",
     "lookup_targets",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
+from extremax.validation.frames import to_numbers
 from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import ESTIMATOR
 
@@ -80,6 +81,9 @@ def _as_numpy(X: Any, name: str) -> Any:
         return check_array(
             X, dtype=None, accept_sparse=True, ensure_all_finite=False, input_name=name, **any_shape
         )
+    numbers = to_numbers(X, name)
+    if numbers is not None:
+        return numbers
     if isinstance(X, np.ma.MaskedArray):
         return np.ma.filled(X.astype(np.float32), np.nan)
     try:

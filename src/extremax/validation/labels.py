@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -283,3 +283,32 @@ def _label_array(labels: list[Any], *, keep_objects: bool) -> NDArray[Any]:
         ):
             return np.array(labels)
     return np.fromiter(labels, dtype=object, count=len(labels))
+
+
+def join_labels(
+    labels: NDArray[Any], new: NDArray[Any], *, in_order: bool = True
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return labels with new ones, and the place of each among both: the old ones from 0, then the new ones.
+
+    Labels that are sorted stay so with `in_order`; else the new ones come last.
+
+    Examples
+    --------
+    >>> join_labels(np.array(["apple", "pear"]), np.array(["fig"]))
+    (array(['apple', 'fig', 'pear'], dtype='<U5'), array([0, 2, 1]))
+    """
+    if labels.dtype.kind == new.dtype.kind and labels.dtype.kind != "O":
+        both = np.concatenate([labels, new])
+    else:
+        listed = [*labels.tolist(), *new.tolist()]
+        both = _label_array(listed, keep_objects=labels.dtype.kind == "O")
+    place = np.arange(len(both), dtype=np.int64)
+    if in_order:
+        values = both.tolist()
+        try:
+            is_sorted = all(a < b for a, b in pairwise(values[: len(labels)]))
+            order = sorted(place.tolist(), key=values.__getitem__) if is_sorted else place.tolist()
+        except TypeError:  # labels of different kinds have no order
+            order = place.tolist()
+        place = np.array(order, np.int64)
+    return both[place], place

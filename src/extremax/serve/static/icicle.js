@@ -24,9 +24,10 @@ xm.icicle = (source, about) => {
 
   const keep = (answer) => {
     for (const node of answer.nodes) nodes.set(node.id, {...nodes.get(node.id), ...node});
+    const here = new Set(answer.nodes.map((node) => node.id));
     const parents = new Map();
     for (const node of answer.nodes) {
-      if (node.parent === null || !answer.nodes.some((other) => other.id === node.parent)) continue;
+      if (node.parent === null || !here.has(node.parent)) continue;
       if (!parents.has(node.parent)) parents.set(node.parent, []);
       parents.get(node.parent).push(node.id);
     }
@@ -143,15 +144,17 @@ xm.icicle = (source, about) => {
         if (!nodes.has(node.parent)) await load(node.parent, 0);
         await ancestors(node.parent);
         target = node.parent;
-        for (let i = 0; i < 2 && nodes.get(target).parent !== null; i++) target = nodes.get(target).parent;
+        for (let i = 0; i < 3 && nodes.get(target).parent !== null; i++) target = nodes.get(target).parent;
       } else await ancestors(target);
       if (number !== wanted) return;
       focus = target;
       active = node.is_leaf ? id : target;
+      if (node.is_leaf) found = id;
       draw();
       if (lacks(target, levels() - 1)) {
         await load(target, levels() - 1);
         if (number !== wanted) return;
+        active = node.is_leaf ? id : target; // it may not have been there to be drawn before
         draw();
       }
       if (keyboard && cells.has(active)) cells.get(active).focus();
@@ -248,7 +251,7 @@ xm.icicle = (source, about) => {
   const start = async () => {
     await load(0, levels() - 1);
     draw();
-    if (from()) { found = from(); await go(from()); }
+    if (from()) await go(from());
   };
   const card = h("section.card", {"aria-label": "Label tree"}, h("h2", null, "Label tree"),
     h("p.note", null, "Each cell is a group of classes that " + (about.source === "label tree" ? "the label tree of the model holds together"

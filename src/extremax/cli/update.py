@@ -1,0 +1,167 @@
+"""``extremax update MODEL``: add classes by a file of rows, remove classes, give them other names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from extremax.cli import terminal
+from extremax.cli.models import (
+    inputs_of,
+    named_labels,
+    open_model,
+    reading_for,
+    report_skipped,
+    without_labels,
+)
+from extremax.cli.options import Encoder, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
+
+_LABEL_FILE = "@"  # before the name of a file of labels
+
+
+def update(  # noqa: PLR0913 (the options are the interface)
+    model: ModelArgument,
+    *,
+    add: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Add the classes of these rows.", show_default=False),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="Remove a class; @FILE has one per line. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    merge: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OLD=NEW",
+            help="Give OLD the name NEW, perhaps of another class; @FILE has one per line. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    known: Annotated[
+        bool,
+        typer.Option("--train-known", help="Let FILE have rows of known classes: train an epoch on all."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where to save the result.  [default: MODEL]", show_default=False
+        ),
+    ] = None,
+    encoder: Encoder = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    reading: Reading,
+) -> None:
+    """Change the classes of a model, and save it.
+
+    \b
+    Classes are removed first, then renamed or merged, then added. The model
+    is replaced when all is done, or stays as it was.
+
+    \b
+    extremax update model --add new-tickets.csv
+    extremax update model --remove obsolete --remove "other things"
+    extremax update model --merge kitten=cat --merge @merges.txt --out merged
+    """
+    terminal.set_quiet(quiet)
+    from extremax.storage.folder import check_target
+
+    if add is None and not remove and not merge:
+        raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
+    target = model if out is None else out
+    clf = open_model(model, threads, encoder)
+    n_before = len(clf.changes_)
+    check_target(target)
+    if remove:
+        clf.remove_classes(_find(clf, _listed(remove)))
+    if merge:
+        clf.merge_classes(_pairs(clf, _listed(merge)))
+    if add is not None:
+        _add(clf, add, reading, known)
+    done = clf.changes_[n_before:]
+    clf.save(target)
+    if as_json:
+        terminal.show_json({"model": str(target), "n_classes": len(clf.classes_), "changes": done})
+    for change in done:
+        rows = f" by {change['n_rows']:,} rows" if change["n_rows"] else ""
+        terminal.log(
+            f"{change['what'].replace('_', ' ')}: {change['n_changed']:,}{rows}, then {change['n_classes']:,}"
+        )
+    terminal.log(f"saved in {target}" + (", in place of the model that was there" if target == model else ""))
+
+
+def _listed(given: list[str]) -> list[str]:
+    """Return what was given, and the lines of files that were named."""
+    found: list[str] = []
+    for word in given:
+        if not word.startswith(_LABEL_FILE):
+            found.append(word)
+            continue
+        text = Path(word.removeprefix(_LABEL_FILE)).read_text(encoding="utf-8")
+        found += [line for line in text.splitlines() if line.strip()]
+    return found
+
+
+def _find(clf: Any, words: list[str]) -> list[Any]:
+    """Return labels by their spelling: those of numbers are numbers."""
+    by_name = {str(label): label for label in clf.classes_.tolist()}
+    unknown = [word for word in words if word not in by_name]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]!r} is none of the {len(by_name):,} classes of this model"
+            + (f", nor are {len(unknown) - 1:,} others" if len(unknown) > 1 else "")
+            + "; extremax inspect MODEL --label X shows what a class is called."
+        )
+    return [by_name[word] for word in words]
+
+
+def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
+    by_name = {str(label): label for label in clf.classes_.tolist()}
+    found: dict[Any, Any] = {}
+    for word in words:
+        # a label may hold the sign itself: the first place where what stands before is a label
+        cuts = [i for i, c in enumerate(word) if c == "="]
+        cut = next((i for i in cuts if word[:i] in by_name), None)
+        if cut is None or cut == len(word) - 1:
+            raise ValueError(f"--merge takes OLD=NEW with a class OLD of this model; got {word!r}.")
+        name: Any = word[cut + 1 :]
+        kind = clf.classes_.dtype.kind
+        if name in by_name:
+            name = by_name[name]
+        elif kind in "iu":
+            try:
+                name = int(name)
+            except ValueError:
+                raise ValueError(
+                    f"--merge {word}: the classes of this model are numbers, {name!r} is not."
+                ) from None
+        found[by_name[word[:cut]]] = name
+    return found
+
+
+def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
+    from extremax.data import load_dataset
+
+    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
+        data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
+    report_skipped(data)
+    if data.y is None:
+        raise ValueError(without_labels(data, path))
+    inputs, labels = inputs_of(clf, data, path), named_labels(data)
+    if known:
+        clf.partial_fit(inputs, labels, new_classes="add")
+    else:
+        clf.add_classes(inputs, labels)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(unbundled(update))

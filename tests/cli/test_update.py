@@ -1,0 +1,78 @@
+"""``extremax update``: the same as the methods, saved with a history, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.cli.app import app
+
+THINGS = ["ladder", "roof", "horse", "boat"]
+TEXTS = [f"{verb} {thing}" for thing in THINGS for verb in ("fell off the", "jumped from a", "near my")]
+LABELS = [thing for thing in THINGS for _ in range(3)]
+# words that no text of a fit had would say nothing about a class that is added later
+TEXTS += ["a tall tree", "the old tree", "my tree"]
+LABELS += ["other"] * 3
+
+
+def cli(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output + repr(done.exception)
+    return done
+
+
+@pytest.fixture
+def model(tmp_path):
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_all_changes_at_once(model, tmp_path):
+    (tmp_path / "new.csv").write_text("text,label\na tall tree,tree\nthe tree,tree\nmy old tree,tree\n")
+    (tmp_path / "names.txt").write_text("horse=animal or boat\nboat=animal or boat\n")
+    out = tmp_path / "out"
+    done = cli(
+        "update", model, "--remove", "roof", "--remove", "other", "--merge", f"@{tmp_path / 'names.txt'}",
+        "--add", tmp_path / "new.csv", "--out", out, "--json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["n_classes"] == 3
+    assert [c["what"] for c in found["changes"]] == ["remove_classes", "merge_classes", "add_classes"]
+    clf = load_model(out)
+    assert clf.classes_.tolist() == ["animal or boat", "ladder", "tree"]
+    assert clf.predict(["that tree", "off the horse"]).tolist() == ["tree", "animal or boat"]
+    assert load_model(model).classes_.tolist() == sorted([*THINGS, "other"])
+    shown = cli("inspect", out)
+    assert "changes of the classes" in shown.stdout
+    assert "remove_classes" in shown.stdout
+    facts = json.loads(cli("inspect", out, "--json").stdout)
+    assert facts["changes"] == clf.changes_
+    assert facts["n_merged_classes"] == 1
+    cli("update", out, "--merge", "tree=ladder")
+    assert len(load_model(out).changes_) == 4
+
+
+def test_known_classes_are_trained_when_asked(model, tmp_path):
+    (tmp_path / "new.csv").write_text("text,label\na tall tree,tree\nthe tree,tree\na roof of tiles,roof\n")
+    done = cli("update", model, "--add", tmp_path / "new.csv", code=1)
+    assert "'roof', a class of this model already" in done.stderr
+    assert load_model(model).changes_ == []
+    cli("update", model, "--add", tmp_path / "new.csv", "--train-known")
+    assert "tree" in load_model(model).classes_
+
+
+def test_mistakes_leave_the_model_as_it_was(model):
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    for arguments, sentence in [
+        ((), "nothing to do"),
+        (("--remove", "nobody"), "'nobody' is none of the 5 classes"),
+        (("--merge", "nobody=x"), "--merge takes OLD=NEW"),
+        ([word for name in LABELS[2::3][1:] for word in ("--remove", name)], "would leave 1"),
+    ]:
+        done = CliRunner().invoke(app, ["update", str(model), *arguments])
+        assert done.exit_code in (1, 2)
+        assert sentence in " ".join(done.stderr.replace("\u2502", " ").split())
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
