@@ -634,7 +634,7 @@ def run_rank(rank, size, folder, names):
         init_method=f"file://{folder}/meeting{size}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=300),
     )
     failed = {}
     for name in names:

@@ -319,7 +319,7 @@ def run_two(kind, folder):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=900,  # a busy machine is no failure
     )
     assert done.returncode == 0, done.stderr
 
