@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from extremax.config import FitConfig
 from extremax.examples import Examples
-from extremax.fit import Fitted, make_trainer
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.noise import Noise, changed_noise
 from extremax.parts import Parts, parts_of
 from extremax.runtime.context import Context
 from extremax.search import Search
 from extremax.sparse_weights import SparseWeights
-from extremax.training.base import TrainState
+from extremax.training.base import Trainer, TrainState
+from extremax.training.dense_part import MakeTrainer
 from extremax.training.growth import Discriminant, SparseRecord, estimate_discriminant
 from extremax.training.objectives import OBJECTIVES
 from extremax.training.sparse_start import ClassSums
 from extremax.types import Bool, Float32, Float64, Int64
 from extremax.weights import DenseWeights, Weights
+
+if TYPE_CHECKING:
+    from extremax.fit import Fitted
 
 
 def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
@@ -57,7 +60,9 @@ def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     return replace_model(fitted, replace(model, classes=classes, parts=parts), state)
 
 
-def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) -> Fitted:
+def add_classes(
+    fitted: Fitted, data: Examples, place: Int64, make_trainer: MakeTrainer, context: Context
+) -> Fitted:
     """Return the model with further classes.
 
     Parameters
@@ -66,14 +71,17 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
         Rows of the further classes, which are numbered from 0.
     place : (n_classes + n_new,)
         Classes in the order that they have afterwards: those of the model from 0, then the further ones.
+    make_trainer
+        Returns the trainer of a config.
     """
     model = fitted.model
     config = model.config
     if config is None:
         raise ValueError("this model has no record of how it was trained, so it takes no further class.")
     n_new = len(place) - model.n_classes
-    data = make_trainer(config, context).accept(data)
-    state, weights = _grow(fitted, data, n_new, config, context)
+    trainer = make_trainer(config, context)
+    data = trainer.accept(data)
+    state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
     counts = data.class_counts(n_new).astype(np.int64)
     classes = _plus_classes(model.classes, counts, data)
@@ -100,7 +108,8 @@ def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None)
     What monitors compare with were answers of other classes.
     """
     model = replace(model, reference=None)
-    return Fitted(model, fitted.state if state is None else state, list(fitted.history), fitted.interrupted)
+    state = fitted.state if state is None else state
+    return replace(fitted, model=model, state=state, history=list(fitted.history))
 
 
 # -- weights, state and searches of some lines
@@ -237,10 +246,10 @@ def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInf
 
 
 def _grow(
-    fitted: Fitted, data: Examples, n_new: int, config: FitConfig, context: Context
+    fitted: Fitted, data: Examples, n_new: int, trainer: Trainer, context: Context
 ) -> tuple[TrainState, Weights]:
     """Return a state and weights with further classes behind the others."""
-    state = fitted.state
+    state, config = fitted.state, trainer.config
     if state.tables.kind in ("dense", "sharded"):
         return _grow_dense(fitted, data, n_new, config, context)
     if state.tables.kind == "finished":
@@ -261,7 +270,7 @@ def _grow(
     n_features = tables.sums.matrix.shape[1]
     sums = ClassSums.of(data, n_new, n_features, tables.scale, context.n_threads)
     grown = _new_state(state, tables=tables.plus(sums))
-    return grown, make_trainer(config, context).export(grown)
+    return grown, trainer.export(grown)
 
 
 def _grow_dense(

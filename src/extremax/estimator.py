@@ -31,6 +31,7 @@ from extremax.fit import (
     fit_index,
     fit_model,
     fit_sparse_index,
+    make_trainer,
     problem_size,
     resume_model,
     train_epoch,
@@ -558,7 +559,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             label = new.item(int(np.argmin(counts)))
             raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
         labels, place = join_labels(self.classes_, new, in_order=self._indicator is None)
-        fitted = changes.add_classes(self._fitted, rows, place, self._context(self.seed_))
+        context = self._context(self.seed_)
+        fitted = changes.add_classes(self._fitted, rows, place, make_trainer, context)
         return self._change("add_classes", fitted, labels, len(new), rows.n_rows)
 
     def _add_unseen(self, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
