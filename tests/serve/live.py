@@ -26,6 +26,7 @@ class Live:
     def __init__(self, port: int, app: Any, slots: list[Slot]) -> None:
         self.port, self.app, self.slots = port, app, slots
         self.lines: list[str] = []
+        self.stop: Any = None
 
     def ask(
         self, path: str, body: Any = None, *, headers: dict[str, str] | None = None, method: str | None = None
@@ -99,12 +100,17 @@ def running(folders: dict[str, Path], **options: Any) -> Iterator[Live]:
     thread.start()
     live = Live(port, app, slots)
     live.lines = lines
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(40)
+        assert not thread.is_alive(), "the server does not stop"
+
+    live.stop = stop
     deadline = time.monotonic() + 20
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.005)
     try:
         yield live
     finally:
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive(), "the server does not stop"
+        stop()

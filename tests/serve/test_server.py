@@ -262,3 +262,22 @@ def test_mistakes_of_the_command_line(
 def test_model_of_python_is_the_one_served(text_folder: Path, live: Live) -> None:
     clf: Any = load_model(text_folder)
     assert live.ask("/info")[1]["n_features"] == clf.classifier_.n_features_in_
+
+
+def test_end_does_not_wait_for_a_page(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, begun = threading.Event(), threading.Event()
+    with running({"m": text_folder}, reload_seconds=0, stop_seconds=1.0) as live:
+        model: Any = live.slots[0].current
+
+        def build() -> Any:
+            begun.set()
+            release.wait(60)
+
+        monkeypatch.setattr(model, "page", build)
+        with live.connect() as connection:
+            connection.sendall(b"GET /tree HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert begun.wait(20)
+            started = time.monotonic()
+            live.stop()
+            assert time.monotonic() - started < 30
+    release.set()

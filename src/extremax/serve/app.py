@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,7 @@ _OPEN = ("/", "/model", "/docs", "/docs.css", "/openapi.json", "/health", "/read
 _EXPLAINED = 3  # labels of an explanation
 _MAX_LIMIT = 1000  # labels of a list
 _MAX_DEPTH = 12
+_PAGE_CALLS = 4  # calls of a model's page at the same time; its first one may take a minute
 
 
 def create_app(
@@ -73,6 +75,7 @@ class _Application:
         self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
         self.metrics.watch(self.batcher, slots)
         self.is_ready = self.is_stopping = False
+        self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
         self.static = static_files.read_static()
         self.document = make_document(config, _version())
         self.answers = {
@@ -278,7 +281,7 @@ class _Application:
         """Answer with the figures of the model's page."""
         _query(request, ("model",))
         _, model = self.asked_model(request)
-        return _json(json_ready(await _of_page(lambda: model.page().overview())))
+        return _json(json_ready(await self.of_page(lambda: model.page().overview())))
 
     async def tree(self, request: Request) -> Response:
         """Answer with nodes of the label tree."""
@@ -289,10 +292,18 @@ class _Application:
         _, model = self.asked_model(request)
         if "label" in query:
             number = await asyncio.to_thread(model.find_label, query["label"])
-            return _json({"path": json_ready(await _of_page(lambda: model.page().path(number)))})
+            return _json({"path": json_ready(await self.of_page(lambda: model.page().path(number)))})
         if "search" in query:
-            return _json(json_ready(await _of_page(lambda: model.page().search(query["search"], limit))))
-        return _json(json_ready(await _of_page(lambda: model.page().tree(node, depth))))
+            return _json(json_ready(await self.of_page(lambda: model.page().search(query["search"], limit))))
+        return _json(json_ready(await self.of_page(lambda: model.page().tree(node, depth))))
+
+    async def of_page(self, call: Callable[[], Any]) -> Any:
+        """Return what the page of a model has; what it does not have is a 404."""
+        async with self.page_calls:
+            try:
+                return await _in_thread(call)
+            except ValueError as error:
+                raise RequestError(404, str(error)) from None
 
     # -- the server itself ---------------------------------------------------------------------------------
 
@@ -328,12 +339,26 @@ class _Application:
         return Response(found.content, headers=headers, media_type=found.media_type)
 
 
-async def _of_page(call: Callable[[], Any]) -> Any:
-    """Return what the page of a model has, from a thread; what it does not have is a 404."""
-    try:
-        return await asyncio.to_thread(call)
-    except ValueError as error:
-        raise RequestError(404, str(error)) from None
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Return what a long call gives, from a thread of its own that no end of the server waits for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def finish(result: Any, error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as found:
+            error = found
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=work, name="extremax-page", daemon=True).start()
+    return await done
 
 
 class _Guard:
