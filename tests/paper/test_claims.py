@@ -144,6 +144,7 @@ def test_factor_counts_the_tree_unless_told_not_to() -> None:
         ((30.0, 12.0, 9.0), True, None),
         ((2.0, 3.0, 9.0), True, False),
         ((0.9, 1.1, 1.2), None, False),
+        ((1.01, 1.02, 1.03), None, False),  # within the error of the clock
         ((0.9, 0.8, 0.7), False, False),
     ],
 )

@@ -43,6 +43,7 @@ PAPER: dict[str, dict[str, float]] = {
 }
 FIGURES = ("accuracy", "log_likelihood")
 ORDER_OF_MAGNITUDE = 10.0
+_TIMING_ERROR = 0.05  # processor times of the same work differ by as much
 _STILL_RISING = 0.02  # relative gain of accuracy over the last doubling of samples
 
 
@@ -200,10 +201,13 @@ class Speed:
         return float(self.factors.max())
 
     def exceeds(self, factor: float) -> bool | None:
-        """Tell whether the method is so many times faster with all seeds (True) or with none (False)."""
-        if self.low >= factor:
+        """Tell whether the method is so many times faster with all seeds (True) or with none (False).
+
+        Factors that differ by less than the repeatability of a processor's clock count as equal.
+        """
+        if self.low >= factor * (1.0 + _TIMING_ERROR):
             return True
-        return False if self.high < factor else None
+        return False if self.high < factor * (1.0 - _TIMING_ERROR) else None
 
     def __str__(self) -> str:
         if self.high <= 0:

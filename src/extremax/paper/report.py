@@ -237,7 +237,8 @@ def _speed_section(data: ReportData) -> list[str]:
             ]
         )
     intro = "How many times faster the proposed method reaches the final accuracy of each baseline: geometric"
-    intro += " mean over pairs of seeds (lowest to highest). Yes and no are for all seeds."
+    intro += " mean over pairs of seeds (lowest to highest). Yes and no are for all seeds; times"
+    intro += " within 5% count as equal."
     return ["## Speed", "", intro, "", *_table(header, rows)]
 
 
