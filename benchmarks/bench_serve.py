@@ -3,6 +3,7 @@
     python benchmarks/bench_serve.py                         # fits the model, some minutes
     python benchmarks/bench_serve.py --model FOLDER          # a model that is there
     python benchmarks/bench_serve.py --model FOLDER --minutes 10     # memory at full load
+    python benchmarks/bench_serve.py --tiny                  # a model of a few words: does it run at all
 
 The server is a process of its own; the client is this one.  Processor time is that of all threads of the
 server.  The answers to the first batch are compared with `predict_topk`.  The figure for single requests is
@@ -20,11 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from timing import make_parser, write_rows
+
+NAME = "bench_serve"
 WANTED_RATE = 5000.0  # texts per second
 WANTED_EXCESS = 3.0  # milliseconds
 
@@ -46,6 +51,17 @@ def load_texts() -> list[str]:
     texts = data.rows(data.test)[0]
     random.Random(0).shuffle(texts)
     return texts
+
+
+def tiny_texts() -> list[str]:
+    return [f"{first} {second} {third}" for first in "abcdefgh" for second in "ijkl" for third in "mnop"] * 20
+
+
+def fit_tiny_model(folder: Path) -> None:
+    from extremax import ExtremeClassifier, TextClassifier
+
+    texts = tiny_texts()[:128]
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, [text[0] for text in texts]).save(folder)
 
 
 def measure_model(folder: Path, texts: list[str]) -> dict[str, float]:
@@ -163,7 +179,7 @@ def check_answers(folder: Path, port: int, texts: list[str]) -> None:
 
 
 def measure(folder: Path, port: int, process: subprocess.Popen[str], arguments: argparse.Namespace) -> None:
-    texts = load_texts()
+    texts = arguments.texts
     check_answers(folder, port, texts[:256])
     own = arguments.own
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
@@ -179,6 +195,14 @@ def measure(folder: Path, port: int, process: subprocess.Popen[str], arguments: 
         f" {1e6 * cpu / n:.0f} us of processor time a text: {2e6 / (1e6 * cpu / n):,.0f} texts/s on two"
         f" processors without others; load {os.getloadavg()[0]:.1f}"
     )
+    rows = [
+        {
+            "case": "batches",
+            "texts/s": n / wall,
+            "processor us": 1e6 * cpu / n,
+            "model alone us": own["cpu_us"],
+        }
+    ]
     for share in (0.0, 0.5):
         rate = share * min(WANTED_RATE, n / wall)
 
@@ -196,11 +220,14 @@ def measure(folder: Path, port: int, process: subprocess.Popen[str], arguments: 
             f" {WANTED_EXCESS:g}), 99% {excess[2]:.2f} ms ({len(latencies)} requests); load"
             f" {os.getloadavg()[0]:.1f}"
         )
+        case = "single requests, half load" if share else "single requests alone"
+        rows.append({"case": case, "median excess ms": excess[0], "95% excess ms": excess[1]})
+    write_rows(NAME, rows, show=False)
 
 
 def watch_memory(port: int, process: subprocess.Popen[str], arguments: argparse.Namespace) -> None:
     """Run at full load; print the memory of the server every minute."""
-    texts, about = load_texts(), psutil.Process(process.pid)
+    texts, about = arguments.texts, psutil.Process(process.pid)
     total = 0
 
     def show(minute: float) -> float:
@@ -224,20 +251,23 @@ def watch_memory(port: int, process: subprocess.Popen[str], arguments: argparse.
     print(f"memory: {first:,.1f} MB at the start, {last:,.1f} MB after {arguments.minutes} minutes")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, help="a saved model of texts; by default one is fitted")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--batch", type=int, default=256, help="texts of one request")
     parser.add_argument("--minutes", type=int, default=0, help="of full load, to see the memory; 0: figures")
     parser.add_argument("--serve", nargs="*", default=[], help="further options of extremax serve")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if arguments.tiny:
+        arguments.seconds = 0.5
+    arguments.texts = tiny_texts() if arguments.tiny else load_texts()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.model or Path(scratch) / "model"
         if arguments.model is None:
-            fit_model(folder)
+            (fit_tiny_model if arguments.tiny else fit_model)(folder)
         if not arguments.minutes:
-            arguments.own = measure_model(folder, load_texts())
+            arguments.own = measure_model(folder, arguments.texts)
         process, port = start_server(folder, arguments.serve)
         try:
             if arguments.minutes:

@@ -140,7 +140,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise
         Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
         with the same probability, the class frequencies, a mixture of tree and frequencies, or an object
-        of your own, such as `TreeNoise` with a tree.
+        of your own, such as a `LabelTree`, or `TreeNoise` for a tree of projected features.
     n_negatives : int
         Negatives per row and epoch, of objectives that draw negatives for each row.
     n_shared : int
@@ -478,7 +478,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 "Declare every class at the first call, partial_fit(X, y, classes=all_labels), or add it now:"
                 ' partial_fit(X, y, new_classes="add").'
             )
-            data = self._class_weighted(self._weighted(self._lookup(y, features, hint=hint), sample_weight))
+            found = self._lookup(y, features, hint=hint)
+            data = self._class_weighted(self._weighted(found, sample_weight, stacklevel=5))
             if self.model_.parts is not None:
                 data = self.model_.merged(self._threads).assign(data)
             config, context = self._resume_config(data), self._context(self.seed_)
