@@ -91,9 +91,13 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    async def open(self) -> Connection:
+    async def __aenter__(self) -> Connection:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
 
     async def post(self, body: bytes) -> tuple[int, bytes]:
         self.writer.write(
@@ -115,17 +119,17 @@ async def run_batches(port: int, texts: list[str], size: int, seconds: float, ra
 
     async def work(number: int) -> None:
         nonlocal done
-        connection = await Connection(port).open()
         due = time.perf_counter() + number * size / (rate or 1e9)
         at = number
-        while time.perf_counter() < stop:
-            if rate is not None:
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                due += 4 * size / rate
-            status, _ = await connection.post(asked[at % len(asked)])
-            at += 4
-            assert status == 200, status
-            done += size
+        async with Connection(port) as connection:
+            while time.perf_counter() < stop:
+                if rate is not None:
+                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                    due += 4 * size / rate
+                status, _ = await connection.post(asked[at % len(asked)])
+                at += 4
+                assert status == 200, status
+                done += size
 
     await asyncio.gather(*(work(number) for number in range(4)))
     return done
@@ -133,15 +137,15 @@ async def run_batches(port: int, texts: list[str], size: int, seconds: float, ra
 
 async def run_singles(port: int, texts: list[str], seconds: float, per_second: float) -> list[float]:
     """Send single texts at random times; return their latencies in seconds."""
-    connection = await Connection(port).open()
     found, stop, draw = [], time.perf_counter() + seconds, random.Random(1)
-    while time.perf_counter() < stop:
-        await asyncio.sleep(draw.expovariate(per_second))
-        body = json.dumps({"inputs": draw.choice(texts)}).encode()
-        started = time.perf_counter()
-        status, _ = await connection.post(body)
-        assert status == 200, status
-        found.append(time.perf_counter() - started)
+    async with Connection(port) as connection:
+        while time.perf_counter() < stop:
+            await asyncio.sleep(draw.expovariate(per_second))
+            body = json.dumps({"inputs": draw.choice(texts)}).encode()
+            started = time.perf_counter()
+            status, _ = await connection.post(body)
+            assert status == 200, status
+            found.append(time.perf_counter() - started)
     return found
 
 
@@ -168,7 +172,8 @@ def check_answers(folder: Path, port: int, texts: list[str]) -> None:
     body = json.dumps({"inputs": texts, "parameters": {"function_to_apply": "none"}}).encode()
 
     async def ask() -> bytes:
-        return (await (await Connection(port).open()).post(body))[1]
+        async with Connection(port) as connection:
+            return (await connection.post(body))[1]
 
     found = json.loads(asyncio.run(ask()))
     names = [[entry["label"] for entry in answer] for answer in found]
@@ -277,6 +282,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         finally:
             process.terminate()
             process.wait(20)
+            assert process.stderr is not None
+            process.stderr.close()
 
 
 if __name__ == "__main__":
