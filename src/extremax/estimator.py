@@ -470,7 +470,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Train a fitted model for one more epoch; what goes wrong before that changes nothing."""
         features = self._same_features(X)
         self._check_same_classes(classes)
-        before = {name: vars(self)[name] for name in _CHANGED if name in vars(self)}
+        before = {name: getattr(self, name) for name in _CHANGED if hasattr(self, name)}
         try:
             if add:
                 self._add_unseen(y, features, sample_weight)

@@ -271,9 +271,11 @@ class Monitor:
             ids, log_prob = classifier._predict_ids(features, 1)
         else:
             labels, log_prob = np.asarray(answers[0]), np.asarray(answers[1], np.float32)
-            if labels.ndim != 2 or labels.shape != log_prob.shape or len(labels) != len(X):
+            rows = X[0] if isinstance(X, tuple) else X
+            n_rows = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+            if labels.ndim != 2 or labels.shape != log_prob.shape or len(labels) != n_rows:
                 raise ValueError(
-                    f"answers have the shapes {labels.shape} and {log_prob.shape} for {len(X):,} rows; give"
+                    f"answers have the shapes {labels.shape} and {log_prob.shape} for {n_rows:,} rows; give"
                     " what predict_topk returned for them."
                 )
             ids = classifier._label_index.lookup(labels[:, 0], n_samples=len(labels))[:, None]
@@ -283,7 +285,7 @@ class Monitor:
     def observe(self, features: Any, best: Int32, log_prob: Float32) -> None:
         """Take up rows whose features, best classes and log-probabilities are there already."""
         classifier = getattr(self.clf, "classifier_", self.clf)
-        if not hasattr(features, "indptr") or classifier._large_columns is not None:
+        if getattr(features, "format", "") != "csr" or classifier._large_columns is not None:
             features = classifier._same_features(features)
         measured = self.reference.measure(features, vars(classifier).get("_n_dense", 0))
         self._waiting.append((measured, best, log_prob))

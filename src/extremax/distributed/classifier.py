@@ -360,7 +360,7 @@ class DaskExtremeClassifier(BaseEstimator):
         """Return the model as an `ExtremeClassifier` in the memory of this process."""
         self._require_fitted()
         if self._fit is None and self._saved is not None:
-            return self._saved.open()
+            return load_model(self._saved.path)
         local: ExtremeClassifier = self._job.gather(self._local_future())
         return local
 

@@ -16,6 +16,7 @@ from extremax.distributed.inputs import split_collection
 from extremax.distributed.job import import_delayed
 from extremax.estimator import ExtremeClassifier
 from extremax.loading import load_model
+from extremax.storage.folder import folder_checksum
 
 
 class SavedModelAt:
@@ -39,6 +40,10 @@ class SavedModelAt:
 
 @lru_cache(maxsize=4)
 def _open(path: str, checksum: str) -> ExtremeClassifier:
+    if folder_checksum(path) != checksum:
+        raise ValueError(
+            f"the model in {path} was saved again; open it anew with DaskExtremeClassifier.open."
+        )
     found: Any = load_model(path)
     return found  # type: ignore[no-any-return]
 
@@ -103,6 +108,8 @@ def evaluate_block(
     rows = b.one_matrix(X)
     if rows.shape[0] == 0:
         return 0.0, 0.0
-    weights = None if weight is None else np.asarray(weight)
+    weights = None if weight is None else np.asarray(b.one_vector(weight))
     total = float(len(labels)) if weights is None else float(weights.sum(dtype=np.float64))
+    if total == 0.0:
+        return 0.0, 0.0
     return float(getattr(local, method)(rows, labels, weights)), total

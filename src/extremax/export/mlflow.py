@@ -45,8 +45,6 @@ class PyFunc:
                     f"the model takes one column of texts, and the table has {table.shape[1]}; select one."
                 )
             rows = table.reshape(-1).tolist()
-        elif hasattr(rows, "to_numpy"):
-            rows = rows.to_numpy()
         labels, log_prob = self.clf.predict_topk(rows, k=k)
         if k == 1:
             return pd.DataFrame({"label": labels[:, 0], "probability": np.exp(log_prob[:, 0])})

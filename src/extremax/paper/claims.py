@@ -335,7 +335,7 @@ def _best_final(proposed: Outcome, baselines: Sequence[Outcome], figure: str) ->
     """Compare with the best baseline: to be better than all is to be better than that one."""
     best = max(baselines, key=lambda outcome: outcome.mean(figure))
     value, error = difference(proposed, best, figure)
-    clear = math.isnan(error) or abs(value) > 2.0 * error
+    clear = abs(value) > 2.0 * error  # not for an error that is not known
     name = figure.replace("_l", "-l")
     words = f"It reached {format_figure(figure, proposed.mean(figure), proposed.error(figure))}, the best"
     words += f" baseline, {_label(best)}, {format_figure(figure, best.mean(figure), best.error(figure))}:"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from extremax.errors import ModelFileError
 from extremax.loading import load_model
 from extremax.runtime.threads import run
 from extremax.search import rows_at_a_time
@@ -407,8 +406,8 @@ class Slot:
         seen = folder_identity(self.folder)
         try:
             self.load(config, prepare)
-        except (ModelFileError, OSError, ValueError, MemoryError) as error:
-            self.error, self._identity = str(error), seen
+        except Exception as error:  # an encoder may raise anything; the model that answers stays
+            self.error, self._identity = str(error) or type(error).__name__, seen
             return False
         self.n_reloads += 1
         return True
@@ -420,7 +419,15 @@ def folder_identity(folder: Path) -> tuple[int, ...] | None:
         about, header = os.stat(folder), os.stat(folder / HEADER)
     except OSError:
         return None
-    return about.st_dev, about.st_ino, header.st_ino, header.st_mtime_ns, header.st_size
+    # the time of the folder changes with every file that arrives, so that a copy is tried again at its end
+    return (
+        about.st_dev,
+        about.st_ino,
+        about.st_mtime_ns,
+        header.st_ino,
+        header.st_mtime_ns,
+        header.st_size,
+    )
 
 
 async def watch(
