@@ -118,7 +118,7 @@ class FitConfig:
 def _earlier_numbers(content: Any) -> Any:
     """Return stored numbers; where they do not say so, rows of dense weights all had one temperature."""
     if not isinstance(content, Mapping) or not isinstance(content.get("calibration", {}), Mapping):
-        return content  # refused by whoever reads it
+        return content  # refused where it is read
     calibration = {"max_tempered_classes": 0, **content.get("calibration", {})}
     return {**content, "calibration": calibration}
 

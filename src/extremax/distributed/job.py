@@ -56,7 +56,7 @@ def find_client(client: Any = None) -> Any:
 
 
 class Job:
-    """The tasks of one call: keys that nobody else has, and the threads that tasks may use.
+    """The tasks of one call: keys of its own, and the threads that tasks may use.
 
     Parameters
     ----------
