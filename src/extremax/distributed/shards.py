@@ -2,7 +2,7 @@
 
 Under a loss that compares every score with a number of its own (negative sampling, NCE), the gradient of a
 class needs the pairs (row, class) of that class and its own weights, nothing else.  Negatives are hashes of
-(seed, epoch, position of the row), so every worker that holds a row draws the same ones.  `draw_pairs` draws the
+(seed, epoch, position of the row), so all workers with a row draw the same.  `draw_pairs` draws the
 negatives of a block of rows and sends each pair to the shard of its class; `train_shard` puts the pairs of
 all blocks in the order of the epoch and trains in the minibatches of all rows.  Both are pure functions of
 their arguments: a task that is run again gives the same result.
