@@ -135,8 +135,9 @@ def test_margin_holds_in_nineteen_of_twenty() -> None:
             points = [{"epoch": 1, "valid_accuracy": 0.5, "test_accuracy": end} for end in ends]
             rows = {"accuracy": np.tile([0.0, 1.0], 5000)}
             outcomes.append(Outcome(method, [RunResult([point], 10_000, rows) for point in points]))
-        value, error = difference(*outcomes, "accuracy")
-        outside += abs(value) > margin(*outcomes, "accuracy")
+        first, second = outcomes
+        value, error = difference(first, second, "accuracy")
+        outside += abs(value) > margin(first, second, "accuracy")
         beyond_two += abs(value) > 2 * error
     assert outside <= 62  # 5%, and 1.7 standard deviations of a thousand repetitions
     assert beyond_two > 75
