@@ -195,6 +195,56 @@ def check_ranks_without_rows(rank, size, folder):
     assert bool(out.loss.isnan()) == (rank == size - 1)
 
 
+def check_ranks_without_classes(rank, size, folder):
+    """A rank without classes takes random numbers, counts steps and goes through backward as others do."""
+    for n_classes in (2, 4):  # on 3 ranks 1, 1 and 0, or 2, 2 and 0
+        x, y = rows(size, n_classes=n_classes)[rank]
+        for gradients in ("dense", "sparse", "fused"):
+            torch.manual_seed(5)
+            layer = make_layer(n_classes, n_shared=2, gradients=gradients)
+            before = local(layer.weight).detach().clone()
+            for step in range(2):
+                hidden = x.clone().requires_grad_(step == 0)  # an encoder may be frozen
+                layer(hidden, y).loss.backward()
+                assert hidden.grad is None or bool(hidden.grad.isfinite().all())
+            assert int(layer.n_steps) == 2
+            following = [None] * size
+            dist.all_gather_object(following, float(torch.rand(())))
+            assert len(set(following)) == 1
+            if gradients == "fused":
+                assert bool((local(layer.weight) != before).any(dim=1).all())
+
+
+def check_wrong_input_on_one_rank(rank, size, folder):
+    """All ranks raise, none waits; they go on together afterwards."""
+    layer = make_layer(n_shared=9)
+    x, y = rows(size)[rank]
+    for training in (True, False):
+        layer.train(training)
+        bad = y.clone()
+        bad[0] = N_CLASSES + 2 if rank == size - 1 else 0
+        with pytest.raises(ValueError, match="^targets holds 25; the classes are 0 to 22.$"):
+            layer(x, bad)
+        own = ("its last dimension must be 6", "targets has type torch.float32")
+        for wrong, sentence in zip(((x[:, :3], y), (x, y.float())), own, strict=True):
+            is_wrong = rank == size - 1
+            theirs = f"rank {size - 1} of {size} in the group refused what it was called with"
+            with pytest.raises((TypeError, ValueError), match=sentence if is_wrong else theirs):
+                layer(*(wrong if is_wrong else (x, y)))
+    with pytest.raises(ValueError, match="its last dimension must be 6" if rank == 0 else "rank 0 of"):
+        layer.predict_topk(x[:, :3] if rank == 0 else x, 2)
+    assert int(layer.n_steps) == 0
+    # Hidden states of one rank want no gradient: it takes part in that of the others.
+    hidden = x.clone().requires_grad_(rank == 0)
+    layer.train()(hidden, y).loss.backward()
+    assert (hidden.grad is not None) == (rank == 0)
+    # Random numbers that come again with other targets are another step.
+    for targets in (y, torch.zeros_like(y), y):
+        torch.manual_seed(0)
+        layer(x, targets)
+    assert int(layer.n_steps) == 3
+
+
 def check_predictions(rank, size, folder):
     """Top-k, all log-probabilities and the exact loss, against one process."""
     for rows_of, n_classes in (("own", N_CLASSES), ("same", N_CLASSES), ("own", 4)):
@@ -623,7 +673,7 @@ def compare_mesh_step(layer, parts, mine, everything):
 CHECKS = {
     name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")
 }
-ONLY = {"mesh_of_two_dimensions": (4,), "checkpoints": (2, 3, 1), "optimizers": (2,)}
+ONLY = {"ranks_without_classes": (3,), "mesh_of_two_dimensions": (4,), "checkpoints": (2, 3, 1), "optimizers": (2,)}
 PAIRS = [(name, size) for size in (2, 3, 1, 4) for name in CHECKS if size in ONLY.get(name, (2, 3))]
 
 
