@@ -223,7 +223,7 @@ def check_wrong_input_on_one_rank(rank, size, folder):
         layer.train(training)
         bad = y.clone()
         bad[0] = N_CLASSES + 2 if rank == size - 1 else 0
-        with pytest.raises(ValueError, match="^targets holds 25; the classes are 0 to 22.$"):
+        with pytest.raises(ValueError, match=r"^targets holds 25; the classes are 0 to 22\.$"):
             layer(x, bad)
         own = ("its last dimension must be 6", "targets has type torch.float32")
         for wrong, sentence in zip(((x[:, :3], y), (x, y.float())), own, strict=True):
@@ -673,7 +673,12 @@ def compare_mesh_step(layer, parts, mine, everything):
 CHECKS = {
     name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")
 }
-ONLY = {"ranks_without_classes": (3,), "mesh_of_two_dimensions": (4,), "checkpoints": (2, 3, 1), "optimizers": (2,)}
+ONLY = {
+    "ranks_without_classes": (3,),
+    "mesh_of_two_dimensions": (4,),
+    "checkpoints": (2, 3, 1),
+    "optimizers": (2,),
+}
 PAIRS = [(name, size) for size in (2, 3, 1, 4) for name in CHECKS if size in ONLY.get(name, (2, 3))]
 
 

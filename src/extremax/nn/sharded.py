@@ -603,9 +603,7 @@ def _scores(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return scores.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _no_terms(
-    h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool, steps: bool
-) -> SoftmaxTerms:
+def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool, steps: bool) -> SoftmaxTerms:
     """Return the terms of a rank without classes, linked to all that other ranks differentiate.
 
     Where other ranks step in the backward pass, this one takes part in its collectives, even if nothing wants
