@@ -40,11 +40,11 @@ class SavedModelAt:
 
 @lru_cache(maxsize=4)
 def _open(path: str, checksum: str) -> ExtremeClassifier:
-    if folder_checksum(path) != checksum:
+    found: Any = load_model(path)
+    if folder_checksum(path) != checksum:  # looked at last: the folder may be exchanged while it is read
         raise ValueError(
             f"the model in {path} was saved again; open it anew with DaskExtremeClassifier.open."
         )
-    found: Any = load_model(path)
     return found  # type: ignore[no-any-return]
 
 

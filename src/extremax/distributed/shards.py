@@ -326,6 +326,13 @@ def train_shard(
     )
 
 
+def leave_epoch(plan: Plan, state: ShardState) -> ShardState:
+    """Return a shard that was left inside an epoch with weights for the features as given."""
+    tables = _copy(state.tables)
+    _convert(plan, tables, state.first, 1, to_training=False)
+    return replace(state, tables=tables)
+
+
 class _WindowPairs(NamedTuple):
     """Pairs of a window and a shard in the order of training, and the rows they refer to."""
 

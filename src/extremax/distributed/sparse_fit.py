@@ -142,6 +142,7 @@ class SparseFit:
     n_shards: int
     history: list[Record] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
     _fitted: Any = None
 
     def run(self) -> None:
@@ -203,20 +204,22 @@ class SparseFit:
 
     def assemble(self) -> Any:
         """Return the future of the whole model."""
-        return self._fitted
+        return self.job.submit(copy_fitted, self._fitted)
 
 
 @dataclass
 class OneWorkerFit:
     """A fit that is small enough for one worker."""
 
+    job: Job
     config: FitConfig
     history: list[Record]
     fitted: Any
+    interrupted: bool = False
 
     def assemble(self) -> Any:
         """Return the future of the whole model."""
-        return self.fitted
+        return self.job.submit(copy_fitted, self.fitted)
 
 
 def fit_on_one_worker(job: Job, rows: DistributedRows, config: FitConfig, seed: int) -> OneWorkerFit:
@@ -225,7 +228,7 @@ def fit_on_one_worker(job: Job, rows: DistributedRows, config: FitConfig, seed: 
     fitted = job.submit(
         _fit_alone, config, seed, rows.n_classes, job.lone_threads, len(rows.X), *rows.X, *rows.y, *weights
     )
-    return OneWorkerFit(config, job.gather(job.submit(_history_of, fitted)), fitted)
+    return OneWorkerFit(job, config, job.gather(job.submit(_history_of, fitted)), fitted)
 
 
 # -- tasks
@@ -238,6 +241,12 @@ def _fit_alone(
     joined = np.concatenate(weight) if weight else None
     data = Examples(b.stack_rows(*X), np.concatenate(y), None, joined)
     return fit_model(data, n_classes, config, Context(seed, n_threads), Request())
+
+
+def copy_fitted(fitted: Fitted) -> Fitted:
+    """Return the model with a state of its own: a worker of this very process would share it."""
+    state = replace(fitted.state, tables=fitted.state.tables.copy(), chosen=dict(fitted.state.chosen))
+    return Fitted(fitted.model, state, [dict(record) for record in fitted.history], fitted.interrupted)
 
 
 def _history_of(fitted: Fitted) -> list[Record]:
