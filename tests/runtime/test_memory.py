@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import extremax
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import available_memory, check_memory, describe_memory, format_bytes
 
@@ -106,7 +107,8 @@ def test_arrays_are_not_mapped_anew_in_dask_workers() -> None:
     """Pages of 100 arrays of 256 pages, in a process with the environment that Dask gives its workers."""
     if not hasattr(ctypes.CDLL(None), "mallopt"):
         pytest.skip("mallopt of glibc")
-    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"}
+    source = str(Path(extremax.__file__).parent.parent)
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536", "PYTHONPATH": source}
     done = subprocess.run(
         [sys.executable, "-c", _COUNT_FAULTS], env=environment, capture_output=True, text=True, check=True
     )
