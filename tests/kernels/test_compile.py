@@ -21,6 +21,7 @@ from extremax.kernels.phases import new_schedule
 from extremax.kernels.row_losses import NegativeSampling, register_loss
 from extremax.kernels.row_training import AlongRow, Pairs, Step, train_dense
 from extremax.kernels.row_updates import ModelArrays
+from extremax.training.row_trainer import batch_ends
 
 needs_compiler = pytest.mark.skipif(JIT_DISABLED, reason="nothing is compiled, so nothing is cached")
 
@@ -164,8 +165,8 @@ def train(settings, n=40, n_negatives=0):
         np.zeros((5, 0), np.float32),
         np.zeros(5, np.float32),
     )
-    step = Step(batch_size=8, objective=settings, sizes=AlongRow(np.float32(1.0), np.float32(0.1)))
-    train_dense(X, pairs, model, step, new_schedule(1), 0, 1)
+    step = Step(objective=settings, sizes=AlongRow(np.float32(1.0), np.float32(0.1)))
+    train_dense(X, pairs, batch_ends(n, 8), model, step, new_schedule(1), 0, 1)
     return pairs.losses, model
 
 
