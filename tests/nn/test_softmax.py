@@ -385,6 +385,27 @@ def test_fused_step_does_not_depend_on_threads_invariant():
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_the_same_seed_in_every_epoch_reference(data, gradients):
+    """Other rows with the same random numbers get a set with their own targets, and count as a step."""
+    layer = make_layer(gradients=gradients, n_shared=20, refit_every=None)
+    parts = [tuple(t[rows] for t in tensors(data)) for rows in torch.arange(15).split(5)]
+    known = layer._current_draws()
+    for step, (hidden, y) in enumerate(parts, 1):
+        torch.manual_seed(7)
+        positions = torch.rand(2, dtype=torch.float64).numpy()
+        torch.manual_seed(7)
+        found = layer._choose(hidden, y)
+        expected = add_targets(known.draw(np.empty((5, 0), np.float32), positions), y.numpy(), 10)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert int(layer.n_steps) == step
+        torch.manual_seed(7)  # as activation checkpointing does
+        again = layer._choose(hidden, y)
+        assert all(a is b for a, b in zip(found, again, strict=True))
+        assert int(layer.n_steps) == step
+
+
 # -- state
 
 

@@ -11,7 +11,9 @@ may be in the set for certain, with pi = 1: the expectation is over the draws, g
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +75,17 @@ class ClassDraws:
             self.everywhere, near, cumulative, positions[0], positions[1], classes, minus_log_pi, scratch
         )
         return classes[:n], minus_log_pi[:n]
+
+
+def draw_key(numbers: Sequence[float], targets: Tensor) -> tuple[float | bytes, ...]:
+    """Return the key under which the class set of a training step is kept.
+
+    Activation checkpointing repeats a forward pass with the same random numbers, and must get the same set.
+    A training loop that sets the seed again gets the same numbers too, for other rows: the key tells them
+    apart by their targets.
+    """
+    digest = hashlib.blake2b(targets.detach().cpu().numpy().tobytes(), digest_size=16).digest()
+    return (*numbers, digest)
 
 
 def add_targets(drawn: tuple[Int32, Float32], y: Int64, limit: int) -> tuple[Int32, Float32]:
@@ -165,11 +178,15 @@ def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
     with torch.autocast(h.device.type, enabled=False):
         h = h.to(dtype)
         x, labels = (h, y) if here is None else (h[here], y[here])
-        own = (x * F.embedding(labels, weight, sparse=sparse).to(dtype)).sum(dim=1)
-        scores = h @ F.embedding(shared.classes, weight, sparse=sparse).to(dtype).T
+        # One look into the table for both: with dense gradients, each costs a gradient of all classes.
+        both, n_own = torch.cat([labels, shared.classes]), len(labels)
+        rows = _rows(weight, both, sparse=sparse).to(dtype)
+        own = (x * rows[:n_own]).sum(dim=1)
+        scores = h @ rows[n_own:].T
         if bias is not None:
-            own = own + _entries(bias, labels, sparse=sparse).to(dtype)
-            scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
+            biases = torch.gather(bias, 0, both, sparse_grad=sparse).to(dtype)
+            own = own + biases[:n_own]
+            scores = scores + biases[n_own:]
         column = own
         if here is not None:
             column = own.new_full((len(h),), -math.inf).index_copy(0, here, own)
@@ -183,8 +200,8 @@ def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
         return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
 
 
-def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
-    return torch.gather(bias, 0, classes, sparse_grad=sparse)
+def _rows(weight: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
+    return F.embedding(classes, weight, sparse=True) if sparse else weight.index_select(0, classes)
 
 
 class FusedStep(torch.autograd.Function):

@@ -28,6 +28,7 @@ from extremax.nn.shared_classes import (
     FusedStep,
     SharedSet,
     add_targets,
+    draw_key,
     padded,
     shared_losses,
 )
@@ -207,7 +208,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self._recent = []
         self._draws: ClassDraws | None = None
         self._draws_of = (-1, -1)
-        self._kept: OrderedDict[tuple[float, ...], tuple[Int32, Float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], tuple[Int32, Float32]] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
 
@@ -315,17 +316,18 @@ class ExtremeSoftmax(SoftmaxLayer):
     def _choose(self, h: Tensor, y: Tensor) -> tuple[Int32, Float32]:
         """Draw the classes of a training step, remember its rows, and count it.
 
-        Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
-        classes: numbers that were drawn before give the set that they gave then.
+        Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
+        the same classes: what was drawn for them before.
         """
         rank = torch.distributed.get_rank() if n_processes() > 1 else 0
         # Processes with the same seed draw other classes than one another.
-        key = tuple((u + rank * _GOLDEN) % 1.0 for u in torch.rand(2, dtype=torch.float64).tolist())
+        positions = [(u + rank * _GOLDEN) % 1.0 for u in torch.rand(2, dtype=torch.float64).tolist()]
+        key = draw_key(positions, y)
         if key in self._kept:
             return self._kept[key]
         self._keep(h, y)
         self.n_steps += 1
-        drawn = self._current_draws().draw(self.noise.project(h), np.array(key))
+        drawn = self._current_draws().draw(self.noise.project(h), np.array(positions))
         if self.n_shared < self.n_classes:
             drawn = add_targets(drawn, y.cpu().numpy(), self.n_shared // 2)
         self._kept[key] = drawn
