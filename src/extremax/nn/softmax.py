@@ -21,7 +21,7 @@ from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
 from extremax.nn.hidden_moments import HiddenMoments
-from extremax.nn.layer import SoftmaxLayer, check_positive, copy_into, n_processes
+from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, copy_into, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -217,7 +217,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
         self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
-        self._recent = []
+        self._recent = RecentRows()
         self._draws: ClassDraws | None = None
         self._draws_of = (-1, -1)
         self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int32, Float32]]] = OrderedDict()
@@ -237,7 +237,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
-        self._recent, self._draws = [], None
+        self._recent, self._draws = RecentRows(), None
 
     def extra_repr(self) -> str:
         return (
