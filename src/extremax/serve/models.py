@@ -20,7 +20,7 @@ from scipy import sparse
 
 from extremax.loading import load_model
 from extremax.runtime.threads import run
-from extremax.search import rows_at_a_time
+from extremax.search import scores_rows_alone
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
 
@@ -105,13 +105,12 @@ class ServedModel:
     def step_rows(self, search: str) -> int | None:
         """Return by how many rows a request may be cut into pieces, so that no bit of an answer changes.
 
-        The last bits of a product of dense matrices depend on the number of its rows. Sparse weights are
-        scored some rows at a time, always the same number.
+        The last bits of a product of dense matrices depend on the number of its rows; those of sparse weights
+        do not.
         """
-        weights: Any = self.clf.model_.weights
-        if not weights.row_major or getattr(self.clf, "_encodes", False) or search != "exact":
-            return None
-        return 1 if weights.dense is None else rows_at_a_time(self.n_classes)
+        model = self.clf.model_
+        alone = model.parts is None and scores_rows_alone(model.scorer)
+        return 1 if alone and search == "exact" and not getattr(self.clf, "_encodes", False) else None
 
     @cached_property
     def label_names(self) -> list[str]:
