@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
-_KEPT_BYTES = 4 << 20
+_KEPT_BYTES, _KEPT_BLOCK_BYTES = 4 << 20, 16 << 20
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
 
 # First row, last row, and log p_n of one tile for these rows.
@@ -351,9 +351,11 @@ def _scan_columns(
         return False
     n_rows, n_classes = X.shape[0], scorer.n_classes
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    scratch = _row_scratch if 4 * n_classes <= _KEPT_BYTES else Scratch(Buffers)
     limits = {"min_fraction": config.column_fraction, "max_bytes": config.column_bytes}
-    block_rows = min(max(config.row_block_scores // n_classes, n_threads), config.block_rows)
+    most = min(config.row_block, config.block_rows)
+    block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
+    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BLOCK_BYTES
+    scratch = _row_scratch if is_small else Scratch(Buffers)
     with scratch.use() as buffers:
         for first, last in split(n_rows, block_rows):
             block = weights.open_columns(X, first, last, **limits)
