@@ -384,3 +384,30 @@ def test_sparse_rows_that_are_no_texts() -> None:
         (np.ones(300), (np.arange(300), rng.choice(np.flatnonzero(~seen), 300))), shape=(300, width)
     )
     assert monitor.update(sparse.csr_matrix(X[1200:] + 2 * new)).report()["statistics"]["features"]["alarm"]
+
+
+@pytest.mark.identity
+def test_storage_of_sparse_rows_changes_nothing() -> None:
+    from scipy import sparse
+
+    rng = np.random.default_rng(1)
+    n, width = 1500, 1200
+    y = rng.integers(30, size=n)
+    columns = (y[:, None] * 40 + rng.integers(40, size=(n, 5))).ravel()
+    X = sparse.csr_matrix((np.ones(5 * n, np.float32), (np.repeat(np.arange(n), 5), columns)), (n, width))
+    clf = ExtremeClassifier("sparse_softmax", random_state=0, n_jobs=1).fit(X[:1000], y[:1000])
+    stream, given = X[1000:], X[:300]
+    expected = clf.monitor().update(stream).to_json()
+    for rows in (stream.tocsc(), stream.tocoo(), sparse.csc_array(stream)):
+        assert clf.monitor().update(rows).to_json() == expected
+    for rows in (stream, stream.tocsc()):  # with answers, the rows are looked at as well
+        assert clf.monitor().update(rows, clf.predict_topk(rows, 2)).to_json() == expected
+    expected = clf.monitor(reference=given).update(stream).to_json()
+    assert clf.monitor(reference=given.tocsc()).update(stream.tocsc()).to_json() == expected
+
+
+@pytest.mark.identity
+def test_answers_for_texts_save_predicting_again(text_model: TextClassifier) -> None:
+    texts = make_texts(300, 14)[0]
+    given = text_model.monitor().update(texts, text_model.predict_topk(texts, 2))
+    assert given.to_json() == text_model.monitor().update(texts).to_json()

@@ -109,7 +109,7 @@ def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None)
     """
     model = replace(model, reference=None)
     state = fitted.state if state is None else state
-    return replace(fitted, model=model, state=state, history=list(fitted.history))
+    return replace(fitted, model=model, state=state, history=[dict(record) for record in fitted.history])
 
 
 # -- weights, state and searches of some lines

@@ -111,7 +111,7 @@ class ServedModel:
         weights: Any = self.clf.model_.weights
         if not weights.row_major or getattr(self.clf, "_encodes", False) or search != "exact":
             return None
-        return 1 if weights.dense is None else rows_at_a_time(self.n_classes)
+        return 1 if weights.dense is None else rows_at_a_time(weights.n_classes)
 
     @cached_property
     def label_names(self) -> list[str]:
