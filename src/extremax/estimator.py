@@ -674,7 +674,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 " least two."
             )
 
-    def _change(  # noqa: PLR0913 (what a record of the change holds)
+    def _change(
         self,
         what: str,
         fitted: Fitted,
