@@ -4,12 +4,13 @@
     python benchmarks/bench_update.py --cases icd10cm:dense --draws 3 --fraction 0.05 --split valid
 
 A random fraction of the classes is kept out of a fit and then added by ``add_classes``, with their training
-rows; the other model is fitted on all rows.  ``--draws`` repeats this with other classes (seeds 0, 1, ...).
+rows; the other model is fitted on all rows.  ``--draws`` repeats all with other classes and other seeds of the
+fits (0, 1, ...), as two fits differ by half a point on the same rows, and the table ends with the means.
 Accuracy is that of the best class on test rows, or on validation rows (``--split valid``): of all, of those
 of the classes that were there, and of those that were added.  `class mean` is the simplest thing to do: the
 mean row of each class as its weights, as long as the others' are on average, with their mean bias, and no
-training (not on more than 50,000 classes, of which it would need a table of all scores).  `without them` is the model
-before classes are added: how two fits differ on the same rows.
+training (not on more than 50,000 classes, of which it would need a table of all scores).  `without them` is
+the model before classes are added: how two fits differ on the same rows.
 
 Kinds: `dense` (the default on dense features), `negative_sampling` (the same features), `sparse` (word counts
 or n-grams as sparse features), `text` (`TextClassifier`).  Seconds are of the processor, on one thread; those
@@ -77,9 +78,9 @@ def take(X: Any, rows: np.ndarray) -> Any:
     return [X[i] for i in rows] if isinstance(X, list) else X[rows]
 
 
-def make(kind: str) -> Any:
+def make(kind: str, seed: int) -> Any:
     objective = {"negative_sampling": kind, "sparse": "sparse_softmax"}.get(kind, "auto")
-    clf = ExtremeClassifier(objective, random_state=0, n_jobs=1)
+    clf = ExtremeClassifier(objective, random_state=seed, n_jobs=1)
     return TextClassifier(clf) if kind == "text" else clf
 
 
@@ -125,13 +126,13 @@ def compare(
     data = load(name, kind, split)
     if data is None:
         return
-    clock = Clock()
-    whole = make(kind).fit(data.X, data.y)
-    fit = clock.read()
-    answers = whole.predict(data.X_test)
-    del whole
     n_new = max(1, round(fraction * data.n_classes))
     for seed in draws:
+        clock = Clock()
+        whole = make(kind, seed).fit(data.X, data.y)
+        fit = clock.read()
+        answers = whole.predict(data.X_test)
+        del whole
         new = np.random.default_rng(seed).choice(data.n_classes, n_new, replace=False)
         added, is_new = np.flatnonzero(np.isin(data.y, new)), np.isin(data.y_test, new)
         kept = np.flatnonzero(~np.isin(data.y, new))
@@ -139,7 +140,7 @@ def compare(
         sizes = {"new rows": len(added), "scored new": int(is_new.sum()), "scored": len(is_new)}
         best = accuracies(answers, data.y_test, is_new)
         yield {"case": f"{case}: new fit", **best, "processor s": fit.processor, "wall s": fit.wall, **sizes}
-        clf = make(kind).fit(take(data.X, kept), data.y[kept])
+        clf = make(kind, seed).fit(take(data.X, kept), data.y[kept])
         before = accuracies(clf.predict(data.X_test), data.y_test, is_new)
         yield {"case": f"{case}: without them", **before}
         rows, labels = take(data.X, added), data.y[added]
@@ -167,6 +168,18 @@ def add(clf: Any, rows: Any, labels: np.ndarray) -> tuple[float, Any]:
         grown.add_classes(rows, labels)
         seconds.append(clock.read().processor)
     return float(np.median(seconds)), grown
+
+
+def means(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the mean over draws of each way, where there are several draws."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        before, _, way = row["case"].partition(", draw ")
+        groups.setdefault(f"{before}, mean: {way.partition(': ')[2]}", []).append(row)
+    for case, group in groups.items():
+        if len(group) > 1:
+            names = [name for name in group[0] if isinstance(group[0][name], float)]
+            yield {"case": case} | {name: float(np.mean([row[name] for row in group])) for name in names}
 
 
 def show_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -203,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for row in compare(name, kind, args.fraction, args.split, range(args.draws)):
             write_rows(NAME, [row])
             rows.append(row)
-    show_table(rows)
+    show_table([*rows, *means(rows)])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.monitor import N_BETS, Monitor, SequentialTest, _densities
-from extremax.reference import Reference, left_out_factors, unknown_share
+from extremax.reference import Reference, left_out_share, unknown_share
 from extremax.storage.state import State
 
 N_BINS = 20
@@ -344,18 +344,25 @@ def test_damaged_reference_is_refused(text_model: TextClassifier, name: str, val
 
 
 @pytest.mark.reference
-def test_unknown_share_by_leaving_a_text_out() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fell off the ladder no7 with quixampl",
+        "quixampl and quixampl: the ladder quixampl",  # unknown n-grams that are repeated
+        "fell off the ladder, off the roof",
+    ],
+)
+def test_unknown_share_by_leaving_a_text_out(text: str) -> None:
     from extremax.features.ngrams import NgramFeatures
 
-    texts = make_texts(80, 3)[0] + ["fell off the ladder no7 with quixampl"]
+    texts = [*make_texts(80, 3)[0], "and with all", text]
     with_it, without = NgramFeatures().fit(texts), NgramFeatures().fit(texts[:-1])
     X = with_it.transform(texts)
     n_rows = np.bincount(X.indices, minlength=X.shape[1])
-    factors = left_out_factors(n_rows, len(texts))
-    left_out = unknown_share(X[-1:], n_rows <= 1, of_unit=True, factors=factors)
+    left_out = left_out_share(X[-1:], n_rows, len(texts), with_it.n_character_columns)
     as_new = unknown_share(without.transform(texts[-1:]), None, of_unit=True)
-    assert left_out[0] == pytest.approx(as_new[0], abs=0.02)
-    assert 0.05 < left_out[0] < 0.9
+    assert left_out[0] == pytest.approx(as_new[0], abs=1e-5)
+    assert 0.05 < left_out[0] < 0.95
 
 
 def test_sparse_rows_that_are_no_texts() -> None:
