@@ -539,7 +539,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 weight="bold" if ours else "normal",
             )
         axes.set_xscale("log")
-        axes.margins(0.16, 0.14)
+        axes.margins(0.26, 0.14)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_title(TITLES.get(name, name), fontsize=11)
         axes.set_xlabel("training, seconds of the processor, features included")
         axes.set_ylabel("test accuracy, %")
