@@ -85,3 +85,18 @@ def test_threads_of_the_call_are_not_saved(tmp_path, saved):
     clf.save(tmp_path / "model")
     cli("update", tmp_path / "model", "--remove", "roof", "--threads", "1")
     assert load_model(tmp_path / "model").classifier_.n_jobs == saved
+
+
+def test_numbers_in_a_file_are_those_of_a_model_of_numbers(tmp_path):
+    numbers = [THINGS.index(label) if label in THINGS else 9 for label in LABELS]
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, numbers).save(tmp_path / "model")
+    (tmp_path / "known.csv").write_text("text,label\nfell off the roof,1\nnear my horse,2\n")
+    (tmp_path / "new.csv").write_text("text,label\na tall tree,12\nthe old tree,12\n")
+    (tmp_path / "odd.csv").write_text("text,label\na tall tree,twelve\n")
+    figures = json.loads(cli("evaluate", tmp_path / "model", tmp_path / "known.csv", "--json").stdout)
+    assert figures["n_samples"] == 2
+    cli("update", tmp_path / "model", "--add", tmp_path / "new.csv")
+    assert load_model(tmp_path / "model").classes_.tolist() == [0, 1, 2, 3, 9, 12]
+    done = cli("update", tmp_path / "model", "--add", tmp_path / "odd.csv", code=1)
+    assert "the label 'twelve', but the classes of this model are numbers" in done.stderr
+    assert load_model(tmp_path / "model").classes_.tolist() == [0, 1, 2, 3, 9, 12]
