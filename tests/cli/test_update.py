@@ -58,7 +58,11 @@ def test_all_changes_at_once(model, tmp_path):
 def test_known_classes_are_trained_when_asked(model, tmp_path):
     (tmp_path / "new.csv").write_text("text,label\na tall tree,tree\nthe tree,tree\na roof of tiles,roof\n")
     done = cli("update", model, "--add", tmp_path / "new.csv", code=1)
-    assert "'roof', a class of this model already" in done.stderr
+    assert "'roof', a class of this model already; --add takes rows of further classes" in done.stderr
+    assert "--train-known takes rows of both" in done.stderr
+    (tmp_path / "known.csv").write_text("text,label\na roof of tiles,roof\n")
+    done = cli("update", model, "--add", tmp_path / "known.csv", code=1)
+    assert "the label of y is a class of this model already; --train-known trains" in done.stderr
     assert load_model(model).changes_ == []
     cli("update", model, "--add", tmp_path / "new.csv", "--train-known")
     assert "tree" in load_model(model).classes_

@@ -40,7 +40,7 @@ def load_rows(model: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
 
 
 def as_labels_of(model: Any, labels: Any) -> Any:
-    """Return labels as a model has them: where its classes are whole numbers, so are labels that spell one."""
+    """Return labels as a model has them: where its classes are whole numbers, labels that spell one are."""
     if model.classes_.dtype.kind not in "iu":
         return labels
     if isinstance(labels, list):
