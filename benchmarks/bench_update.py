@@ -4,8 +4,8 @@
     python benchmarks/bench_update.py --cases icd10cm:dense --draws 3 --fraction 0.05 --split valid
 
 A random fraction of the classes is kept out of a fit and then added by ``add_classes``, with their training
-rows; the other model is fitted on all rows.  ``--draws`` repeats all with other classes and other seeds of the
-fits (0, 1, ...), as two fits differ by half a point on the same rows, and the table ends with the means.
+rows; the other model is fitted on all rows.  ``--draws`` repeats all with other classes and other seeds of
+the fits (0, 1, ...), as two fits differ by half a point on the same rows; the table ends with the means.
 Accuracy is that of the best class on test rows, or on validation rows (``--split valid``): of all, of those
 of the classes that were there, and of those that were added.  `class mean` is the simplest thing to do: the
 mean row of each class as its weights, as long as the others' are on average, with their mean bias, and no

@@ -538,9 +538,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         data = self._weighted(targets.with_features(features), sample_weight)
         ids = self._find_labels(known)
         if (ids >= 0).all():
+            what = (
+                f"all {len(known):,} labels of y are classes"
+                if len(known) > 1
+                else "the label of y is a class"
+            )
             raise ValueError(
-                f"all {len(known):,} labels of y are classes of this model already; partial_fit(X, y) trains"
-                " them on further rows."
+                f"{what} of this model already; partial_fit(X, y) trains known classes on further rows."
             )
         is_new = ids[data.y] < 0
         has_new = np.bincount(data.rows, weights=is_new, minlength=data.n_rows) > 0

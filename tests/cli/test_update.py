@@ -58,7 +58,11 @@ def test_all_changes_at_once(model, tmp_path):
 def test_known_classes_are_trained_when_asked(model, tmp_path):
     (tmp_path / "new.csv").write_text("text,label\na tall tree,tree\nthe tree,tree\na roof of tiles,roof\n")
     done = cli("update", model, "--add", tmp_path / "new.csv", code=1)
-    assert "'roof', a class of this model already" in done.stderr
+    assert "'roof', a class of this model already; --add takes rows of further classes" in done.stderr
+    assert "--train-known takes rows of both" in done.stderr
+    (tmp_path / "known.csv").write_text("text,label\na roof of tiles,roof\n")
+    done = cli("update", model, "--add", tmp_path / "known.csv", code=1)
+    assert "the label of y is a class of this model already; --train-known trains" in done.stderr
     assert load_model(model).changes_ == []
     cli("update", model, "--add", tmp_path / "new.csv", "--train-known")
     assert "tree" in load_model(model).classes_
@@ -85,3 +89,18 @@ def test_threads_of_the_call_are_not_saved(tmp_path, saved):
     clf.save(tmp_path / "model")
     cli("update", tmp_path / "model", "--remove", "roof", "--threads", "1")
     assert load_model(tmp_path / "model").classifier_.n_jobs == saved
+
+
+def test_numbers_in_a_file_are_those_of_a_model_of_numbers(tmp_path):
+    numbers = [THINGS.index(label) if label in THINGS else 9 for label in LABELS]
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, numbers).save(tmp_path / "model")
+    (tmp_path / "known.csv").write_text("text,label\nfell off the roof,1\nnear my horse,2\n")
+    (tmp_path / "new.csv").write_text("text,label\na tall tree,12\nthe old tree,12\n")
+    (tmp_path / "odd.csv").write_text("text,label\na tall tree,twelve\n")
+    figures = json.loads(cli("evaluate", tmp_path / "model", tmp_path / "known.csv", "--json").stdout)
+    assert figures["n_samples"] == 2
+    cli("update", tmp_path / "model", "--add", tmp_path / "new.csv")
+    assert load_model(tmp_path / "model").classes_.tolist() == [0, 1, 2, 3, 9, 12]
+    done = cli("update", tmp_path / "model", "--add", tmp_path / "odd.csv", code=1)
+    assert "the label 'twelve', but the classes of this model are numbers" in done.stderr
+    assert load_model(tmp_path / "model").classes_.tolist() == [0, 1, 2, 3, 9, 12]

@@ -205,8 +205,7 @@ def hierarchy_of_tree(
     real = tree.leaf_class >= 0
     leaf_class = tree.leaf_class
     if parts is not None:
-        first = parts.order[parts.starts[:-1]]
-        real &= np.isin(leaf_class, first)
+        real &= np.isin(leaf_class, parts.order[parts.starts[:-1]])
         leaf_class = np.where(real, parts.class_of[leaf_class], -1)
     before = np.concatenate([[0], np.cumsum(real)])  # real leaves to the left
     ranges: list[tuple[int, int]] = []

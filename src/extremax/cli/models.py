@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.options import FileFormat, Reading, source
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 def open_model(path: Path, threads: int | None = None, encoder: str | None = None) -> Any:
@@ -33,7 +36,22 @@ def load_rows(model: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
         terminal.log(f"{path}: {data.note}")
     if data.y is None:
         raise ValueError(without_labels(data, path))
-    return inputs_of(model, data, path), named_labels(data)
+    return inputs_of(model, data, path), as_labels_of(model, named_labels(data))
+
+
+def as_labels_of(model: Any, labels: Any) -> Any:
+    """Return labels as a model has them: where its classes are whole numbers, labels that spell one are."""
+    if model.classes_.dtype.kind not in "iu":
+        return labels
+    if isinstance(labels, list):
+        return [[_as_number(label) for label in row] for row in labels]
+    if getattr(labels, "ndim", 0) != 1 or labels.dtype.kind not in "OUS":
+        return labels
+    return [_as_number(label) for label in labels.tolist()]
+
+
+def _as_number(label: Any) -> Any:
+    return int(label) if isinstance(label, str) and _WHOLE_NUMBER.fullmatch(label) else label
 
 
 def takes_texts(model: Any) -> bool:

@@ -161,6 +161,9 @@ _AS_OPTIONS = {
     "pass format= one of": "pass --format with one of",
     "text_column and label_column": "--text-column and --label-column",
     "labels_path is for": "--labels is for",
+    "partial_fit(X, y) trains": "--train-known trains",
+    'partial_fit(X, y, new_classes="add") takes': "--train-known takes",
+    "add_classes takes rows": "--add takes rows",
 }
 _PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")
 

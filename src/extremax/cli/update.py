@@ -143,6 +143,13 @@ def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
 
 def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
     inputs, labels = load_rows(clf, path, reading)
+    if clf.classes_.dtype.kind in "iu":
+        named = (label for row in labels for label in (row if isinstance(row, list) else [row]))
+        wrong = next((label for label in named if isinstance(label, str)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"{path} has the label {wrong!r}, but the classes of this model are numbers; give numbers."
+            )
     if known:
         clf.partial_fit(inputs, labels, new_classes="add")
     else:
