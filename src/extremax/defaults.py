@@ -155,6 +155,7 @@ class GrowthConfig:
     # made-up rows do; and how far classes may be ahead of the others
     enough_classes: int = 10
     made_up_rows: int = 500
+    level_rows: int = 128  # of the further classes whose probability chooses the scale and that lead
     max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
     origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
     levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
@@ -371,7 +372,11 @@ class SearchConfig:
     table_block_scores: int = 4 << 20  # scores whose softmax is computed together
     tree_beam_width: int = 64  # nodes per level of the label tree
     beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
-    row_task_scores: int = 1 << 18  # scores of the rows that a thread scans at a time, where it goes by rows
+    row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
+    row_block: int = 256  # rows that read the columns of sparse weights together, at most ...
+    row_block_scores: int = 1 << 24  # ... and their scores, 64 MB
+    column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
+    column_bytes: int = 512 << 20  # bytes of such columns, at most
     pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
 
 

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
+from extremax.kernels import column_scores, sparse_scores
 from extremax.kernels import postings as kernel
-from extremax.kernels import sparse_scores
+from extremax.kernels.column_scores import TILE, ColumnTable, RowParts
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Frequent, Postings
 from extremax.runtime.products import sparse_times_dense, square_sums
+from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
@@ -267,24 +269,6 @@ class SparseBlock:
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
 
-    def find_best(
-        self,
-        tempering: tuple[float, float, float],
-        targets: Int32,
-        scores: Float32,
-        labels: Int32,
-        result: tuple[Float32, ...],
-    ) -> bool:
-        """Find the best classes of each row in one call, see the kernel; not where there is a dense part."""
-        if self.z is not None:
-            return False
-        weights = self.weights
-        biases = weights.biases, weights.length_biases
-        sparse_scores.find_best(
-            self.rows, weights.postings, biases, tempering, targets, scores, labels, result
-        )
-        return True
-
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with the scores, without biases, of classes `start` to before `stop`."""
         weights, n_classes = self.weights, self.weights.n_classes
@@ -300,6 +284,46 @@ class SparseBlock:
         if not whole:
             out[...] = scores[:, start:stop]
         return out
+
+
+class ColumnBlock:
+    """Some rows of X, scored for all classes by columns and postings: any part by any thread."""
+
+    def __init__(self, weights: SparseWeights, table: ColumnTable, X: Any, first: int, last: int) -> None:
+        self.weights, self.table, self.n_rows = weights, table, last - first
+        self.n_tiles = len(table.tiles)
+        matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X[first:last])
+        rows = _row_range(matrix, first, last) if matrix is X else csr_rows(matrix)
+        n_entries, n_ends = len(rows.data), self.n_rows + 1
+        size = n_entries + self.n_rows * (1 + table.projection.shape[1])
+        self.parts = RowParts(
+            np.empty(n_ends, np.int64), np.empty(size, np.int32), np.empty(size, np.float32),
+            np.empty(n_ends, np.int64), np.empty(n_entries, np.int64), np.empty(n_entries, np.int64),
+            np.empty(n_entries, np.float32),
+        )  # fmt: skip
+        column_scores.list_parts(rows, table, weights.postings.offsets, self.parts)
+
+    def sum_tiles(self, first: int, last: int, scores: Float32) -> None:
+        """Fill tiles `first` to before `last` of the scores (n_rows, n_tiles * TILE)."""
+        column_scores.sum_tiles(self.table, self.parts, first, last, scores)
+
+    def find_best(
+        self,
+        first: int,
+        tempering: tuple[float, float, float],
+        targets: Int32,
+        scores: Float32,
+        labels: Int32,
+        result: tuple[Float32, ...],
+    ) -> None:
+        """Find the best classes of some rows from `first` on, whose tiles are filled; see the kernel.
+
+        The arrays are those of these rows.
+        """
+        weights = self.weights
+        column_scores.find_best(
+            weights.postings, self.parts, first, weights.biases, tempering, targets, scores, labels, result
+        )
 
 
 @register("weights", "sparse")
@@ -377,6 +401,31 @@ class SparseWeights:
         if order is not None:
             raise ValueError("sparse weights score classes in their own order; pass order=None.")
         return SparseBlock(self, X, first, last)
+
+    def open_columns(
+        self, X: Features, first: int, last: int, *, min_fraction: float, max_bytes: int
+    ) -> ColumnBlock | None:
+        """Prepare rows `first` to before `last` of X for all classes by columns; see `column_table`."""
+        table = self.column_table(min_fraction, max_bytes)
+        return None if table is None else ColumnBlock(self, table, X, first, last)
+
+    def column_table(self, min_fraction: float, max_bytes: int) -> ColumnTable | None:
+        """Return the columns that are added as arrays; made at the first call, and kept.
+
+        Parameters
+        ----------
+        min_fraction
+            Features on which more than this fraction of the classes have a weight become columns.
+        max_bytes
+            Bytes that the columns may take, and those of the features no more than the postings do: the
+            longest first. None if the dense part alone takes more.
+        """
+        kept = self.__dict__.get("_kept_columns")
+        if kept is None or kept[0] != (min_fraction, max_bytes):
+            found = _make_columns(self, min_fraction, max_bytes)
+            kept = self.__dict__["_kept_columns"] = (min_fraction, max_bytes), found
+        table: ColumnTable | None = kept[1]
+        return table
 
     def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
         """Return the scores of given classes of given rows; see `extremax.weights.Weights.score_pairs`."""
@@ -567,6 +616,41 @@ class SparseWeights:
         if found.n_features == 0:
             checks.reject("the sparse weights have no features")
         return found
+
+
+def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -> ColumnTable | None:
+    """Return the columns of weights that `SparseWeights.column_table` describes."""
+    postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
+    n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
+    n_factors = 0 if dense is None else dense.factors.shape[1]
+    column_bytes = 4 * TILE * n_tiles
+    if n_factors and (1 + n_factors) * column_bytes > max_bytes:
+        return None
+    n_most = min((max_bytes // column_bytes) - 1 - n_factors, 8 * weights.n_entries // column_bytes)
+    lengths = np.diff(postings.offsets)
+    frequent = np.flatnonzero(lengths > min_fraction * n_classes)
+    if len(frequent) > n_most:
+        order = np.argsort(-lengths[frequent], kind="stable")
+        frequent = np.sort(frequent[order[: max(n_most, 0)]])
+    n_columns = 1 + n_factors + len(frequent)
+    tiles = aligned_empty(n_tiles * n_columns * TILE).reshape(n_tiles, n_columns, TILE)
+    tiles[...] = 0.0
+    for tile, start in enumerate(range(0, n_classes, TILE)):
+        part = slice(start, min(start + TILE, n_classes))
+        width = part.stop - start
+        tiles[tile, 0, :width] = weights.length_biases[part]
+        if dense is not None:
+            tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
+    column_scores.place_columns(*postings, frequent, 1 + n_factors, tiles)
+    place = np.full(weights.n_features, -1, np.int32)
+    place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
+    line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)
+    unit_rows = False
+    if dense is not None:
+        place[n_words:] = 1 + dense.n_projected + np.arange(dense.n_dense, dtype=np.int32)
+        line[dense.columns] = np.arange(len(dense.columns), dtype=np.int32)
+        projection, unit_rows = np.require(dense.projection, np.float32, ["C", "W"]), dense.unit_rows
+    return ColumnTable(tiles, place, line, projection, n_words, unit_rows)
 
 
 def restore_dense(state: State, n_sparse: int) -> DensePart:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.kernels import row_updates, topk
+from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State, register
@@ -44,7 +45,7 @@ class Buffers:
         """Return the array of that name with undefined contents, (rows, columns)."""
         flat = self._flat.get(name)
         if flat is None or flat.size < rows * columns:
-            flat = self._flat[name] = np.empty(rows * columns, np.float32)
+            flat = self._flat[name] = aligned_empty(rows * columns)
         return flat[: rows * columns].reshape(rows, columns)
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.kernels import sparse_scores, topk
+from extremax.kernels import sparse_scores
 from extremax.kernels.compile import njit
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
@@ -171,39 +171,3 @@ def test_a_class_is_found_from_where_it_would_be_among_even_ones(n_classes):
 @njit
 def look_near(classes, low, high, label, n_classes):
     return sparse_scores.find_class_near(classes, low, high, label, n_classes)
-
-
-@pytest.mark.invariance
-@pytest.mark.parametrize("slope", [0.0, 0.3])
-def test_all_steps_in_one_call_change_no_bit(slope):
-    rng = np.random.default_rng(5)
-    n_classes, n_rows, k = 1100, 3, 4  # several strips
-    W = rng.normal(size=(n_classes, N_FEATURES)).astype(np.float32)
-    W[rng.random(W.shape) > 0.3] = 0.0
-    biases = tuple(rng.normal(size=(2, n_classes)).astype(np.float32))
-    rows, postings, targets = rows_of(random_rows(rng)[:n_rows]), postings_of(W), np.int32([7, -1, 1099])
-    tempering = (1 / 1.3, slope, 0.1)
-    scores = np.empty((n_rows, n_classes), np.float32)
-    found = _results(n_rows, k, tempering[0])
-    sparse_scores.find_best(rows, postings, biases, tempering, targets, scores, found[0], found[1:])
-    sparse_scores.score_rows(rows, 0, n_rows, postings, biases[1], scores)
-    state = topk.RowState(
-        np.full((1, n_rows, k), -np.inf, np.float32), np.full((1, n_rows, k), topk.NO_LABEL, np.int32),
-        np.full((1, n_rows), -np.inf, np.float32), np.zeros((1, n_rows)), targets,
-        np.full(n_rows, np.nan, np.float32),
-    )  # fmt: skip
-    single = topk.RowState(*(array[0] for array in state[:4]), *state[4:])
-    topk.scan_scores(scores, biases[0], np.float32(tempering[0]), single, np.empty(topk.STRIP, np.float32))
-    expected = _results(n_rows, k, tempering[0])
-    if slope:
-        topk.temper_rows(scores, biases[0], tempering, single, expected[3])
-        assert len(np.unique(expected[3])) == n_rows
-    topk.finish_rows(state, expected[3], *expected[:3])
-    for array, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(array, other)
-    assert np.isfinite(found[2][[0, 2]]).all()
-
-
-def _results(n_rows, k, inverse_temperature):
-    log_prob = np.zeros((n_rows, k), np.float32), np.zeros(n_rows, np.float32)
-    return np.zeros((n_rows, k), np.int32), *log_prob, np.full(n_rows, np.float32(inverse_temperature))

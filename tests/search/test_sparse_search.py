@@ -138,14 +138,37 @@ def test_threads_blocks_and_single_rows_change_no_bit():
         again = ExactSearch().topk(p.scorer(), p.X, 6, n_threads=n_threads)
         np.testing.assert_array_equal(again[0], labels)
         np.testing.assert_array_equal(again[1], log_prob)
-    for config in (SearchConfig(row_task_scores=1), SearchConfig(block_rows=7)):
-        again = ExactSearch(config).topk(p.scorer(), p.X, 6)
-        np.testing.assert_array_equal(again[0], labels)
-        np.testing.assert_allclose(again[1], log_prob, atol=1e-5)
-    for row in (0, 5, N_ROWS - 1):
-        one = ExactSearch().topk(p.scorer(), p.X[row : row + 1], 6)
-        np.testing.assert_array_equal(one[0][0], labels[row])
-        np.testing.assert_allclose(one[1][0], log_prob[row], atol=1e-5)
+    configs = (
+        SearchConfig(row_task_scores=1),
+        SearchConfig(block_rows=7),
+        SearchConfig(row_block_scores=400),
+        SearchConfig(row_block_scores=1, row_task_scores=1),
+    )
+    for config in configs:
+        for n_threads in (1, 2):
+            again = ExactSearch(config).topk(p.scorer(), p.X, 6, n_threads=n_threads)
+            np.testing.assert_array_equal(again[0], labels)
+            np.testing.assert_array_equal(again[1], log_prob)
+    for first, last in ((0, 1), (5, 6), (3, 20), (N_ROWS - 1, N_ROWS)):
+        some = ExactSearch().topk(p.scorer(), p.X[first:last], 6)
+        np.testing.assert_array_equal(some[0], labels[first:last])
+        np.testing.assert_array_equal(some[1], log_prob[first:last])
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("n_dense", [0, N_DENSE])
+@pytest.mark.parametrize("config", [SearchConfig(column_fraction=1.0), SearchConfig(column_bytes=0)])
+def test_columns_and_postings_find_the_same(n_dense, config):
+    p = Problem(700, n_dense)
+    configs = SearchConfig(), config
+    with_columns, without = (
+        p.weights.column_table(given.column_fraction, given.column_bytes) for given in configs
+    )
+    assert (with_columns.place[:N_FEATURES] >= 0).any()  # so that there is something to compare
+    assert without is None or not (without.place[:N_FEATURES] >= 0).any()
+    found = [ExactSearch(given).topk(p.scorer(1.3, slope=0.2), p.X, 6) for given in configs]
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
 
 
 @pytest.mark.reference

@@ -16,6 +16,9 @@ if JIT_DISABLED:
     def prefetch(array: Any, row: int, column: int) -> None:
         """Do nothing: interpreted code does not wait for memory."""
 
+    def prefetch_item(array: Any, place: int) -> None:
+        """Do nothing: interpreted code does not wait for memory."""
+
     def trailing_zeros(mask: Any) -> int:
         """Return the position of the lowest bit that is set; one must be."""
         return (int(mask) & -int(mask)).bit_length() - 1
@@ -41,6 +44,23 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, types.int64, types.int64), codegen
+
+    @intrinsic
+    def prefetch_item(typingctx: Any, array: Any, place: Any) -> Any:
+        """Request the 64 bytes around ``array[place]`` of a contiguous array; any place is allowed."""
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            ary = context.make_array(signature.args[0])(context, builder, args[0])
+            i32 = ir.IntType(32)
+            address = builder.bitcast(builder.gep(ary.data, [args[1]]), ir.IntType(8).as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+            fn = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            builder.call(fn, [address, i32(0), i32(3), i32(1)])
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), codegen
 
     @intrinsic
     def trailing_zeros(typingctx: Any, mask: Any) -> Any:

@@ -15,15 +15,9 @@ import numpy as np
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.topk import (
     LOWEST,
-    NO_LABEL,
-    STRIP,
-    RowState,
     exp_nonpositive,
-    finish_rows,
     ordered,
     row_inverse_temperature,
-    scan_scores,
-    temper_rows,
     unordered,
 )
 
@@ -77,42 +71,6 @@ def score_rows(rows, first, last, postings, length_biases, out):
             classes, values = postings.classes[low:high], postings.values[low:high]
             for q in range(classes.size):
                 line[np.uint32(classes[q])] += x * values[q]  # unsigned: no look for indices from the end
-
-
-@njit
-def find_best(rows, postings, biases, tempering, targets, scores, labels, result):
-    """Score all classes of some rows and find the best of each: all steps in one call.
-
-    Parameters
-    ----------
-    biases : pair of (n_classes,) float32
-        ``b`` and ``l``.
-    tempering : (float, float, float)
-        See `extremax.kernels.topk.row_inverse_temperature`.
-    targets : (n,) int32
-        A class of each row, or -1.
-    scores : (n, n_classes) float32
-        Scratch.
-    labels : (n, k) int32
-        Filled.
-    result : tuple of arrays
-        Filled: log-probabilities (n, k) of the labels and (n,) of the targets, inverse temperatures (n,).
-    """
-    log_prob, target_log_prob, inverse_temperature = result
-    n, k = labels.shape
-    score_rows(rows, 0, n, postings, biases[1], scores)
-    heap_scores = np.full((1, n, k), np.float32(-np.inf), np.float32)
-    heap_labels = np.full((1, n, k), NO_LABEL, np.int32)
-    peak = np.full((1, n), np.float32(-np.inf), np.float32)
-    mass = np.zeros((1, n), np.float64)
-    target_score = np.full(n, np.float32(np.nan), np.float32)
-    state = RowState(heap_scores[0], heap_labels[0], peak[0], mass[0], targets, target_score)
-    strip = np.empty(STRIP, np.float32)
-    scan_scores(scores, biases[0], np.float32(tempering[0]), state, strip)
-    if tempering[1] != 0.0:
-        temper_rows(scores, biases[0], tempering, state, inverse_temperature)
-    groups = RowState(heap_scores, heap_labels, peak, mass, targets, target_score)
-    finish_rows(groups, inverse_temperature, labels, log_prob, target_log_prob)
 
 
 @helper

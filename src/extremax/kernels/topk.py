@@ -211,15 +211,16 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
 def scan_scores(scores, biases, inverse_temperature, state, strip):
     """Merge scores of all classes, in their order, into the state of their rows; see `scan_tile`.
 
-    `scores` (n, n_classes) are products without biases; nothing else is added.
+    `scores` (n, n_classes or more) are products without biases; nothing else is added.
     """
-    k, n_classes = state.heap_scores.shape[1], scores.shape[1]
+    k, n_classes = state.heap_scores.shape[1], biases.size
     for i in range(scores.shape[0]):
         heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
         threshold = heap_scores[0]
         peak, mass = state.peak[i], state.mass[i]
         for start in range(0, n_classes, STRIP):
-            products, bias = scores[i, start : start + STRIP], biases[start : start + STRIP]
+            stop = min(start + STRIP, n_classes)
+            products, bias = scores[i, start:stop], biases[start:stop]
             highest = LOWEST
             for j in range(products.size):
                 value = products[j] + bias[j]
@@ -272,7 +273,7 @@ def temper_rows(scores, biases, tempering, state, inverse_temperature):
     inverse_temperature : (n,) float32
         Filled.
     """
-    n_classes = scores.shape[1]
+    n_classes = biases.size
     for i in range(scores.shape[0]):
         inverse = row_inverse_temperature(tempering, -math.log(state.mass[i]))
         best = _MINUS_INF
@@ -280,7 +281,8 @@ def temper_rows(scores, biases, tempering, state, inverse_temperature):
             best = max(best, state.heap_scores[i, j])
         peak, mass = best * inverse, 0.0
         for start in range(0, n_classes, STRIP):
-            products, bias = scores[i, start : start + STRIP], biases[start : start + STRIP]
+            stop = min(start + STRIP, n_classes)
+            products, bias = scores[i, start:stop], biases[start:stop]
             total = _ZERO
             for j in range(products.size):
                 total += exp_nonpositive((products[j] + bias[j]) * inverse - peak)

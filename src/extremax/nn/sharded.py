@@ -488,6 +488,8 @@ class ShardedExtremeSoftmax(OutputLayer):
                 destination[prefix + name] = self._layout.share(destination[prefix + name].detach())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
+            del state_dict[name]  # an ExtremeSoftmax has these
         self._layout.take_shards(state_dict, prefix, dict(self.named_parameters(recurse=False)))
         self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -18,7 +18,7 @@ from extremax.search.pairs import (
     summarize,
 )
 from extremax.search.pq import PQSearch, index_bytes, pays, sample_size
-from extremax.search.scan import rows_at_a_time
+from extremax.search.scan import scores_rows_alone
 from extremax.search.scores import (
     choose_calibration,
     debiased_scores,
@@ -54,7 +54,7 @@ __all__ = [
     "rank_pairs",
     "rank_scores",
     "remove_bias",
-    "rows_at_a_time",
     "sample_size",
+    "scores_rows_alone",
     "summarize",
 ]

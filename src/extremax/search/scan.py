@@ -17,6 +17,7 @@ import numpy as np
 
 from extremax.defaults import SearchConfig
 from extremax.kernels import topk, tree_tiles
+from extremax.kernels.column_scores import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
-_KEPT_BYTES = 4 << 20
+_KEPT_BYTES, _KEPT_BLOCK_BYTES = 4 << 20, 16 << 20
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
 
 # First row, last row, and log p_n of one tile for these rows.
@@ -288,7 +289,10 @@ def scan(
     """
     n_rows, n_classes = X.shape[0], scorer.n_classes
     if scorer.weights.row_major:
-        return _scan_rows(scorer, X, Z, k, targets, n_threads, config)
+        found = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
+        if not _scan_columns(scorer, X, targets, n_threads, config, found):
+            _scan_rows(scorer, X, Z, targets, n_threads, config, found)
+        return found
     tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
     if targets is not None and tiles.order is not None:
@@ -315,46 +319,100 @@ def scan(
     return result
 
 
-def rows_at_a_time(n_classes: int, config: SearchConfig | None = None) -> int:
-    """Return the rows that are scored together where weights are sparse.
+def scores_rows_alone(scorer: Scorer, config: SearchConfig | None = None) -> bool:
+    """Whether no bit of the best classes of a row depends on the rows that are scored beside it."""
+    config, weights = SearchConfig() if config is None else config, scorer.weights
+    if not weights.row_major or not _is_plain(scorer):
+        return False
+    sparse_weights: Any = weights
+    return sparse_weights.column_table(config.column_fraction, config.column_bytes) is not None
 
-    Rows that are cut at its multiples have the same answers, bit for bit.
+
+def _is_plain(scorer: Scorer) -> bool:
+    """Whether scores are products and biases, and nothing else."""
+    return scorer.noise_term is None and scorer.weights.feature_scale == 1.0
+
+
+def _scan_columns(
+    scorer: Scorer,
+    X: Features,
+    targets: Int32 | None,
+    n_threads: int,
+    config: SearchConfig,
+    result: ScanResult,
+) -> bool:
+    """Scan all classes of a block of rows at a time, by columns; return whether weights and scores allow it.
+
+    Threads share first the classes, for all rows of the block, then the rows: the columns of some classes are
+    read from memory once per block.
     """
-    config = SearchConfig() if config is None else config
-    return min(max(config.row_task_scores // n_classes, 1), config.block_rows)
+    weights: Any = scorer.weights
+    if not _is_plain(scorer):
+        return False
+    n_rows, n_classes = X.shape[0], scorer.n_classes
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    limits = {"min_fraction": config.column_fraction, "max_bytes": config.column_bytes}
+    most = min(config.row_block, config.block_rows)
+    block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
+    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BLOCK_BYTES
+    scratch = _row_scratch if is_small else Scratch(Buffers)
+    with scratch.use() as buffers:
+        for first, last in split(n_rows, block_rows):
+            block = weights.open_columns(X, first, last, **limits)
+            if block is None:
+                return False
+            scores = buffers.get("products", block.n_rows, block.n_tiles * TILE)
+            tiles = split(block.n_tiles, max(1, config.row_task_scores // (block.n_rows * TILE)))
+            run(partial(_sum_tiles, block, tiles, scores), len(tiles), n_threads)
+            tasks = split(block.n_rows, max(1, config.row_task_scores // n_classes))
+            part, own = result.rows(first, last), columns[first:last]
+            run(partial(_find_best, block, tasks, scorer.tempering, own, scores, part), len(tasks), n_threads)
+    return True
+
+
+def _sum_tiles(block: Any, tasks: list[tuple[int, int]], scores: Float32, i: int) -> None:
+    block.sum_tiles(*tasks[i], scores)
+
+
+def _find_best(
+    block: Any,
+    tasks: list[tuple[int, int]],
+    tempering: tuple[float, float, float],
+    targets: Int32,
+    scores: Float32,
+    result: ScanResult,
+    i: int,
+) -> None:
+    first, last = tasks[i]
+    labels, *others = result.rows(first, last)
+    block.find_best(first, tempering, targets[first:last], scores[first:last], labels, tuple(others))
 
 
 def _scan_rows(
     scorer: Scorer,
     X: Features,
     Z: Float32 | None,
-    k: int,
     targets: Int32 | None,
     n_threads: int,
     config: SearchConfig,
-) -> ScanResult:
+    result: ScanResult,
+) -> None:
     """Scan all classes of a few rows at a time; threads share the rows."""
-    n_rows, n_classes = X.shape[0], scorer.n_classes
-    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
+    n_rows, n_classes, k = X.shape[0], scorer.n_classes, result.labels.shape[1]
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    tasks = split(n_rows, rows_at_a_time(n_classes, config))
-    kept = 4 * n_classes <= _KEPT_BYTES
-    scratch = _row_scratch if kept else Scratch(Buffers)
-    plain = scorer.noise_term is None and scorer.weights.feature_scale == 1.0
-    tiles = None if plain else ClassTiles(scorer, Z, 1, config, 1)
+    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
+    scratch = _row_scratch if 4 * n_classes <= _KEPT_BYTES else Scratch(Buffers)
+    tiles = None if _is_plain(scorer) else ClassTiles(scorer, Z, 1, config, 1)
     tempering = scorer.tempering
 
     def work(i: int) -> None:
         first, last = tasks[i]
         with scratch.use() as buffers:
-            rows: Any = scorer.weights.open_block(X, first, last)
+            rows = scorer.weights.open_block(X, first, last)
             scores = buffers.get("products", last - first, n_classes)
-            part = result if len(tasks) == 1 else result.rows(first, last)
-            own = columns[first:last]
-            if tiles is None and rows.find_best(tempering, own, scores, part.labels, part[1:]):
-                return
+            part = result.rows(first, last)
             rows.products(0, n_classes, buffers, scores)
-            states = _new_states(1, last - first, k, own)
+            states = _new_states(1, last - first, k, columns[first:last])
             single = states._replace(
                 **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
             )
@@ -374,7 +432,6 @@ def _scan_rows(
 
     with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
         run(work, len(tasks), n_threads)
-    return result
 
 
 def _noise_of_rows(

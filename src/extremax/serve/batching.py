@@ -4,11 +4,15 @@ A lane has one thread for the model.  While it works, requests queue up, and its
 their rows as fit.  A request that finds the thread idle starts at once, unless the bodies of other requests
 are just arriving: then it waits for them, 2 ms at most.  Short requests have a lane of their own, so that
 they do not wait for long ones.
+
+A row that is alone, of a model that answers it in about a millisecond, is answered by the thread of the event
+loop itself: to wake another thread and to be woken by it takes as long, and much longer beside a full load.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -19,8 +23,23 @@ from typing import Any, Protocol
 from extremax.serve.settings import ServeConfig, overloaded
 
 
+class RowTime:
+    """Processor time that a model takes for one light row: a running mean, unknown at first."""
+
+    def __init__(self) -> None:
+        self.seconds = math.inf
+
+    def observe(self, seconds: float) -> None:
+        """Take up the time of one row."""
+        known = math.isfinite(self.seconds)
+        self.seconds = 0.8 * self.seconds + 0.2 * seconds if known else seconds
+
+
 class Work(Protocol):
     """What the rows of some requests have in common: rows with equal keys may share a call."""
+
+    @property
+    def row_time(self) -> RowTime: ...
 
     @property
     def key(self) -> Hashable: ...
@@ -30,8 +49,12 @@ class Work(Protocol):
         """Rows by which a request may be cut into pieces without a change of answers; None: not at all."""
         ...
 
+    def is_light(self, row: Any) -> bool:
+        """Whether a row is one that takes no longer than others have taken."""
+        ...
+
     def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return one result per row of each piece; called in the thread of a lane."""
+        """Return one result per row of each piece; called in the thread of a lane, or of a light row."""
         ...
 
 
@@ -54,6 +77,18 @@ class _Lane:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"extremax-{name}")
         self.is_busy = False
         self.timer: asyncio.TimerHandle | None = None
+        self.is_called = False  # whether `start_soon` is about to be called
+
+    def add(self, job: _Job) -> None:
+        """Queue a job; requests that have arrived together are all queued when the next call starts."""
+        self.jobs.append(job)
+        if not self.is_busy and not self.is_called:
+            self.is_called = True
+            asyncio.get_running_loop().call_soon(self._start_added)
+
+    def _start_added(self) -> None:
+        self.is_called = False
+        self.start_soon()
 
     def start_soon(self) -> None:
         """Start the next call, or wait shortly for the rows of requests that are arriving."""
@@ -75,6 +110,9 @@ class _Lane:
         parts = self._take()
         if self.is_busy or not parts:
             return
+        if self._answers_here(parts):
+            self._finish_here(parts[0][0])
+            return
         self.is_busy = True
         pieces = [job.rows[first:last] for job, first, last in parts]
         now = time.monotonic()
@@ -84,6 +122,21 @@ class _Lane:
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self.executor, self._call, parts[0][0].work, pieces)
         running.add_done_callback(lambda done: self._finish([job for job, _, _ in parts], done))
+
+    def _answers_here(self, parts: list[tuple[_Job, int, int]]) -> bool:
+        """Whether the call is that of one light row, which the thread of the event loop makes itself."""
+        job = parts[0][0]
+        alone = len(parts) == 1 and len(job.rows) == 1 and not self.jobs
+        quick = job.work.row_time.seconds <= self.batcher.config.max_inline_seconds
+        return alone and quick and job.work.is_light(job.rows[0])
+
+    def _finish_here(self, job: _Job) -> None:
+        self.batcher.on_wait(time.monotonic() - job.queued_at)
+        outcome = self._call(job.work, [job.rows])[0]
+        if isinstance(outcome, Exception):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)
 
     def _take(self) -> list[tuple[_Job, int, int]]:
         """Take rows from the front of the queue: as many as fit into one call and may share it."""
@@ -123,7 +176,7 @@ class _Lane:
 
     def _call(self, work: Work, pieces: list[Sequence[Any]]) -> list[list[Any] | Exception]:
         """Return the results of the pieces, or what went wrong with each."""
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.thread_time()
         try:
             results = work.run(pieces)
         except Exception as error:
@@ -131,6 +184,8 @@ class _Lane:
                 return [error]
             return [self._call(work, [piece])[0] for piece in pieces]  # one request must not fail others
         self.batcher.on_batch(sum(map(len, pieces)), time.perf_counter() - started)
+        if len(pieces) == 1 and len(pieces[0]) == 1 and work.is_light(pieces[0][0]):
+            work.row_time.observe(time.thread_time() - used)
         return list(results)
 
     def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:
@@ -184,8 +239,7 @@ class Batcher:
         job = _Job(work, rows, asyncio.get_running_loop().create_future(), time.monotonic())
         lane = self._short if len(rows) <= self.config.short_rows else self._long
         self.n_queued += len(rows)
-        lane.jobs.append(job)
-        lane.start_soon()
+        lane.add(job)
         return await job.future
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -20,12 +21,16 @@ from scipy import sparse
 
 from extremax.loading import load_model
 from extremax.runtime.threads import run
-from extremax.search import rows_at_a_time
+from extremax.search import scores_rows_alone
+from extremax.serve.batching import RowTime
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
 
 _KEPT_LABELS = 1 << 16  # labels whose JSON is kept
 _WARM_UP = "a"
+_LOWEST_LOG = float(np.finfo(np.float32).min)  # stands for the logarithm of zero, which JSON does not have
+_LIGHT_CHARACTERS = 500  # of a text ...
+_LIGHT_ENTRIES = 2000  # ... and numbers of a vector that the thread of the event loop may take
 
 
 class SparseRow(NamedTuple):
@@ -62,6 +67,16 @@ class Predict:
     def step(self) -> int | None:
         return self.model.step_rows(self.search)
 
+    @property
+    def row_time(self) -> RowTime:
+        return self.model.row_time
+
+    def is_light(self, row: Any) -> bool:
+        """Whether a row is a short text that no encoder reads, or a vector with few entries."""
+        if self.kind == "texts":
+            return len(row) <= _LIGHT_CHARACTERS and not getattr(self.model.clf, "_encodes", False)
+        return len(row.indices if self.kind == "sparse" else row) <= _LIGHT_ENTRIES
+
     def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[bytes]]:
         """Return the answers to the rows of each piece as JSON."""
         return self.model.answer(pieces, self)
@@ -86,6 +101,8 @@ class ServedModel:
         self.takes_texts = hasattr(clf, "classifier_")
         self.classifier = clf.classifier_ if self.takes_texts else clf
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        self.log: Callable[[str], None] = lambda text: None
+        self.row_time = RowTime()
         self.monitor: Any = None
         self.monitor_lock = threading.Lock()
         self._kept: dict[int, str] = {}
@@ -105,13 +122,12 @@ class ServedModel:
     def step_rows(self, search: str) -> int | None:
         """Return by how many rows a request may be cut into pieces, so that no bit of an answer changes.
 
-        The last bits of a product of dense matrices depend on the number of its rows. Sparse weights are
-        scored some rows at a time, always the same number.
+        The last bits of a product of dense matrices depend on the number of its rows; those of sparse weights
+        do not.
         """
-        weights: Any = self.clf.model_.weights
-        if not weights.row_major or getattr(self.clf, "_encodes", False) or search != "exact":
-            return None
-        return 1 if weights.dense is None else rows_at_a_time(self.n_classes)
+        model = self.clf.model_
+        alone = model.parts is None and scores_rows_alone(model.scorer)
+        return 1 if alone and search == "exact" and not getattr(self.clf, "_encodes", False) else None
 
     @cached_property
     def label_names(self) -> list[str]:
@@ -243,13 +259,14 @@ class ServedModel:
         return self.clf._unknown(features) if self.takes_texts else np.zeros(features.shape[0], np.bool_)
 
     def _encode_all(self, ids: Any, log_prob: Any, features: Any, as_log: bool) -> list[bytes]:
-        logs = log_prob.astype(np.float64)
+        logs = np.maximum(log_prob.astype(np.float64), _LOWEST_LOG)
         scores, known = (logs if as_log else np.exp(logs)).tolist(), (~self._unknown(features)).tolist()
         return [self._encode(*row) for row in zip(ids.tolist(), scores, known, strict=True)]
 
     def _encode(self, ids: list[int], scores: list[float], known: bool) -> bytes:
         end = "}" if known else ',"known":false}'
-        parts = [f"{self._label_json(i)}{score!r}{end}" for i, score in zip(ids, scores, strict=True)]
+        found = zip(ids, scores, strict=True)  # a search may find fewer labels than were asked for
+        parts = [f"{self._label_json(i)}{score!r}{end}" for i, score in found if i >= 0]
         return ("[" + ",".join(parts) + "]").encode()
 
     def _label_json(self, number: int) -> str:
@@ -301,8 +318,19 @@ class ServedModel:
             raise RequestError(404, "this server has no analysis of its models.")
         with self._page_lock:
             if self._page is None:
-                self._page = build(self.clf, self.document)
+                self._page = self._build_page(build)
             return self._page
+
+    def _build_page(self, build: Any) -> Any:
+        """Return the page with the analysis; without it where it is of other labels."""
+        try:
+            return build(self.clf, self.document)
+        except ValueError as error:
+            if self.document is None:
+                raise
+            self.log(f"{self.name}: its page has no analysis: {error}")
+            self.document = None
+            return build(self.clf, None)
 
     def _path_of(self, number: int) -> Any:
         """Return the path of a class in the label tree, where the page has been built."""
@@ -369,6 +397,7 @@ class Slot:
     current: ServedModel | None = None
     n_reloads: int = 0
     error: str | None = None
+    log: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _identity: tuple[int, ...] | None = field(default=None, repr=False)
 
     def load(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> ServedModel:
@@ -381,6 +410,7 @@ class Slot:
                 f"{self.folder} has no search {config.search!r}; it has {', '.join(clf.model_.search_names)}."
             )
         model = ServedModel(self.name, self.folder, clf, self._load_document())
+        model.log = self.log
         prepare(model)
         model.warm_up(config.search, config.top_k)
         self._identity = before
@@ -388,12 +418,20 @@ class Slot:
         return model
 
     def _load_document(self) -> Any:
-        if self.analysis is None:
+        """Return the analysis that was named, or the one that lies beside the folder; None without one."""
+        analysis = _analysis()
+        load, beside = getattr(analysis, "load_analysis", None), getattr(analysis, "beside", None)
+        if self.analysis is not None:
+            if load is None:
+                raise ValueError(f"{self.analysis}: this version of extremax reads no analysis.")
+            return load(self.analysis)
+        if load is None or beside is None or not beside(self.folder).is_file():
             return None
-        load = getattr(_analysis(), "load_analysis", None)
-        if load is None:
-            raise ValueError(f"{self.analysis}: this version of extremax reads no analysis.")
-        return load(self.analysis)
+        try:
+            return load(beside(self.folder))
+        except (OSError, ValueError) as error:  # nobody asked for this file
+            self.log(f"{self.name}: served without the analysis beside it: {error}")
+            return None
 
     @property
     def is_replaced(self) -> bool:
@@ -443,4 +481,8 @@ async def watch(
             if slot.is_replaced:
                 started = time.perf_counter()
                 done = await asyncio.to_thread(slot.reload, config, prepare)
-                on_reload(slot, done, time.perf_counter() - started)
+                try:
+                    on_reload(slot, done, time.perf_counter() - started)
+                except Exception as error:  # a log that cannot be written must not end the watch
+                    with contextlib.suppress(Exception):
+                        slot.log(f"{slot.name}: the reload cannot be reported: {error}")

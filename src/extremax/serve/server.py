@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from extremax.serve.settings import ServeConfig
 
-_SWITCH_SECONDS = 0.0005  # a thread that runs Python gives way after this time: answers do not wait for it
+_SWITCH_SECONDS = 0.0002  # a thread that runs Python gives way after this time: answers do not wait for it
 _BACKLOG = 2048
 _LINGER_SECONDS = 0.2  # time for requests that were sent before a client heard of the end
 _LATE = b'{"error":"the head of the request did not arrive in time."}'

@@ -35,6 +35,9 @@ class ServeConfig:
         Texts that the model scores in one call.
     max_wait_seconds : float
         Longest time that a text waits for others that are just arriving; one that is alone never waits.
+    max_inline_seconds : float
+        A single row is answered without another thread where the model takes at most so long for one; 0 for
+        never.
     short_rows : int
         Requests of at most so many texts do not wait for longer ones.
     reload_seconds : float
@@ -59,8 +62,9 @@ class ServeConfig:
     stop_seconds: float = 10.0
     max_connections: int = 1000
     max_queue_rows: int = 8192
-    max_batch_rows: int = 64
+    max_batch_rows: int = 128
     max_wait_seconds: float = 0.002
+    max_inline_seconds: float = 0.002
     short_rows: int = 8
     reload_seconds: float = 1.0
     search: str = "exact"

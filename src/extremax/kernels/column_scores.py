@@ -1,0 +1,251 @@
+"""Scores of all classes by columns of weights: those that a large fraction of the classes have a weight on.
+
+A posting costs an addition to a scattered place; a column in which most classes have a weight costs less as a
+plain array, which SIMD units add many classes at a time.  The columns lie in tiles of `TILE` classes: the
+tile of a row's scores stays in registers while all its columns are added, and the tile of the columns stays
+in cache while all rows use it.  The sum of a score has one order, that of the row's own columns, so that
+neither the other rows nor the number of threads enter the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from extremax.kernels.compile import JIT_DISABLED, helper, inline, njit
+from extremax.kernels.simd import CACHE_LINE, prefetch_item
+from extremax.kernels.topk import NO_LABEL, STRIP, RowState, finish_rows, scan_scores, temper_rows
+
+TILE = 32  # classes whose scores stay in registers
+
+
+class ColumnTable(NamedTuple):
+    """Columns of weights, and which of them a row uses.
+
+    The first column holds the factors of the sum of a row's words, the next ones those of the projection.
+    """
+
+    tiles: np.ndarray  # (n_tiles, n_columns, TILE) float32
+    place: np.ndarray  # (n_features,) int32: column of a feature, or -1
+    line: np.ndarray  # (n_features,) int32: line of the projection that a feature has, or -1
+    projection: np.ndarray  # (n_lines, n_projected) float32
+    n_words: int  # features that count for the sum of a row; the others are dense columns
+    unit_rows: bool  # whether what the projection reads is scaled to unit length
+
+
+class RowParts(NamedTuple):
+    """What the scores of each row consist of: columns with factors, and postings with factors.
+
+    Columns ``starts[i]`` to ``starts[i + 1]`` are those of row i, and so are postings ``firsts[i]`` to
+    ``firsts[i + 1]``, whose entries are ``low`` to ``high``.
+    """
+
+    starts: np.ndarray  # (n + 1,) int64
+    columns: np.ndarray  # int32
+    factors: np.ndarray  # float32
+    firsts: np.ndarray  # (n + 1,) int64
+    low: np.ndarray  # int64
+    high: np.ndarray  # int64
+    values: np.ndarray  # float32
+
+
+@inline
+def _reading_scale(rows, start, stop, table):
+    """Return the factor of what the projection reads of a row."""
+    if not table.unit_rows:
+        return np.float32(1.0)
+    total = 0.0
+    for p in range(start, stop):
+        if table.line[rows.indices[p]] >= 0:
+            total += np.float64(rows.data[p]) * rows.data[p]
+    return np.float32(1.0 / math.sqrt(max(total, 1e-18)))
+
+
+@njit
+def list_parts(rows, table, offsets, parts):
+    """Fill the parts of each row: the sum of its words, its projection, its own columns, its postings.
+
+    `parts` has places for one column per entry, one more and all of the projection per row, and one posting
+    per entry.
+    """
+    at, rest, n_projected = 0, 0, table.projection.shape[1]
+    parts.starts[0] = parts.firsts[0] = 0
+    for i in range(rows.indptr.size - 1):
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        mass, reads = np.float32(0.0), False
+        for p in range(start, stop):
+            f = rows.indices[p]
+            if f < table.n_words:
+                mass += rows.data[p]
+            reads = reads or table.line[f] >= 0
+        parts.columns[at], parts.factors[at] = 0, mass
+        at += 1
+        if reads:
+            scale = _reading_scale(rows, start, stop, table)
+            for j in range(n_projected):
+                parts.columns[at + j], parts.factors[at + j] = 1 + j, np.float32(0.0)
+            z = parts.factors[at : at + n_projected]
+            for p in range(start, stop):
+                line = table.line[rows.indices[p]]
+                if line >= 0:
+                    x, weights = rows.data[p] * scale, table.projection[line]
+                    for j in range(z.size):
+                        z[j] += x * weights[j]
+            at += n_projected
+        for p in range(start, stop):
+            f, x = rows.indices[p], rows.data[p]
+            if table.place[f] >= 0:
+                parts.columns[at], parts.factors[at] = table.place[f], x
+                at += 1
+            elif offsets[f] < offsets[f + 1]:
+                parts.low[rest], parts.high[rest], parts.values[rest] = offsets[f], offsets[f + 1], x
+                rest += 1
+        parts.starts[i + 1], parts.firsts[i + 1] = at, rest
+
+
+if JIT_DISABLED or numba.config.BOUNDSCHECK:  # as loops, every access of which is checked
+
+    @inline
+    def _sum_columns(tiles, t, columns, factors, start, stop, out, row):
+        """Fill tile t of a row of `out` with the sum of some columns, each times its factor."""
+        line = out[row, t * TILE : (t + 1) * TILE]
+        for j in range(TILE):
+            line[j] = np.float32(0.0)
+        for q in range(start, stop):
+            weights, x = tiles[t, columns[q]], factors[q]
+            for j in range(TILE):
+                line[j] += x * weights[j]
+
+else:
+
+    @intrinsic
+    def _sum_columns(
+        typingctx: Any,
+        tiles: Any,
+        t: Any,
+        columns: Any,
+        factors: Any,
+        start: Any,
+        stop: Any,
+        out: Any,
+        row: Any,
+    ) -> Any:
+        """Fill tile t of a row of `out` with the sum of some columns, each times its factor.
+
+        Written with vectors of LLVM, of any length for any processor: the sums of a loop over a small array
+        would go to memory and back with every column.
+        """
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            i32, i64 = ir.IntType(32), ir.IntType(64)
+            lanes, flags = ir.VectorType(ir.FloatType(), TILE), ("contract",)
+            nothing = ir.Constant(lanes, ir.Undefined)
+            first_lane = ir.Constant(ir.VectorType(i32, TILE), None)
+
+            def array(i: int) -> Any:
+                return context.make_array(signature.args[i])(context, builder, args[i])
+
+            def vector_at(pointer: Any, place: Any) -> Any:
+                return builder.bitcast(builder.gep(pointer, [place]), lanes.as_pointer())
+
+            table, numbers, values, scores = array(0), array(2), array(3), array(6)
+            n_columns = cgutils.unpack_tuple(builder, table.shape, 3)[1]
+            tile = builder.gep(table.data, [builder.mul(builder.mul(args[1], n_columns), i64(TILE))])
+            total = cgutils.alloca_once_value(builder, ir.Constant(lanes, None))
+            builder.store(ir.Constant(lanes, None), total)  # the allocation is made, and set, only once
+            with cgutils.for_range_slice(builder, args[4], args[5], i64(1), i64) as (q, _):
+                column = builder.zext(builder.load(builder.gep(numbers.data, [q])), i64)
+                x = builder.load(builder.gep(values.data, [q]))
+                x = builder.insert_element(nothing, x, ir.Constant(i32, 0))
+                x = builder.shuffle_vector(x, nothing, first_lane)
+                weights = builder.load(vector_at(tile, builder.mul(column, i64(TILE))))
+                weights.align = 4
+                product = builder.fmul(x, weights, flags=flags)
+                builder.store(builder.fadd(builder.load(total), product, flags=flags), total)
+            width = cgutils.unpack_tuple(builder, scores.shape, 2)[1]
+            place = builder.add(builder.mul(args[7], width), builder.mul(args[1], i64(TILE)))
+            builder.store(builder.load(total), vector_at(scores.data, place)).align = 4
+            return context.get_dummy_value()
+
+        whole = types.int64
+        return types.void(tiles, whole, columns, factors, whole, whole, out, whole), codegen
+
+
+@njit
+def sum_tiles(table, parts, first, last, out):
+    """Fill tiles `first` to before `last` of all rows of `out` (n, n_tiles * TILE) float32, in C order."""
+    starts = parts.starts
+    for t in range(first, last):
+        for i in range(out.shape[0]):
+            _sum_columns(table.tiles, t, parts.columns, parts.factors, starts[i], starts[i + 1], out, i)
+
+
+@helper
+def add_listed(postings, parts, i, scores):
+    """Add the postings of row i to its scores; those two places ahead are requested from memory."""
+    for p in range(parts.firsts[i], parts.firsts[i + 1]):
+        ahead = parts.low[min(p + 2, parts.low.size - 1)]
+        for line in range(4):  # what follows, the processor requests by itself
+            prefetch_item(postings.classes, ahead + line * CACHE_LINE)
+            prefetch_item(postings.values, ahead + line * CACHE_LINE)
+        low, high, x = parts.low[p], parts.high[p], parts.values[p]
+        classes, weights = postings.classes[low:high], postings.values[low:high]
+        for q in range(classes.size):
+            scores[np.uint32(classes[q])] += x * weights[q]  # unsigned: no look for indices from the end
+
+
+@njit
+def place_columns(offsets, classes, values, features, first, tiles):
+    """Copy the weights of some features to the columns from `first` on; all others are zero already."""
+    for j in range(features.size):
+        f = features[j]
+        for q in range(offsets[f], offsets[f + 1]):
+            tiles[classes[q] // TILE, first + j, classes[q] % TILE] = values[q]
+
+
+@njit
+def find_best(postings, parts, first, biases, tempering, targets, scores, labels, result):
+    """Add what postings hold to the scores of some rows, and find the best classes: all steps in one call.
+
+    Parameters
+    ----------
+    parts : RowParts
+        Of all rows of a block; the scores hold the columns already.
+    first : int
+        Row of the block that is the first of these n.
+    biases : (n_classes,) float32
+        ``b``.
+    tempering : (float, float, float)
+        See `extremax.kernels.topk.row_inverse_temperature`.
+    targets : (n,) int32
+        A class of each row, or -1.
+    scores : (n, n_classes or more) float32
+        Scores without biases; changed.
+    labels : (n, k) int32
+        Filled.
+    result : tuple of arrays
+        Filled: log-probabilities (n, k) of the labels and (n,) of the targets, inverse temperatures (n,).
+    """
+    log_prob, target_log_prob, inverse_temperature = result
+    n, k = labels.shape
+    for i in range(n):
+        add_listed(postings, parts, first + i, scores[i])
+    heap_scores = np.full((1, n, k), np.float32(-np.inf), np.float32)
+    heap_labels = np.full((1, n, k), NO_LABEL, np.int32)
+    peak = np.full((1, n), np.float32(-np.inf), np.float32)
+    mass = np.zeros((1, n), np.float64)
+    target_score = np.full(n, np.float32(np.nan), np.float32)
+    state = RowState(heap_scores[0], heap_labels[0], peak[0], mass[0], targets, target_score)
+    strip = np.empty(STRIP, np.float32)
+    scan_scores(scores, biases, np.float32(tempering[0]), state, strip)
+    if tempering[1] != 0.0:
+        temper_rows(scores, biases, tempering, state, inverse_temperature)
+    groups = RowState(heap_scores, heap_labels, peak, mass, targets, target_score)
+    finish_rows(groups, inverse_temperature, labels, log_prob, target_log_prob)

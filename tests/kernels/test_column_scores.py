@@ -1,0 +1,175 @@
+"""Scores by columns and postings against products in float64, and all steps in one call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import reference
+from extremax.defaults import SearchConfig
+from extremax.kernels import column_scores, topk
+from extremax.kernels.column_scores import TILE, RowParts
+from extremax.noise import UniformNoise
+from extremax.runtime.scratch import aligned_empty
+from extremax.search import Scorer, scores_rows_alone
+from extremax.sparse_weights import DensePart, SparseWeights
+from extremax.weights import DenseWeights
+
+pytestmark = pytest.mark.small
+
+N_WORDS, N_DENSE, N_PROJECTED, N_ROWS = 14, 3, 4, 9
+LIMITS = {"min_fraction": 0.4, "max_bytes": 1 << 20}
+
+
+class Case:
+    """Weights with long and short columns, rows, and their scores in float64."""
+
+    def __init__(self, n_classes, *, projects=True, n_dense=N_DENSE, unit_rows=False):
+        rng = np.random.default_rng(n_classes)
+        W = rng.normal(size=(n_classes, N_WORDS)).astype(np.float32)
+        W[rng.random(W.shape) > np.linspace(0.05, 0.9, N_WORDS)] = 0.0
+        W[:, 5] = 0.0  # a word without weights
+        words = rng.normal(size=(N_ROWS, N_WORDS)).astype(np.float32)
+        words[rng.random(words.shape) < 0.5] = 0.0
+        words[4] = 0.0  # an empty row
+        others = rng.normal(size=(N_ROWS, n_dense)).astype(np.float32)
+        columns = np.arange(1, N_WORDS, 3, dtype=np.int32) if projects else np.empty(0, np.int32)
+        words[2, columns] = 0.0  # a row of which the projection reads nothing
+        n_projected = N_PROJECTED if projects else 0
+        projection = rng.normal(size=(len(columns), n_projected)).astype(np.float32)
+        factors = rng.normal(size=(n_classes, n_projected + n_dense)).astype(np.float32)
+        dense = DensePart(factors, columns, projection, n_dense, unit_rows) if factors.shape[1] else None
+        self.biases, lengths = rng.normal(size=(2, n_classes)).astype(np.float32)
+        self.weights = SparseWeights.from_matrix(sparse.csc_matrix(W), self.biases, lengths, dense)
+        self.X = sparse.csr_matrix(np.hstack([words, others]))
+        self.table = (
+            words.astype(np.float64) @ W.T + words.sum(axis=1, keepdims=True, dtype=np.float64) * lengths
+        )
+        read = words[:, columns].astype(np.float64)
+        if unit_rows:
+            read /= np.maximum(np.linalg.norm(read, axis=1, keepdims=True), 1e-9)
+        self.table += np.hstack([read @ projection, others]) @ factors.T
+        self.lengths = (W != 0).mean(axis=0)
+
+    def scores(self, first, last, cut):
+        """Return scores without biases, tiles in two parts, rows one by one."""
+        block = self.weights.open_columns(self.X, first, last, **LIMITS)
+        scores = aligned_empty(block.n_rows * block.n_tiles * TILE).reshape(block.n_rows, -1)
+        block.sum_tiles(min(cut, block.n_tiles), block.n_tiles, scores)
+        block.sum_tiles(0, min(cut, block.n_tiles), scores)
+        return block, scores
+
+
+CASES = [
+    {},
+    {"projects": False},
+    {"n_dense": 0},
+    {"unit_rows": True},
+    {"projects": False, "n_dense": 0},
+]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize("n_classes", [1, TILE - 1, TILE, 300])
+def test_best_classes_match_the_product(options, n_classes):
+    case = Case(n_classes, **options)
+    tempering, k = (1 / 1.3, 0.2, 0.1), min(5, n_classes)
+    block, scores = case.scores(0, N_ROWS, 3)
+    found = _results(N_ROWS, k, tempering[0])
+    targets = np.arange(N_ROWS, dtype=np.int32) % n_classes
+    block.find_best(0, tempering, targets, scores, found[0], found[1:])
+    np.testing.assert_allclose(scores[:, :n_classes], case.table, atol=2e-5)
+    expected = reference.log_softmax((case.table + case.biases) * found[3][:, None].astype(np.float64))
+    np.testing.assert_allclose(found[2], expected[np.arange(N_ROWS), targets], atol=3e-5)
+    np.testing.assert_allclose(found[1], np.take_along_axis(expected, found[0], axis=1), atol=3e-5)
+    np.testing.assert_allclose(found[1], -np.sort(-expected, axis=1)[:, :k], atol=3e-5)
+
+
+@pytest.mark.invariance
+def test_neither_tiles_nor_other_rows_change_a_bit():
+    case = Case(300)
+    _, whole = case.scores(0, N_ROWS, 0)
+    for first, last, cut in ((0, N_ROWS, 4), (2, 3, 1), (3, 8, 9), (4, 5, 2)):
+        _, part = case.scores(first, last, cut)
+        np.testing.assert_array_equal(part, whole[first:last])
+
+
+@pytest.mark.invariance
+@pytest.mark.parametrize("slope", [0.0, 0.3])
+def test_all_steps_in_one_call_change_no_bit(slope):
+    case, k, tempering = Case(1100), 4, (1 / 1.3, slope, 0.1)  # several strips
+    targets = np.full(N_ROWS, -1, np.int32)
+    targets[:3] = 7, 1099, 0
+    block, scores = case.scores(0, N_ROWS, 1)
+    found = _results(N_ROWS, k, tempering[0])
+    block.find_best(0, tempering, targets, scores, found[0], found[1:])  # leaves the sums in `scores`
+    state = topk.RowState(
+        np.full((1, N_ROWS, k), -np.inf, np.float32), np.full((1, N_ROWS, k), topk.NO_LABEL, np.int32),
+        np.full((1, N_ROWS), -np.inf, np.float32), np.zeros((1, N_ROWS)), targets,
+        np.full(N_ROWS, np.nan, np.float32),
+    )  # fmt: skip
+    single = topk.RowState(*(array[0] for array in state[:4]), *state[4:])
+    scores = np.ascontiguousarray(scores[:, :1100])
+    strip = np.empty(topk.STRIP, np.float32)
+    topk.scan_scores(scores, case.biases, np.float32(tempering[0]), single, strip)
+    expected = _results(N_ROWS, k, tempering[0])
+    if slope:
+        topk.temper_rows(scores, case.biases, tempering, single, expected[3])
+        assert len(np.unique(expected[3])) == N_ROWS
+    topk.finish_rows(state, expected[3], *expected[:3])
+    for array, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+    assert np.isfinite(found[2][:3]).all()
+
+
+def test_long_columns_are_taken_the_longest_first():
+    case = Case(300)
+    table = case.weights.column_table(**LIMITS)
+    n_fixed = 1 + N_PROJECTED + N_DENSE
+    taken = np.flatnonzero(table.place[:N_WORDS] >= 0)
+    np.testing.assert_array_equal(taken, np.flatnonzero(case.lengths > 0.4))
+    assert table.tiles.shape == (-(-300 // TILE), n_fixed + len(taken), TILE)
+    assert table.tiles.ctypes.data % 64 == 0
+    assert case.weights.column_table(**LIMITS) is table  # made once
+    column_bytes = table.tiles.nbytes // table.tiles.shape[1]
+    fewer = case.weights.column_table(0.4, (n_fixed + 2) * column_bytes)
+    longest = np.sort(np.argsort(-case.lengths, kind="stable")[:2])
+    np.testing.assert_array_equal(np.flatnonzero(fewer.place[:N_WORDS] >= 0), longest)
+    assert (case.weights.column_table(0.4, n_fixed * column_bytes).place[:N_WORDS] == -1).all()
+    assert case.weights.column_table(0.4, n_fixed * column_bytes - 1) is None  # no room for the dense part
+    assert (case.weights.column_table(0.4, 1 << 40).place >= 0).sum() == len(taken) + N_DENSE
+
+
+def test_rows_are_scored_alone_where_columns_are_used():
+    case = Case(300)
+    assert scores_rows_alone(Scorer(case.weights))
+    assert not scores_rows_alone(Scorer(case.weights), SearchConfig(column_bytes=1))
+    assert not scores_rows_alone(Scorer(case.weights, UniformNoise(300)))
+    assert not scores_rows_alone(Scorer(DenseWeights.zeros(3, 2)))
+
+
+def test_words_without_weights_have_no_postings():
+    case = Case(300, projects=False, n_dense=0)
+    row = sparse.csr_matrix((np.ones(1, np.float32), [5], [0, 1]), shape=(1, N_WORDS))
+    block = case.weights.open_columns(row, 0, 1, **LIMITS)
+    assert isinstance(block.parts, RowParts)
+    assert block.parts.firsts.tolist() == [0, 0]
+    assert block.parts.starts.tolist() == [0, 1]  # the sum of the row alone
+
+
+def test_postings_go_to_their_columns():
+    case = Case(TILE + 5, projects=False, n_dense=0)
+    tiles = np.zeros((2, 4, TILE), np.float32)
+    column_scores.place_columns(*case.weights.postings, np.array([12, 13]), 1, tiles)
+    W = case.weights.to_dense()
+    laid_out = tiles.transpose(1, 0, 2).reshape(4, -1)
+    np.testing.assert_array_equal(laid_out[1:3, : TILE + 5], W[:, [12, 13]].T)
+    assert (laid_out[[0, 3]] == 0).all()
+    assert (laid_out[:, TILE + 5 :] == 0).all()
+
+
+def _results(n_rows, k, inverse_temperature):
+    log_prob = np.zeros((n_rows, k), np.float32), np.zeros(n_rows, np.float32)
+    return np.zeros((n_rows, k), np.int32), *log_prob, np.full(n_rows, np.float32(inverse_temperature))

@@ -1,0 +1,237 @@
+"""Folders that change under a running server, what lies beside them, and pages that take long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from extremax.analysis import beside, make_document, save_document
+from extremax.serve import models
+from extremax.serve.models import Predict, Slot, watch
+from extremax.serve.settings import ServeConfig
+from serve.conftest import make_texts
+from serve.live import Live, running
+
+CONFIG = ServeConfig(reload_seconds=0.001)
+
+
+def ignore(model: Any) -> None:
+    """Prepare nothing."""
+
+
+def loaded(folder: Path, **options: Any) -> Slot:
+    slot = Slot("m", folder, threads=1, **options)
+    slot.load(CONFIG, ignore)
+    return slot
+
+
+@pytest.fixture
+def folder(text_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(text_folder, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def foreign_document(clf: Any) -> Any:
+    """Return an analysis whose labels are not those of the classifier."""
+    document = make_document(clf, None)
+    document["model"]["labels_checksum"] = "0" * len(document["model"]["labels_checksum"])
+    return document
+
+
+@pytest.mark.error
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), RuntimeError(""), MemoryError("no memory"), OSError("disk")]
+)
+def test_any_failure_of_a_reload_leaves_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    slot = loaded(folder)
+    before = slot.current
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    os.utime(folder / "header.json", ns=(1, 1))
+    assert slot.is_replaced
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "load_model", fail)
+        assert not slot.reload(CONFIG, ignore)
+    assert slot.current is before
+    assert slot.error == (str(error) or type(error).__name__)
+    assert not slot.is_replaced  # the same folder is not tried again and again
+    os.utime(folder / "header.json", ns=(2, 2))
+    assert slot.is_replaced
+    assert slot.reload(CONFIG, ignore)
+    assert slot.current is not before
+    assert slot.error is None
+
+
+def test_copy_in_progress_is_tried_again_at_its_end(folder: Path, tmp_path: Path) -> None:
+    slot = loaded(folder)
+    whole = tmp_path / "whole"
+    shutil.move(folder, whole)
+    folder.mkdir()
+    shutil.copy2(whole / "header.json", folder)
+    assert slot.is_replaced
+    assert not slot.reload(CONFIG, ignore)
+    assert not slot.is_replaced
+    time.sleep(0.02)  # a clock of the file system may be coarse
+    for file in sorted(whole.iterdir()):
+        if file.name != "header.json":
+            shutil.copy2(file, folder)
+    assert slot.is_replaced  # by the time of the folder: the header is the same
+    assert slot.reload(CONFIG, ignore)
+    assert slot.n_reloads == 1
+
+
+@pytest.mark.error
+def test_watch_goes_on_after_a_report_that_fails(folder: Path) -> None:
+    slot, lines, reports = loaded(folder), [], []
+    slot.log = lines.append
+
+    def report(slot: Slot, done: bool, seconds: float) -> None:
+        reports.append(done)
+        raise OSError("the log is full")
+
+    async def look() -> None:
+        watching = asyncio.create_task(watch([slot], CONFIG, ignore, report))
+        for i in range(1, 3):
+            os.utime(folder / "header.json", ns=(i, i))
+            deadline = time.monotonic() + 20
+            while len(reports) < i and not watching.done() and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
+        assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(look())
+    assert reports == [True, True]
+    assert lines == ["m: the reload cannot be reported: the log is full"] * 2
+
+
+def test_analysis_beside_the_folder_is_found(folder: Path, text_model: Any) -> None:
+    assert loaded(folder).current.document is None  # type: ignore[union-attr]
+    save_document(make_document(text_model, None), beside(folder))
+    document: Any = loaded(folder).current.document  # type: ignore[union-attr]
+    assert document["model"]["n_classes"] == len(text_model.classes_)
+
+
+@pytest.mark.error
+def test_damaged_analysis_beside_the_folder_is_left_out(folder: Path) -> None:
+    beside(folder).write_text("{")
+    lines: list[str] = []
+    slot = loaded(folder, log=lines.append)
+    assert slot.current is not None
+    assert slot.current.document is None
+    assert len(lines) == 1
+    assert lines[0].startswith("m: served without the analysis beside it: ")
+    with pytest.raises(ValueError):  # one that was asked for must be whole
+        loaded(folder, analysis=beside(folder))
+
+
+def test_analysis_of_other_labels_does_not_hide_the_tree(folder: Path, text_model: Any) -> None:
+    save_document(foreign_document(text_model), beside(folder))
+    with running({"m": folder}, reload_seconds=0) as live:
+        status, top = live.ask("/tree")
+        assert (status, top["root"]["n_classes"]) == (200, len(text_model.classes_))
+        assert live.ask("/analysis")[0] == 200
+        assert live.ask("/info")[1]["has_analysis"] is False
+        assert len(live.lines) == 1
+        assert "its page has no analysis: the analysis is of another model" in live.lines[0]
+
+
+@pytest.mark.identity
+def test_logarithm_of_zero_is_valid_json(folder: Path) -> None:
+    model: Any = loaded(folder).current
+    features = model.clf.transform(["a ladder"])
+    ids = np.array([[0, 1, -1]], np.int32)  # a search has found two labels where three were asked for
+    log_prob = np.array([[-0.5, -np.inf, -np.inf]], np.float32)
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    for as_log, expected in ((True, [-0.5, float(np.finfo(np.float32).min)]), (False, [np.exp(-0.5), 0.0])):
+        (answer,) = model._encode_all(ids, log_prob, features, as_log)
+        found = json.loads(answer, parse_constant=refuse)
+        assert [entry["score"] for entry in found] == expected
+        assert [entry["id"] for entry in found] == [0, 1]
+
+
+def test_page_that_is_given_up_keeps_its_place(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, lock = threading.Event(), threading.Lock()
+    running_now, most = 0, 0
+    with running({"m": text_folder}, max_seconds=0.2, reload_seconds=0) as live:
+        model: Any = live.slots[0].current
+        page = model.page()
+
+        def build() -> Any:
+            nonlocal running_now, most
+            with lock:
+                running_now += 1
+                most = max(most, running_now)
+            release.wait(30)
+            with lock:
+                running_now -= 1
+            return page
+
+        monkeypatch.setattr(model, "page", build)
+        assert [live.ask("/tree")[0] for _ in range(7)] == [504] * 7
+        assert running_now == most == 4  # the others have waited for a place, and found none
+        release.set()
+        assert _until_200(live, "/tree")
+        assert most == 4
+
+
+def _until_200(live: Live, path: str) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if live.ask(path)[0] == 200:
+            return True
+    return False
+
+
+def test_single_rows_are_answered_by_the_event_loop(
+    text_folder: Path, text_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running({"m": text_folder}, reload_seconds=0, max_inline_seconds=10.0) as live:
+        model: Any = live.slots[0].current
+        answer, names = model.answer, []
+
+        def noted(pieces: Any, work: Predict) -> Any:
+            names.append(threading.current_thread().name)
+            return answer(pieces, work)
+
+        monkeypatch.setattr(model, "answer", noted)
+        texts = make_texts()[0]
+        found = [live.ask("/predict", {"inputs": text})[1] for text in texts[:3]]
+        assert names[0].startswith("extremax-short")  # nobody knows yet how long a row takes
+        assert not any(name.startswith("extremax-") for name in names[1:])
+        labels, log_prob = text_model.predict_topk(texts[:3], 5)
+        assert [[entry["label"] for entry in one] for one in found] == labels.tolist()
+        scores = [[entry["score"] for entry in one] for one in found]
+        assert scores == np.exp(log_prob.astype(np.float64)).tolist()
+        del names[:]
+        live.ask("/predict", {"inputs": texts[:2]})
+        live.ask("/predict", {"inputs": "ladder " * 100})  # long texts take longer than the others did
+        live.ask("/predict", {"inputs": texts[:20]})
+        assert [name.split("_")[0] for name in names] == ["extremax-short", "extremax-short", "extremax-long"]
+
+
+@pytest.mark.error
+def test_failure_in_the_event_loop_is_answered(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running({"m": text_folder}, reload_seconds=0, max_inline_seconds=10.0) as live:
+        model: Any = live.slots[0].current
+        assert live.ask("/predict", {"inputs": "a"})[0] == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "answer", lambda pieces, work: 1 // 0)
+            assert live.ask("/predict", {"inputs": "a"})[0] == 500
+        assert live.ask("/predict", {"inputs": "a"})[0] == 200
+        assert "extremax_queued_rows 0.0" in live.ask("/metrics")[1]
