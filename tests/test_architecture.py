@@ -208,6 +208,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "data",
         "defaults",
+        "errors",
         "estimator",
         "examples",
         "features",

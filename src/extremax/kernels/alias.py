@@ -48,8 +48,9 @@ def draw_alias(threshold, alias, log_prob, seed, positions, labels, log_noise, s
     # without this, the seeds 2 s and 2 s + 1 would exchange the draws of neighbouring rows
     mixed_seed = mix64(seed)
     for i in range(start, stop):
+        row = position_of(positions, i)
         for j in range(labels.shape[1]):
-            first, second = uniform_bits(draw_key(mixed_seed, position_of(positions, i), j))
+            first, second = uniform_bits(draw_key(mixed_seed, row, j))
             column = min(np.int64(first * n), n - 1)
             label = column if second < threshold[column] else np.int64(alias[column])
             labels[i, j] = label
@@ -61,6 +62,7 @@ def choose_component(seed, weight, positions, first, second, labels):
     """Set labels[i, j] to first[i, j] with probability `weight`, else to second[i, j]."""
     mixed_seed = mix64(seed)
     for i in range(labels.shape[0]):
+        row = position_of(positions, i)
         for j in range(labels.shape[1]):
-            u, _ = uniform_bits(draw_key(mixed_seed, position_of(positions, i), j))
+            u, _ = uniform_bits(draw_key(mixed_seed, row, j))
             labels[i, j] = first[i, j] if u < weight else second[i, j]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from extremax.nn.shared_classes import (
     SharedSet,
     SoftmaxTerms,
     add_targets,
+    draw_key,
     shared_terms,
     smoothed_losses,
 )
@@ -216,7 +216,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             self.register_buffer("squares", torch.empty(0, 1, device=device))
             self.register_buffer("bias_squares", torch.empty(0, device=device))
         self._draws: ClassDraws | None = None
-        self._kept: OrderedDict[tuple[int, bytes], tuple[Int64, Float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], tuple[Int64, Float32]] = OrderedDict()
         self.reset_parameters()
 
     def _parameter(self, local: Tensor) -> nn.Parameter:
@@ -360,7 +360,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         the same classes: a pair of both that came before gives the set that it gave then.
         """
         seed = int(torch.randint(1 << 62, ()))
-        key = seed, hashlib.blake2b(y.cpu().numpy().tobytes(), digest_size=16).digest()
+        key = draw_key([seed], y)
         if key not in self._kept:
             self.n_steps += 1
             drawn = self._draw_classes(seed, own.cpu().numpy())
