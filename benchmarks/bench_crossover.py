@@ -240,8 +240,14 @@ def draw(times: Sequence[dict[str, Any]], losses: Sequence[dict[str, Any]], path
             below.set(xlabel="classes")
         axes[0, 0].set(ylabel="ms per step")
         axes[1, 0].set(ylabel=f"test loss {losses[0]['case'].split(',')[0].removeprefix('loss ')}")
-        axes[0, 0].legend(frameon=False)
-        axes[1, 0].legend(frameon=False)
+        entries = {
+            label: line
+            for ax in axes[:, 0]
+            for line, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(
+            list(entries.values()), list(entries), loc="outside lower center", ncols=4, frameon=False
+        )
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
