@@ -523,6 +523,19 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
         assert torch.equal(value, second.state_dict()[name]), name
 
 
+def test_state_without_moments_is_loaded(data):
+    """As of a layer that does not whiten, or of the sharded one: moments start anew."""
+    plain = make_layer(gradients="fused", whiten=False)
+    assert not any(name.startswith("hidden_moments") for name in plain.state_dict())
+    layer = make_layer(gradients="fused")
+    layer(*tensors(data, 20)).loss.backward()
+    assert float(layer.hidden_moments.n_rows) == 20.0
+    layer.load_state_dict(plain.state_dict())
+    assert torch.equal(layer.weight, plain.weight)
+    assert not layer.hidden_moments.moments.any()
+    assert float(layer.hidden_moments.n_rows) == 0.0
+
+
 def test_counts_without_a_tree_are_loaded(data):
     """Both layers have a state of version 0, and other class counts."""
     hidden, y = tensors(data, 40)
