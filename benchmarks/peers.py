@@ -18,6 +18,10 @@ napkinxc         hierarchical softmax with its defaults; with several labels per
 linear-svc       scikit-learn's LinearSVC, C = 1, one-vs-rest; where its dense weights would not fit, class by
                  class, keeping only the scores of the test rows
 complement-nb    scikit-learn's ComplementNB
+softmax          full softmax in PyTorch: a vector for each feature, a text their weighted sum divided by its
+                 length, one linear layer, Adagrad, minibatches of 256.  Rate by the likelihood of validation
+                 rows after 20 processor seconds for each of four, which are not counted; ends when the
+                 likelihood of validation rows falls, or after 20 processor minutes
 naive-bayes      classes as sums S of their rows; score = scale (sum_f x_f log(1 + S_yf / (a p_f))
                  - |x|_1 log(1 + m_y / a) + prior log n_y), with the mass m_y of the class and the share p_f
                  of the feature; a, prior and scale by the likelihood of validation rows
@@ -513,6 +517,100 @@ class LinearSVC(Scorer):
         return np.asarray(self.model.decision_function(X))
 
 
+class Softmax(Scorer):
+    """Full softmax on the mean of the features' vectors: what fastText has, with a loss over all classes."""
+
+    package = "torch"
+    n_hidden, n_batch = 256, 256
+    rates = (0.03, 0.1, 0.3, 1.0)
+    search, limit = 20.0, 1200.0  # seconds of the processor
+    check_every = 40.0
+
+    def train(self, X: Any, Y: sp.csr_matrix, threads: int, folder: Path) -> tuple[float, float]:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.n_classes, y = Y.shape[1], torch.from_numpy(Y.indices.astype(np.int64))
+        rows, labels = choice_rows(folder)
+        found = {}
+        for rate in self.rates:
+            self.start(X.shape[1], rate)
+            self.run(X, y, Clock(), self.search)
+            found[rate] = likelihood(self.scores(rows), labels)
+        rate = max(found, key=found.get)  # type: ignore[arg-type]
+        self.start(X.shape[1], rate)
+        best, checking, clock = -np.inf, np.zeros(2), Clock()
+        while (spent := clock.read()[1] - checking[1]) < self.limit:
+            self.run(X, y, Clock(), min(self.check_every, self.limit - spent))
+            check = Clock()
+            reached = likelihood(self.scores(rows), labels)
+            checking += check.read()
+            if reached < best:
+                break
+            best = reached
+        self.settings = {"rate": rate, "rows seen": self.seen}
+        wall, processor = clock.read()
+        return wall - checking[0], processor - checking[1]
+
+    def start(self, n_features: int, rate: float) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.bag = torch.nn.EmbeddingBag(n_features, self.n_hidden, mode="sum", sparse=True)
+        self.layer = torch.nn.Linear(self.n_hidden, self.n_classes)
+        torch.nn.init.zeros_(self.layer.weight)
+        parameters = [*self.bag.parameters(), *self.layer.parameters()]
+        self.optimizer = torch.optim.Adagrad(parameters, lr=rate)
+        self.seen = 0
+
+    def run(self, X: sp.csr_matrix, y: Any, clock: Clock, seconds: float) -> None:
+        import torch
+
+        random = np.random.default_rng(self.seen)
+        while True:
+            order = random.permutation(X.shape[0])
+            for first in range(0, len(order), self.n_batch):
+                if clock.read()[1] >= seconds:
+                    return
+                part = order[first : first + self.n_batch]
+                loss = torch.nn.functional.cross_entropy(self.layer(self.hidden(X[part])), y[part])
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.seen += len(part)
+
+    def hidden(self, X: sp.csr_matrix) -> Any:
+        import torch
+
+        lengths = np.repeat(
+            np.maximum(np.sqrt(np.asarray(X.multiply(X).sum(1)).ravel()), 1e-9), np.diff(X.indptr)
+        )
+        return self.bag(
+            torch.from_numpy(X.indices.astype(np.int64)),
+            torch.from_numpy(X.indptr[:-1].astype(np.int64)),
+            per_sample_weights=torch.from_numpy((X.data / lengths).astype(np.float32)),
+        )
+
+    def scores(self, X: sp.csr_matrix) -> np.ndarray:
+        import torch
+
+        with torch.no_grad():
+            return self.layer(self.hidden(X)).numpy()
+
+    def save(self, path: Path) -> None:
+        import torch
+
+        torch.save([self.bag.state_dict(), self.layer.state_dict()], path)
+
+    def load(self, path: Path) -> None:
+        import torch
+
+        bag, layer = torch.load(path)
+        self.bag.load_state_dict(bag)
+        self.layer.load_state_dict(layer)
+        torch.set_num_threads(1)
+
+
 class NotRunError(RuntimeError):
     """A method does not go with this set; the message says why."""
 
@@ -544,6 +642,7 @@ PEERS: dict[str, Any] = {
     "omikuji-1": lambda: Omikuji(1),
     "napkinxc": NapkinXC,
     "linear-svc": LinearSVC,
+    "softmax": Softmax,
     "complement-nb": ComplementNB,
     "naive-bayes": NaiveBayes,
     "cosine": Cosine,

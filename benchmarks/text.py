@@ -67,6 +67,7 @@ PEER_NAMES = {
     "omikuji": "omikuji",
     "napkinxc": "napkinXC",
     "linear-svc": "LinearSVC",
+    "softmax": "full softmax in PyTorch",
     "complement-nb": "ComplementNB",
     "naive-bayes": "naive Bayes",
     "cosine": "cosine with class sums",
@@ -74,6 +75,11 @@ PEER_NAMES = {
     "prefix": "longest common prefix",
 }
 METHODS = OURS | PEER_NAMES
+FIGURE_NAMES = {"extremax-text": "extremax", "cosine": "nearest class mean", "softmax": "full softmax"}
+TITLES = {
+    "icd10cm": "ICD-10-CM: 10,662 diagnosis codes",
+    "npm-owner-124k": "npm: 124,250 owners of packages",
+}
 IN_PEER_PYTHON = ("pecos", "omikuji", "napkinxc")
 DEFAULT_DATA = tuple(name for name in datasets.TEXT_BUILDERS if name != "planted-texts")
 TINY_METHODS = (
@@ -311,6 +317,7 @@ class Options:
     limit: float = 3600.0
     in_process: bool = False
     by_size: bool = False
+    most_one_vs_rest: int = 2500
 
 
 def run_method(method: str, data: Prepared, options: Options) -> str:
@@ -349,8 +356,8 @@ def run_method(method: str, data: Prepared, options: Options) -> str:
 def _unsuitable(method: str, data: Prepared, options: Options) -> str:
     if method in IN_PEER_PYTHON and options.peer_python is None:
         return "no --peer-python"
-    if method in ("linear-svc", "complement-nb") and data.n_classes > 2500:
-        return "more than 2,500 classes"
+    if method in ("linear-svc", "complement-nb") and data.n_classes > options.most_one_vs_rest:
+        return f"more than {options.most_one_vs_rest:,} classes"
     if method == "neighbours" and data.n_rows["train"] > 1_000_000:
         return "more than 1,000,000 training rows"
     if method == "extremax-text" and not data.has_texts:
@@ -503,6 +510,44 @@ def _print_sizes(data: Prepared, methods: Iterable[str]) -> None:
         print(f"| {METHODS[method]} | {cells} |", flush=True)
 
 
+# -- the figure
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw accuracy against the processor seconds of training, a panel for each set; later rows win."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "extremax"
+    last = {(row["data"], row["method"]): row for row in rows if "accuracy" in row}
+    names = list(dict.fromkeys(data for data, _ in last))
+    figure = Figure(figsize=(5.2 * len(names), 3.9), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        points = [(method, row) for (data, method), row in last.items() if data == name]
+        for method, row in points:
+            seconds = row["training processor s"] + row.get("features processor s", 0.0)
+            ours = method in OURS
+            axes.plot(
+                seconds, 100 * row["accuracy"], "o", color="C1" if ours else "0.45", ms=9 if ours else 6
+            )
+            axes.annotate(
+                FIGURE_NAMES.get(method, METHODS[method]),
+                (seconds, 100 * row["accuracy"]),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+                weight="bold" if ours else "normal",
+            )
+        axes.set_xscale("log")
+        axes.margins(0.16, 0.14)
+        axes.set_title(TITLES.get(name, name), fontsize=11)
+        axes.set_xlabel("training, seconds of the processor, features included")
+        axes.set_ylabel("test accuracy, %")
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
+
+
 # -- cost against the number of classes
 
 
@@ -575,6 +620,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which a method is stopped")
     parser.add_argument("--work", type=Path, help="keep files here, and use answers of peers that are there")
     parser.add_argument("--out", type=Path, help="append figures to this JSON lines file")
+    parser.add_argument(
+        "--one-vs-rest",
+        type=int,
+        default=2500,
+        metavar="CLASSES",
+        help="the most for LinearSVC, ComplementNB",
+    )
+    parser.add_argument(
+        "--figure", type=Path, help="draw accuracy against training time of all rows in --out"
+    )
     parser.add_argument("--by-size", action="store_true", help="also accuracy by training rows of the class")
     parser.add_argument("--cost", action="store_true", help="cost per row against the number of classes")
     parser.add_argument("--classes", type=int, nargs="+", default=(10_000, 30_000, 100_000, 300_000))
@@ -589,7 +644,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_ours(method, Path(folder), int(n_threads))
         return
     print(machine())
-    options = Options(args.peer_python, args.threads, args.limit, args.tiny, args.by_size or args.tiny)
+    options = Options(
+        args.peer_python, args.threads, args.limit, args.tiny, args.by_size or args.tiny, args.one_vs_rest
+    )
     names, methods = (("planted-texts",), TINY_METHODS) if args.tiny else (args.data, args.methods)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.work or Path(temporary)
@@ -605,6 +662,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads)
             compare(data, methods, options, args.out)
+    if args.figure is not None:
+        if args.out is None:
+            sys.exit("--figure draws what is in the file of --out: name one")
+        draw([json.loads(line) for line in args.out.read_text().splitlines()], args.figure)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from extremax import ExtremeClassifier, TextClassifier, calibrate, evaluate, load_model
+from extremax import ExtremeClassifier, TextClassifier, calibrate, evaluate, fit, load_model
 from extremax.calibration import Calibration
 from extremax.errors import ModelFileError
 from extremax.storage import folder as folders
@@ -417,6 +417,60 @@ def test_failed_training_of_added_classes_takes_them_back(folder_of):
         )
     assert clf.classes_.tolist() == NAMES.tolist()
     assert clf.changes_ == []
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("kind", ["streamed", *KINDS])
+def test_failed_training_of_added_classes_leaves_every_byte(folder_of, kind, tmp_path, monkeypatch):
+    """The epoch that follows the new classes is run, and fails at its end."""
+    if kind == "streamed":
+        X, y = planted()
+        clf = ExtremeClassifier("softmax", random_state=0, n_jobs=1).partial_fit(X[:400], NAMES[y[:400]])
+        rows = X[400:]
+    else:
+        clf, rows = opened(folder_of, kind)
+    clf.class_weight = {"label-01": 2.0}
+    clf.save(tmp_path / "before")
+    labels = NAMES[planted()[1][400:]].copy()
+    labels[:5] = "new"
+    run = fit.run_training
+    seen = []
+
+    def fail(trainer, fitted, *arguments):
+        run(trainer, fitted, *arguments)
+        seen.append(fitted.model.n_classes)
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(fit, "run_training", fail)
+    with pytest.raises(MemoryError):
+        clf.partial_fit(rows, labels, new_classes="add")
+    assert seen == [N_CLASSES + 1]
+    assert clf.classes_.tolist() == NAMES.tolist()
+    clf.save(tmp_path / "after")
+    before, after = (
+        {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())}
+        for name in ("before", "after")
+    )
+    assert before == after
+    monkeypatch.undo()
+    assert "new" in clf.partial_fit(rows, labels, new_classes="add").classes_
+
+
+@pytest.mark.identity
+def test_class_weights_follow_names():
+    X, y = around_means(60, 4, 5, seed=4)
+    names = np.array(["a", "b", "c", "d"])[y]
+    clf = ExtremeClassifier("softmax", n_epochs=1, random_state=0, class_weight={"a": 2.0, "c": 5.0})
+    clf.fit(X, names)
+    counts = clf.model_.classes.counts
+    given = clf.class_weight
+    clf.merge_classes({"a": "c", "c": "a"})  # exchanged
+    assert clf.class_weight == {"a": 5.0, "c": 2.0}
+    assert given == {"a": 2.0, "c": 5.0}
+    clf.merge_classes({"a": "z", "d": "z", "c": "y"})
+    mean = (5.0 * counts[2] + counts[3]) / (counts[2] + counts[3])
+    assert clf.class_weight == {"y": 2.0, "z": pytest.approx(mean)}
+    clf.partial_fit(X, np.array(["y", "b", "z", "z"])[y])
 
 
 def test_models_of_earlier_versions_say_what_they_lack(folder_of):

@@ -13,7 +13,7 @@ import pytest
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.monitor import N_BETS, Monitor, SequentialTest, _densities
-from extremax.reference import Reference, left_out_factors, unknown_share
+from extremax.reference import Reference, left_out_share, unknown_share
 from extremax.storage.state import State
 
 N_BINS = 20
@@ -344,18 +344,25 @@ def test_damaged_reference_is_refused(text_model: TextClassifier, name: str, val
 
 
 @pytest.mark.reference
-def test_unknown_share_by_leaving_a_text_out() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fell off the ladder no7 with quixampl",
+        "quixampl and quixampl: the ladder quixampl",  # unknown n-grams that are repeated
+        "fell off the ladder, off the roof",
+    ],
+)
+def test_unknown_share_by_leaving_a_text_out(text: str) -> None:
     from extremax.features.ngrams import NgramFeatures
 
-    texts = make_texts(80, 3)[0] + ["fell off the ladder no7 with quixampl"]
+    texts = [*make_texts(80, 3)[0], "and with all", text]
     with_it, without = NgramFeatures().fit(texts), NgramFeatures().fit(texts[:-1])
     X = with_it.transform(texts)
     n_rows = np.bincount(X.indices, minlength=X.shape[1])
-    factors = left_out_factors(n_rows, len(texts))
-    left_out = unknown_share(X[-1:], n_rows <= 1, of_unit=True, factors=factors)
+    left_out = left_out_share(X[-1:], n_rows, len(texts), with_it.n_character_columns)
     as_new = unknown_share(without.transform(texts[-1:]), None, of_unit=True)
-    assert left_out[0] == pytest.approx(as_new[0], abs=0.02)
-    assert 0.05 < left_out[0] < 0.9
+    assert left_out[0] == pytest.approx(as_new[0], abs=1e-5)
+    assert 0.05 < left_out[0] < 0.95
 
 
 def test_sparse_rows_that_are_no_texts() -> None:
@@ -384,3 +391,30 @@ def test_sparse_rows_that_are_no_texts() -> None:
         (np.ones(300), (np.arange(300), rng.choice(np.flatnonzero(~seen), 300))), shape=(300, width)
     )
     assert monitor.update(sparse.csr_matrix(X[1200:] + 2 * new)).report()["statistics"]["features"]["alarm"]
+
+
+@pytest.mark.identity
+def test_storage_of_sparse_rows_changes_nothing() -> None:
+    from scipy import sparse
+
+    rng = np.random.default_rng(1)
+    n, width = 1500, 1200
+    y = rng.integers(30, size=n)
+    columns = (y[:, None] * 40 + rng.integers(40, size=(n, 5))).ravel()
+    X = sparse.csr_matrix((np.ones(5 * n, np.float32), (np.repeat(np.arange(n), 5), columns)), (n, width))
+    clf = ExtremeClassifier("sparse_softmax", random_state=0, n_jobs=1).fit(X[:1000], y[:1000])
+    stream, given = X[1000:], X[:300]
+    expected = clf.monitor().update(stream).to_json()
+    for rows in (stream.tocsc(), stream.tocoo(), sparse.csc_array(stream)):
+        assert clf.monitor().update(rows).to_json() == expected
+    for rows in (stream, stream.tocsc()):  # with answers, the rows are looked at as well
+        assert clf.monitor().update(rows, clf.predict_topk(rows, 2)).to_json() == expected
+    expected = clf.monitor(reference=given).update(stream).to_json()
+    assert clf.monitor(reference=given.tocsc()).update(stream.tocsc()).to_json() == expected
+
+
+@pytest.mark.identity
+def test_answers_for_texts_save_predicting_again(text_model: TextClassifier) -> None:
+    texts = make_texts(300, 14)[0]
+    given = text_model.monitor().update(texts, text_model.predict_topk(texts, 2))
+    assert given.to_json() == text_model.monitor().update(texts).to_json()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import LabelBinarizer, normalize
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate
 from extremax.data import TextFeatures, load_icd10cm
@@ -18,6 +20,21 @@ from extremax.data import TextFeatures, load_icd10cm
 pytest.importorskip("simple_icd_10_cm")
 
 
+def test_default_on_frequent_codes() -> None:
+    texts, codes, test_texts, test_codes = _frequent_texts(n_codes=150)
+    words = TfidfVectorizer(sublinear_tf=True).fit(texts)
+    names, ids = np.unique(codes, return_inverse=True)
+    sums = normalize(LabelBinarizer(sparse_output=True).fit_transform(ids).T @ words.transform(texts))
+    nearest = names[np.asarray((words.transform(test_texts) @ sums.T).argmax(axis=1)).ravel()]
+    assert 0.76 < np.mean(nearest == test_codes) < 0.81  # 0.785: the problem is the one of the next lines
+    classifier = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, codes)
+    report = evaluate(classifier, test_texts, test_codes)
+    assert 0.87 < report.accuracy[1] < 0.93  # 0.888, 0.894, 0.888 with seeds 0, 1 and 2
+    assert -0.56 < report.log_likelihood < -0.45  # -0.521, -0.521, -0.521
+    assert report.calibration_error < 0.08  # 0.030, 0.043, 0.029
+
+
+@pytest.mark.slow
 def test_default_on_icd10cm() -> None:
     data = load_icd10cm()
     classifier = TextClassifier(ExtremeClassifier(random_state=0))
@@ -29,6 +46,7 @@ def test_default_on_icd10cm() -> None:
     assert report.calibration_error < 0.10
 
 
+@pytest.mark.slow
 def test_dense_features_on_icd10cm() -> None:
     data = load_icd10cm()
     classifier = TextClassifier(ExtremeClassifier(random_state=0), features=TextFeatures())
@@ -49,7 +67,13 @@ def test_default_is_ahead_of_nearest_class_means() -> None:
 
 
 def _frequent_codes(n_codes: int, n_features: int) -> tuple[Any, ...]:
-    """Make features of the texts of the most frequent codes; rows of validation and test are put together."""
+    texts, codes, test_texts, test_codes = _frequent_texts(n_codes)
+    features = TextFeatures(n_components=n_features, n_random=0).fit(texts)
+    return features.transform(texts), codes, features.transform(test_texts), test_codes
+
+
+def _frequent_texts(n_codes: int) -> tuple[list[str], NDArray[Any], list[str], NDArray[Any]]:
+    """Return texts and codes of the most frequent codes; rows of validation and test are put together."""
     data = load_icd10cm()
     codes = np.array(data.codes)
     names, counts = np.unique(codes[data.train], return_counts=True)
@@ -57,9 +81,7 @@ def _frequent_codes(n_codes: int, n_features: int) -> tuple[Any, ...]:
     train, test = (
         rows[np.isin(codes[rows], frequent)] for rows in (data.train, np.r_[data.valid, data.test])
     )
-    features = TextFeatures(n_components=n_features, n_random=0).fit([data.texts[i] for i in train])
-    X, X_test = (features.transform([data.texts[i] for i in rows]) for rows in (train, test))
-    return X, codes[train], X_test, codes[test]
+    return [data.texts[i] for i in train], codes[train], [data.texts[i] for i in test], codes[test]
 
 
 def _nearest_mean_accuracy(

@@ -21,7 +21,12 @@ from extremax.search import Search
 from extremax.sparse_weights import SparseWeights
 from extremax.training.base import Trainer, TrainState
 from extremax.training.dense_part import MakeTrainer
-from extremax.training.growth import Discriminant, SparseRecord, estimate_discriminant
+from extremax.training.growth import (
+    Discriminant,
+    SparseRecord,
+    estimate_discriminant,
+    projected_discriminant,
+)
 from extremax.training.objectives import OBJECTIVES
 from extremax.training.sparse_start import ClassSums
 from extremax.types import Bool, Float32, Float64, Int64
@@ -109,7 +114,7 @@ def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None)
     """
     model = replace(model, reference=None)
     state = fitted.state if state is None else state
-    return replace(fitted, model=model, state=state, history=list(fitted.history))
+    return replace(fitted, model=model, state=state, history=[dict(record) for record in fitted.history])
 
 
 # -- weights, state and searches of some lines
@@ -306,9 +311,11 @@ def _estimated(
     the other classes are most probable.
     """
     rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
-    mean = None if model.projection is None else model.projection.mean
-    found = estimate_discriminant(rows, n_new, model.weights.feature_scale, mean, config)
-    growth = config.numbers.growth
+    scale, growth = model.weights.feature_scale, config.numbers.growth
+    if model.projection is None:
+        found = estimate_discriminant(rows, n_new, scale, config)
+    else:
+        found = projected_discriminant(rows, model.projection, scale, config)
 
     def level(X: Any) -> Float64:
         return model.log_normalizers(X, n_threads=context.n_threads)
@@ -317,12 +324,15 @@ def _estimated(
     if n_new < growth.enough_classes:
         more = _make_up_rows(model, found, rows, growth.made_up_rows)
         made_up = more, level(more)
-    others = level(data.X)[data.rows]
-    fitted = found.level_with(rows, n_new, n_total, others, made_up, config)
+    chosen = np.unique(np.linspace(0, data.n_pairs - 1, growth.level_rows).astype(np.int64))
+    X: Any = data.X
+    others = level(X[data.rows[chosen]])
+    of_classes = found.class_rows(rows, n_new)
+    fitted = found.level_with(rows, n_total, of_classes, chosen, others, made_up, config)
     if made_up is not None and model.classes.means is None:  # and its rows were a guess from the weights
-        lead = float(np.median(fitted.own_scores(rows, n_new, n_total) - others))
+        lead = float(np.median(fitted.own_scores(rows, n_total, of_classes)[chosen] - others))
         fitted = replace(fitted, bias=fitted.bias - max(0.0, lead - growth.max_lead))
-    return fitted.grow(rows, n_new, n_total)
+    return fitted.grow(rows, n_new, n_total, of_classes)
 
 
 def _lead(

@@ -155,6 +155,7 @@ class GrowthConfig:
     # made-up rows do; and how far classes may be ahead of the others
     enough_classes: int = 10
     made_up_rows: int = 500
+    level_rows: int = 128  # of the further classes whose probability chooses the scale and that lead
     max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
     origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
     levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))

@@ -93,7 +93,9 @@ _RENAMED_CHOICES = {
 }
 
 
-_CHANGED = ("_fitted", "model_", "history_", "classes_", "_label_index", "_changes", "class_weight")
+_CHANGED = (
+    "_fitted", "model_", "history_", "interrupted_", "classes_", "_label_index", "_changes", "class_weight",
+)  # fmt: skip
 _CHANGE_FIELDS = ("what", "when", "n_changed", "n_rows", "n_classes")
 
 
@@ -467,7 +469,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _train_more(
         self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool
     ) -> Self:
-        """Train a fitted model for one more epoch; what goes wrong before that changes nothing."""
+        """Train a fitted model for one more epoch.
+
+        What goes wrong before that changes nothing; what goes wrong in it takes added classes back.
+        """
         features = self._same_features(X)
         self._check_same_classes(classes)
         before = {name: getattr(self, name) for name in _CHANGED if hasattr(self, name)}
@@ -483,12 +488,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             if self.model_.parts is not None:
                 data = self.model_.merged(self._threads).assign(data)
             config, context = self._resume_config(data), self._context(self.seed_)
+            request = Request(publish=self._publish, patience=self.patience)
+            n_lines = self.model_.weights.n_classes
+            trained = train_epoch(self._fitted, data, n_lines, config, context, request)
         except BaseException:
-            self.__dict__.update(before)
+            if self._fitted is not before["_fitted"]:  # else it was trained in place
+                self.__dict__.update(before)
             raise
-        request = Request(publish=self._publish, patience=self.patience)
-        n_lines = self.model_.weights.n_classes
-        return self._finish(train_epoch(self._fitted, data, n_lines, config, context, request))
+        return self._finish(trained)
 
     # -- changes of the classes ----------------------------------------------------------------------------
 
@@ -636,7 +643,23 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             known, target = known[order], np.argsort(order)[target].astype(np.int32)
         self._require_classes_left(len(known), "merge_classes")
         fitted = changes.merge_classes(self._fitted, np.asarray(target, np.int64))
-        return self._change("merge_classes", fitted, known, len(names), 0)
+        weights = self._merged_weights(known, target)
+        return self._change("merge_classes", fitted, known, len(names), 0, weights)
+
+    def _merged_weights(self, labels: NDArray[Any], target: Int32) -> dict[Any, float] | None:
+        """Return `class_weight` by names after a merge: the mean of those merged, by their training rows."""
+        if not isinstance(self.class_weight, dict):
+            return None
+        index = self._label_index
+        ids = index.find(list(self.class_weight), where=str, hint="", allow_unseen=True)
+        weights, named = np.ones(len(target)), np.zeros(len(labels), np.bool_)
+        known = ids >= 0
+        weights[ids[known]] = np.array([float(w) for w in self.class_weight.values()])[known]
+        named[target[ids[known]]] = True
+        counts = self.model_.classes.counts
+        rows = np.ones(len(target)) if counts is None else np.maximum(counts, 0.5)
+        found = np.bincount(target, weights=rows * weights) / np.bincount(target, weights=rows)
+        return {labels.item(int(i)): float(found[i]) for i in np.flatnonzero(named)}
 
     def _label_ids(self, labels: Sequence[Any]) -> Int32:
         index = self._label_index
@@ -651,7 +674,15 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 " least two."
             )
 
-    def _change(self, what: str, fitted: Fitted, labels: NDArray[Any], n_classes: int, n_rows: int) -> Self:
+    def _change(
+        self,
+        what: str,
+        fitted: Fitted,
+        labels: NDArray[Any],
+        n_classes: int,
+        n_rows: int,
+        class_weight: dict[Any, float] | None = None,
+    ) -> Self:
         """Take a changed model in the place of the fitted one, and remember the change."""
         index = LabelIndex(labels)
         record = {
@@ -661,7 +692,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             "n_rows": n_rows,
             "n_classes": len(labels),
         }
-        if isinstance(self.class_weight, dict):  # names of classes that are gone would be an error
+        if class_weight is not None:
+            self.class_weight = class_weight
+        elif isinstance(self.class_weight, dict):  # names of classes that are gone would be an error
             found = index.find(list(self.class_weight), where=str, hint="", allow_unseen=True)
             pairs = zip(self.class_weight.items(), found.tolist(), strict=True)
             self.class_weight = {label: weight for (label, weight), i in pairs if i >= 0}

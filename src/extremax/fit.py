@@ -293,13 +293,14 @@ def measure_held_out(
     except ScoreOverflowError:
         return model, {}
     config = model.config
+    groups = () if config is None else config.column_groups
     reference = reference_of_fit(
         rows.X,
         (ranked.labels[:, 0], ranked.log_prob[:, 0]),
         training,
         model.classes.counts,
         model.n_classes,
-        of_texts=config is not None and len(config.column_groups) > 0,
+        first_word=groups[0] if groups else None,
         n_dense=0 if config is None else config.n_dense,
     )
     found = {f"held_out_{name}": value for name, value in figures._asdict().items()}

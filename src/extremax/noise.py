@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
-from extremax.kernels.draws_at import choose_component_at, draw_alias_at
+from extremax.kernels.rng import ROW_NUMBERS
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
@@ -209,27 +209,23 @@ class _Unconditional(NoiseBase):
     def sample(
         self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        n = len(Z)
-        labels = np.empty((n, n_draws), np.int32)
-        log_noise = np.empty((n, n_draws), np.float32)
-        blocks, key = split(n, _ROWS_PER_TASK), np.uint64(check_random_state(seed))
-        run(
-            lambda i: draw_alias(
-                self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]
-            ),
-            len(blocks),
-            resolve_threads(n_jobs),
-        )
-        return labels, log_noise
+        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
 
     def sample_at(
         self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
         """Draw what `sample` draws for rows of these numbers."""
-        labels = np.empty((len(positions), n_draws), np.int32)
-        log_noise = np.empty((len(positions), n_draws), np.float32)
-        key = np.uint64(check_random_state(seed))
-        draw_alias_at(self._threshold, self._alias, self.log_prob_, key, positions, labels, log_noise)
+        labels = np.empty((len(Z), n_draws), np.int32)
+        log_noise = np.empty((len(Z), n_draws), np.float32)
+        blocks, key = split(len(Z), _ROWS_PER_TASK), np.uint64(check_random_state(seed))
+        places = np.ascontiguousarray(positions, np.int64)
+        run(
+            lambda i: draw_alias(
+                self._threshold, self._alias, self.log_prob_, key, places, labels, log_noise, *blocks[i]
+            ),
+            len(blocks),
+            resolve_threads(n_jobs),
+        )
         return labels, log_noise
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
@@ -441,7 +437,7 @@ class MixtureNoise(NoiseBase):
         first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
         second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
         labels = np.empty_like(first)
-        choose_component(seeds[2], self.weight, first, second, labels, 0, len(labels))
+        choose_component(seeds[2], self.weight, ROW_NUMBERS, first, second, labels)
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
     def sample_at(
@@ -452,7 +448,8 @@ class MixtureNoise(NoiseBase):
         first, _ = sample_at(self.first, Z, positions, n_draws, int(seeds[0]), n_jobs=n_jobs)
         second, _ = sample_at(self.second, Z, positions, n_draws, int(seeds[1]), n_jobs=n_jobs)
         labels = np.empty_like(first)
-        choose_component_at(seeds[2], self.weight, positions, first, second, labels)
+        places = np.ascontiguousarray(positions, np.int64)
+        choose_component(seeds[2], self.weight, places, first, second, labels)
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
@@ -625,7 +622,7 @@ class ChangedNoise(NoiseBase):
             if self._drawn is not None:
                 second = self._added_number[self._drawn.sample(Z, n_draws, int(b), n_jobs=n_jobs)[0]]
                 drawn = np.empty_like(first)
-                choose_component(c, weight, first, second, drawn, 0, len(drawn))
+                choose_component(c, weight, ROW_NUMBERS, first, second, drawn)
             labels = np.where(labels < 0, drawn, labels)
             if (labels >= 0).all():
                 break

@@ -212,7 +212,6 @@ def unknown_share(
     n_dense: int = 0,
     *,
     of_unit: bool = False,
-    factors: Float64 | None = None,
 ) -> Float64:
     """Return the part of the squared length of each row that is in unknown columns.
 
@@ -225,19 +224,17 @@ def unknown_share(
         Last columns that do not count at all.
     of_unit : bool
         Rows are those of texts, of length one at most: what is missing is unknown, too.
-    factors : float64 (n_features,), optional
-        Factors of the squares.
     """
     n_features = int(X.shape[1])
-    weights = factors
+    weights: Float64 | None = None
     if n_dense:
-        weights = np.ones(n_features) if factors is None else factors.copy()
+        weights = np.ones(n_features)
         weights[n_features - n_dense :] = 0.0
     total = _row_sums(X, weights)
     new = np.zeros(len(total))
     if unknown is not None:
         new = _row_sums(X, unknown.astype(np.float64) if weights is None else unknown * weights)
-    if of_unit and factors is None:
+    if of_unit:
         new, total = new + np.maximum(1.0 - total, 0.0), np.maximum(total, 1.0)
     found = np.where(total > 0, new / np.maximum(total, 1e-30), float(of_unit))
     return np.where(found < _NOTHING, 0.0, np.minimum(found, 1.0))
@@ -255,14 +252,45 @@ def _row_sums(X: Any, weights: Float64 | None) -> Float64:
     return np.asarray(sums[X.indptr[1:]] - sums[X.indptr[:-1]])
 
 
-def left_out_factors(n_rows: Int64, n_texts: int) -> Float64:
-    """Return how the squared TF-IDF weights of a text's columns change if it is left out of the texts.
+def left_out_share(X: Any, n_rows: Int64, n_texts: int, first_word: int, n_dense: int = 0) -> Float64:
+    """Return the unknown share that each text would have, had it not been among the texts of the features.
 
-    `n_rows` of the `n_texts` texts have each column, the text among them.
+    Characters and words have TF-IDF weights (1 + log count) idf, scaled to a length of their own; a column
+    that no other text has would be unknown, and each of its occurrences count as one n-gram of one text.
+
+    Parameters
+    ----------
+    X : CSR matrix (n, n_features)
+        Features of some of the texts.
+    n_rows : (n_features,)
+        Texts that have each column, the text itself among them.
+    n_texts
+        All texts.
+    first_word
+        First column of words.
+    n_dense
+        Last columns that do not count at all.
     """
-    rows = np.maximum(n_rows, 1).astype(np.float64)
-    without = 1.0 + np.log(n_texts / np.maximum(rows, 2.0))  # an unknown n-gram counts as one of one text
-    return np.asarray(np.square(without / (1.0 + np.log((1.0 + n_texts) / (1.0 + rows)))))
+    n, rows = X.shape[0], np.maximum(n_rows, 1).astype(np.float64)
+    idf, idf_without = 1.0 + np.log((1.0 + n_texts) / (1.0 + rows)), 1.0 + np.log(n_texts / rows)
+    of_unknown = (1.0 + np.log(n_texts / 2.0)) ** 2
+    column, values = X.indices, X.data.astype(np.float64)
+    group = 2 * np.repeat(np.arange(n), np.diff(X.indptr)) + (column >= first_word)
+    counts = (column < X.shape[1] - n_dense) & (values > 0.0)
+    column, values, group = column[counts], values[counts], group[counts]
+    # the factor that gave a group its length: hardly any has no n-gram that occurs once
+    scale = np.full(2 * n, np.inf)
+    np.minimum.at(scale, group, values / idf[column])
+    term = values / (idf[column] * scale[group])  # 1 + log count
+    is_new = rows[column] <= 1.0
+    without = np.where(is_new, np.exp(term - 1.0) * of_unknown, np.square(term * idf_without[column]))
+    total = np.bincount(group, weights=without, minlength=2 * n)
+    new = np.bincount(group, weights=without * is_new, minlength=2 * n)
+    length = np.bincount(group, weights=np.square(values), minlength=2 * n)
+    share = (length * new / np.maximum(total, 1e-30)).reshape(n, 2).sum(axis=1)
+    whole = length.reshape(n, 2).sum(axis=1)
+    found = np.where(whole > 0.0, share / np.maximum(whole, 1e-30), 1.0)
+    return np.where(found < _NOTHING, 0.0, np.minimum(found, 1.0))
 
 
 def reference_of_fit(
@@ -272,27 +300,27 @@ def reference_of_fit(
     class_counts: Int64 | None,
     n_classes: int,
     *,
-    of_texts: bool,
+    first_word: int | None,
     n_dense: int = 0,
 ) -> Reference | None:
     """Return the reference of rows that were held back from `training`; None where they are too few.
 
     `training` are the features of all rows, those held back among them: a column that one of these alone has
-    would be unknown without it.
+    would be unknown without it.  `first_word` is the first column of words of texts, None where rows are no
+    texts.
     """
     if X.shape[0] < MIN_ROWS:
         return None
-    seen: NDArray[np.uint8] | None = None
     rows: Any = training
     if not hasattr(X, "indptr") or not hasattr(rows, "indptr"):
         return Reference.of(log_length(X), "log_length", answers, class_counts, n_classes)
     n_rows = np.bincount(rows.indices, minlength=int(X.shape[1]))
-    factors = left_out_factors(n_rows, int(rows.shape[0])) if of_texts else None
-    features = unknown_share(X, n_rows <= 1, n_dense, of_unit=of_texts, factors=factors)
-    kind = "unknown_share" if of_texts else "unseen_share"
-    if not of_texts:
-        seen = np.packbits(n_rows > 0)
-    return Reference.of(features, kind, answers, class_counts, n_classes, seen)
+    if first_word is not None:
+        features = left_out_share(X, n_rows, int(rows.shape[0]), first_word, n_dense)
+        return Reference.of(features, "unknown_share", answers, class_counts, n_classes)
+    features = unknown_share(X, n_rows <= 1, n_dense)
+    seen = np.packbits(n_rows > 0)
+    return Reference.of(features, "unseen_share", answers, class_counts, n_classes, seen)
 
 
 def reference_of_rows(

@@ -135,3 +135,34 @@ def test_nodes_are_named_by_the_words_that_set_them_apart():
         word = "bitten" if clf.classes_[classes[0]] in animals else "fall"
         assert word in names[child].split(", ")
     assert sparse.issparse(class_vectors(clf.model_.weights))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("objective", ["negative_sampling", "softmax"])
+def test_tree_of_a_merged_model_is_over_its_classes(objective):
+    X, y = around_means(300, 20, 5)
+    clf = ExtremeClassifier(objective=objective, n_epochs=1, random_state=0).fit(X, y)
+    before = hierarchy_of(clf.model_)
+    weights = clf.model_.weights.to_dense()
+    clf.merge_classes({3: 11, 7: 11, 8: 40})
+    parts = clf.model_.parts
+    tree = hierarchy_of(clf.model_)
+    check(tree, 18)
+    if objective == "negative_sampling":
+        assert tree.source == "label tree"
+        places = [int(np.flatnonzero(before.order == parts.of(c)[0])[0]) for c in tree.order]
+        assert places == sorted(places)  # merged classes are where the first of their parts was
+        return
+    unit = weights / np.linalg.norm(weights, axis=1, keepdims=True)
+    means = np.array([unit[parts.of(c)].mean(axis=0) for c in range(18)])
+    np.testing.assert_allclose(class_vectors(clf.model_.weights, parts), means, atol=1e-6)
+
+
+def test_nodes_of_merged_texts_have_names():
+    verbs, things = ("bitten by", "fall from"), [f"thing{i}" for i in range(10)]
+    labels = [f"{verb} {thing}" for verb in verbs for thing in things]
+    clf = TextClassifier().fit(labels * 3, labels * 3)
+    clf.merge_classes({"bitten by thing1": "bitten by thing0", "fall from thing3": "fall from thing2"})
+    tree = hierarchy_of(clf.model_)
+    check(tree, 18)
+    assert {"bitten", "fall"} <= {word for name in name_nodes(clf, tree) for word in name.split(", ")}

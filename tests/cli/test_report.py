@@ -68,3 +68,19 @@ def test_wrong_names_get_a_sentence(folder, tmp_path):
     assert not (tmp_path / "a.html").exists()
     done = cli("report", folder / "things", folder / "data.csv", "--out", tmp_path / "no" / "a.html", code=1)
     assert "no" in done.stderr
+
+
+def test_merged_and_grown_models_have_a_report(folder, tmp_path):
+    (tmp_path / "new.csv").write_text("text,label\nfell from a tall boat,tall\njumped off a tall roof,tall\n")
+    cli(
+        "update", folder / "things", "--merge", "roof=high", "--merge", "ladder=high", "--remove", "boat",
+        "--add", tmp_path / "new.csv", "--out", tmp_path / "changed",
+    )  # fmt: skip
+    arguments = (folder / "data.csv", "--label-column", "label", "--out", tmp_path / "both", "--json")
+    found = json.loads(cli("report", tmp_path / "changed", *arguments).stdout)
+    assert found["n_samples"] == 13  # of bicycle, horse and stairs
+    clf = load_model(tmp_path / "changed")
+    document = load_analysis(tmp_path / "both" / "analysis.json")
+    assert sorted(document["tree"]["order"]) == list(range(len(clf.classes_))) == list(range(5))
+    page = ModelPage(clf, document)
+    assert page.overview()["held_out"]["n_rows"] == 13

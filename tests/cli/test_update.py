@@ -76,3 +76,12 @@ def test_mistakes_leave_the_model_as_it_was(model):
         assert done.exit_code in (1, 2)
         assert sentence in " ".join(done.stderr.replace("\u2502", " ").split())
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+@pytest.mark.parametrize("saved", [None, 3])
+def test_threads_of_the_call_are_not_saved(tmp_path, saved):
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS)
+    clf.classifier_.n_jobs = saved
+    clf.save(tmp_path / "model")
+    cli("update", tmp_path / "model", "--remove", "roof", "--threads", "1")
+    assert load_model(tmp_path / "model").classifier_.n_jobs == saved

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.defaults import DEFAULTS, replace_numbers
-from extremax.errors import ModelFileError
+from extremax.errors import ModelFileError, TrainingInterruptedWarning
 from planted import around_means
 
 da = pytest.importorskip("dask.array")
@@ -22,7 +22,7 @@ distributed = pytest.importorskip("distributed")
 from extremax.distributed import DaskExtremeClassifier  # noqa: E402 (needs Dask)
 
 N_ROWS, N_FEATURES, N_CLASSES = 900, 21, 50
-PARAMETERS = {"objective": "negative_sampling", "n_epochs": 3, "random_state": 3, "batch_size": 48}
+PARAMETERS = {"objective": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
 # SVMs would leave so small a problem to one worker.
 NO_SVMS = replace_numbers(DEFAULTS, sparse={"svm_work": 0.0, "min_features": 64, "few_classes": 5})
 
@@ -37,15 +37,19 @@ class DaskWithoutSVMs(DaskExtremeClassifier):
 
 @pytest.fixture(scope="module")
 def cluster():
+    """Three worker processes; their start takes seconds, so that all tests share them."""
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+        n_workers=3, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
     ) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def client(cluster):
+    """Two of the workers."""
     with distributed.Client(cluster) as found:
+        if len(found.nthreads()) > 2:
+            found.retire_workers(sorted(found.nthreads())[2:])
         yield found
 
 
@@ -100,6 +104,33 @@ def assert_same_model(found, local):
 
 
 @pytest.mark.invariance
+def test_three_workers_one_of_them_killed(cluster, problem) -> None:
+    """The first test of the file: those after it run on the two workers that are left."""
+    X, labels = problem
+    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
+    local = ExtremeClassifier(**parameters).fit(X, labels)
+    killed = []
+
+    def kill(record) -> None:
+        if record["epoch"] == 2:
+            address, pid = sorted(client.run(os.getpid).items())[0]
+            for nanny in cluster.workers.values():
+                nanny.auto_restart = nanny.worker_address != address  # starting another takes seconds
+            os.kill(pid, signal.SIGKILL)
+            killed.append(address)
+
+    with distributed.Client(cluster) as client:
+        assert len(client.nthreads()) == 3
+        clf = DaskExtremeClassifier(client, **parameters)
+        clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
+        assert len(killed) == 1
+        assert len(client.nthreads()) == 2
+        assert len(clf._fit.shards) == 3
+        assert len(clf.history_) == 5
+        assert_same_model(clf.to_local(), local)
+
+
+@pytest.mark.invariance
 @pytest.mark.parametrize(
     ("noise", "rows", "is_sparse"),
     [
@@ -147,6 +178,8 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
 
     X, y = words
     X = X * np.float32(factor)
+    if factor != 1.0:
+        X.data[::97] = 0.0  # stored zeros, which are left out
     local = WithoutSVMs(objective="sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     cuts = [slice(0, 700), slice(700, 703), slice(703, 1200), slice(1200, None)]
     bag = dask.bag.from_sequence([X[cut] for cut in cuts], npartitions=3)
@@ -155,7 +188,6 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
     assert local.choices_["limited_rows"] == 1
     assert "included_rows" in local.choices_
     found = clf.to_local()
-    found._fitted.state.pair_key = local._fitted.state.pair_key  # a checksum of all rows
     assert_same_model(found, local)
     assert found.history_[-1]["held_out_accuracy"] == local.history_[-1]["held_out_accuracy"]
     assert (np.concatenate(clf.predict(bag).compute()) == local.predict(X)).all()
@@ -227,26 +259,103 @@ def test_a_folder_of_files(client, problem, tmp_path) -> None:
 
 
 @pytest.mark.invariance
-def test_three_workers_one_of_them_killed(cluster, client, problem) -> None:
+def test_interrupted_training_keeps_the_model(client, problem) -> None:
     X, labels = problem
-    cluster.scale(3)
-    client.wait_for_workers(3, timeout=60)
-    parameters = {**PARAMETERS, "n_epochs": 6, "noise": "tree"}
-    local = ExtremeClassifier(**parameters).fit(X, labels)
-    killed = []
+    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "uniform"}
+    given = da.from_array(X, chunks=(450, -1)), da.from_array(labels, chunks=450)
+    seen = []
 
-    def kill(record) -> None:
-        if record["epoch"] == 3:
-            address, pid = sorted(client.run(os.getpid).items())[0]
-            os.kill(pid, signal.SIGKILL)
-            killed.append(address)
+    def press(record) -> None:
+        seen.append(clf.to_local().model_.n_epochs)
+        if record["epoch"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
 
     clf = DaskExtremeClassifier(client, **parameters)
-    clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
-    assert len(killed) == 1
-    assert len(clf._fit.shards) == 3
-    assert len(clf.history_) == 7
-    assert_same_model(clf.to_local(), local)
+    with pytest.warns(TrainingInterruptedWarning, match="interrupted after 2 epochs; the model is kept"):
+        clf.fit(*given, callbacks=[press])
+    assert seen == [1, 2]
+    assert clf.interrupted_
+    assert [record["epoch"] for record in clf.history_] == [0, 1, 2]
+    found = clf.to_local()
+    assert found.interrupted_
+    assert (clf.predict(given[0]).compute() == found.predict(X)).all()
+    whole = ExtremeClassifier(**parameters).fit(X, labels)
+    assert_same_model(found.resume_fit(X, labels), whole)
+
+    def fail(record) -> None:
+        raise KeyError("of the callback")
+
+    cut = ExtremeClassifier(**parameters)
+    with pytest.raises(KeyError, match="of the callback"):
+        cut.fit(X, labels, callbacks=[fail])
+    with pytest.raises(KeyError, match="of the callback"):
+        clf.fit(*given, callbacks=[fail])
+    assert not clf.interrupted_
+    assert_same_model(clf.to_local(), cut)
+    with pytest.raises(ValueError, match="sample_weight"):
+        clf.fit(*given, da.full(N_ROWS, -1.0, chunks=450))
+    assert not hasattr(clf, "classes_")  # nothing of an earlier fit
+    assert not hasattr(clf, "seed_")
+
+
+class Here:
+    """A job whose tasks run at once, in this process and without copies."""
+
+    lone_threads = task_threads = 1
+
+    def __init__(self) -> None:
+        self.client, self.cancelled = self, []
+
+    def submit(self, function, *arguments, **_):
+        return function(*arguments)
+
+    def gather(self, values):
+        return values
+
+    def cancel(self, futures) -> None:
+        self.cancelled += futures
+
+
+@pytest.mark.invariance
+def test_a_step_that_is_interrupted_leaves_the_one_before(monkeypatch) -> None:
+    from extremax.distributed import row_fit
+    from extremax.runtime.interrupts import Interrupts
+
+    class Interrupted(row_fit.RowFit):
+        def _wait(self, futures) -> None:
+            raise KeyboardInterrupt
+
+    left = []
+    monkeypatch.setattr(row_fit, "leave_epoch", lambda plan, shard: left.append(shard) or f"{shard} left")
+    for inside in (False, True):
+        fit = Interrupted(Here(), None, None, 0, 2, True, shards=["a", "b"])
+        fit._inside_epoch = inside
+        with pytest.raises(KeyboardInterrupt):
+            fit._finish_step(["c", "d"], Interrupts(), inside_epoch=True)
+        assert fit.job.cancelled == ["c", "d"]
+        assert fit.shards == (["a left", "b left"] if inside else ["a", "b"])
+    assert left == ["a", "b"]
+
+
+@pytest.mark.invariance
+def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
+    """A worker in this process hands over the object itself: training it must not change the worker's."""
+    from extremax.distributed.sparse_fit import OneWorkerFit
+
+    X, y = words[0][:300], words[1][:300]
+    given = ExtremeClassifier(objective="sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    clf = DaskExtremeClassifier(objective="sparse_softmax", random_state=1)
+    clf._job, clf.classes_, clf.n_features_in_ = Here(), given.classes_, X.shape[1]
+    clf.seed_, clf._large_columns = 1, None
+    clf._fit = OneWorkerFit(Here(), given.model_.config, given.history_, given._fitted)
+    first = clf.to_local()
+    first.partial_fit(X[::2], y[::2])
+    first.history_[0]["epoch"] = 17
+    assert first.model_.n_epochs == 1
+    again = clf.to_local()
+    assert again.model_.n_epochs == 0
+    assert_same_model(again, given)
+    assert again.history_ == given.history_
 
 
 # -- model folders -----------------------------------------------------------------------------------------
@@ -303,6 +412,28 @@ def test_sharded_weights_score_as_one_array(sharded_folder) -> None:
     assert opened.model_.confusable(2, 3)[0].tolist() == local.model_.confusable(2, 3)[0].tolist()
     rows = sparse.csr_array(np.where(X > 0.5, X, 0.0))
     assert (opened.predict_proba(rows) == local.predict_proba(rows)).all()
+
+
+@pytest.mark.error
+def test_workers_do_not_mix_two_saves_of_a_folder(sharded_folder) -> None:
+    from extremax.distributed.prediction import SavedModelAt, call_block
+    from extremax.storage.folder import folder_checksum
+
+    save, local, X = sharded_folder
+    path = save()
+    model = SavedModelAt(path, folder_checksum(path))
+    assert (call_block(X, model, "predict", {}, 1) == local.predict(X)).all()
+    late = SavedModelAt(path, model.checksum)  # on a worker that has not opened it yet
+    other = ExtremeClassifier(noise="uniform", **{**PARAMETERS, "random_state": 8}).fit(
+        *around_means(200, 12, 6)
+    )
+    other.save(path)
+    prediction_module = sys.modules[SavedModelAt.__module__]
+    prediction_module._open.cache_clear()
+    with pytest.raises(ValueError, match="was saved again; open it anew"):
+        call_block(X, late, "predict", {}, 1)
+    renewed = SavedModelAt(path, folder_checksum(path))
+    assert (call_block(X, renewed, "predict_proba", {}, 1) == other.predict_proba(X)).all()
 
 
 @pytest.mark.error

@@ -11,7 +11,15 @@ from scipy import sparse
 
 from extremax.config import resolve
 from extremax.defaults import DEFAULTS, replace_numbers
-from extremax.distributed.shards import DrawingRows, Plan, class_bounds, draw_pairs, start_shard, train_shard
+from extremax.distributed.shards import (
+    DrawingRows,
+    Plan,
+    class_bounds,
+    draw_pairs,
+    leave_epoch,
+    start_shard,
+    train_shard,
+)
 from extremax.estimator import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.fit import problem_size
@@ -128,6 +136,26 @@ def test_standardised_columns_and_windows(routed) -> None:
     )
     assert state.scaling is not None
     assert_same_bits(state, shards)
+
+
+@pytest.mark.identity
+def test_a_shard_left_inside_an_epoch_has_weights_of_features() -> None:
+    X, y = make_problem(uneven=True)
+    state, shards = train_both(
+        X, y, 2, routed=True, numbers=SMALL_WINDOWS, objective="negative_sampling", noise="uniform"
+    )
+    plan = Plan(
+        config=state_config(state, X, y), seed=5, n_rows=len(y), n_features=X.shape[1], n_classes=37,
+        bounds=(0, 20, 37), whole_weight=float(len(y)), scale=state.feature_scale, scaling=state.scaling,
+    )  # fmt: skip
+    training = shards[0].tables  # as if they were those of standardised rows
+    left = leave_epoch(plan, shards[0])
+    rows = state.scaling.rows(X[8:50])
+    expected = rows @ training.weights.T + training.biases
+    found = X[8:50].astype(np.float64) @ left.tables.weights.T * plan.scale + left.tables.biases
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+    assert left.tables.squares.tobytes() == training.squares.tobytes()
+    assert left.n_epochs == shards[0].n_epochs
 
 
 @pytest.mark.invariance

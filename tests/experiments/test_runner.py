@@ -351,6 +351,7 @@ def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
             while not any(int(path.name[-6:]) >= epoch for path in out.glob("checkpoint-*")):
                 assert process.poll() is None, process.stderr and process.stderr.read()
                 assert time.perf_counter() < waiting
+                time.sleep(0.003)
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
     assert not (out / "summary.json").exists()

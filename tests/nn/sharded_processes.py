@@ -195,6 +195,56 @@ def check_ranks_without_rows(rank, size, folder):
     assert bool(out.loss.isnan()) == (rank == size - 1)
 
 
+def check_ranks_without_classes(rank, size, folder):
+    """A rank without classes takes random numbers, counts steps and goes through backward as others do."""
+    for n_classes in (2, 4):  # on 3 ranks 1, 1 and 0, or 2, 2 and 0
+        x, y = rows(size, n_classes=n_classes)[rank]
+        for gradients in ("dense", "sparse", "fused"):
+            torch.manual_seed(5)
+            layer = make_layer(n_classes, n_shared=2, gradients=gradients)
+            before = local(layer.weight).detach().clone()
+            for step in range(2):
+                hidden = x.clone().requires_grad_(step == 0)  # an encoder may be frozen
+                layer(hidden, y).loss.backward()
+                assert hidden.grad is None or bool(hidden.grad.isfinite().all())
+            assert int(layer.n_steps) == 2
+            following = [None] * size
+            dist.all_gather_object(following, float(torch.rand(())))
+            assert len(set(following)) == 1
+            if gradients == "fused":
+                assert bool((local(layer.weight) != before).any(dim=1).all())
+
+
+def check_wrong_input_on_one_rank(rank, size, folder):
+    """All ranks raise, none waits; they go on together afterwards."""
+    layer = make_layer(n_shared=9)
+    x, y = rows(size)[rank]
+    for training in (True, False):
+        layer.train(training)
+        bad = y.clone()
+        bad[0] = N_CLASSES + 2 if rank == size - 1 else 0
+        with pytest.raises(ValueError, match=r"^targets holds 25; the classes are 0 to 22\.$"):
+            layer(x, bad)
+        own = ("its last dimension must be 6", "targets has type torch.float32")
+        for wrong, sentence in zip(((x[:, :3], y), (x, y.float())), own, strict=True):
+            is_wrong = rank == size - 1
+            theirs = f"rank {size - 1} of {size} in the group refused what it was called with"
+            with pytest.raises((TypeError, ValueError), match=sentence if is_wrong else theirs):
+                layer(*(wrong if is_wrong else (x, y)))
+    with pytest.raises(ValueError, match="its last dimension must be 6" if rank == 0 else "rank 0 of"):
+        layer.predict_topk(x[:, :3] if rank == 0 else x, 2)
+    assert int(layer.n_steps) == 0
+    # Hidden states of one rank want no gradient: it takes part in that of the others.
+    hidden = x.clone().requires_grad_(rank == 0)
+    layer.train()(hidden, y).loss.backward()
+    assert (hidden.grad is not None) == (rank == 0)
+    # Random numbers that come again with other targets are another step.
+    for targets in (y, torch.zeros_like(y), y):
+        torch.manual_seed(0)
+        layer(x, targets)
+    assert int(layer.n_steps) == 3
+
+
 def check_predictions(rank, size, folder):
     """Top-k, all log-probabilities and the exact loss, against one process."""
     for rows_of, n_classes in (("own", N_CLASSES), ("same", N_CLASSES), ("own", 4)):
@@ -292,7 +342,7 @@ def check_fused_step(rank, size, folder):
     for bias in (True, False):
         options = {"n_shared": 50, "gradients": "fused", "bias": bias, "learning_rate": 0.05}
         layer = make_layer(**options)
-        single = ExtremeSoftmax(WIDTH, N_CLASSES, n_jobs=1, **options)
+        single = ExtremeSoftmax(WIDTH, N_CLASSES, n_jobs=1, whiten=False, **options)
         with torch.no_grad():
             single.weight.copy_(tables()[0])
             if bias:
@@ -376,42 +426,40 @@ def single_model(**options):
 
 
 def check_training(rank, size, folder):
-    """Encoders in DDP and in FSDP, clipped gradients: four steps are those of one process."""
+    """Encoders in DDP (2 ranks) and in FSDP (3), clipped gradients: four steps are those of one process."""
     parts = [(x, y.clamp(min=0)) for x, y in rows(size, uneven=False)]
     x, y = (torch.cat(part) for part in zip(*parts, strict=True))
-    for kind in ("ddp", "fsdp"):
-        for name, options in (("AdamW", {"lr": 0.05}), ("SGD", {"lr": 0.5, "momentum": 0.9})):
-            model, single = Model(make_layer(n_shared=50)), single_model()
-            if kind == "ddp":
-                model.encoder = DistributedDataParallel(model.encoder)
-            else:
-                fully_shard(model.encoder, mesh=init_device_mesh("cpu", (size,)))
-            optimizers = [
-                getattr(torch.optim, name)(part.parameters(), **options)
+    for name, options in (("AdamW", {"lr": 0.05}), ("SGD", {"lr": 0.5, "momentum": 0.9})):
+        model, single = Model(make_layer(n_shared=50)), single_model()
+        if size == 2:
+            model.encoder = DistributedDataParallel(model.encoder)
+        else:
+            fully_shard(model.encoder, mesh=init_device_mesh("cpu", (size,)))
+        optimizers = [
+            getattr(torch.optim, name)(part.parameters(), **options) for part in (model.encoder, model.layer)
+        ]
+        theirs = getattr(torch.optim, name)(single.parameters(), **options)
+        for _ in range(4):
+            model.zero_grad()
+            model(*parts[rank]).backward()
+            norms = [
+                full(nn.utils.get_total_norm([p.grad for p in part.parameters()]))
                 for part in (model.encoder, model.layer)
             ]
-            theirs = getattr(torch.optim, name)(single.parameters(), **options)
-            for _ in range(4):
-                model.zero_grad()
-                model(*parts[rank]).backward()
-                norms = [
-                    full(nn.utils.get_total_norm([p.grad for p in part.parameters()]))
-                    for part in (model.encoder, model.layer)
-                ]
-                total = torch.stack(norms).norm()
-                nn.utils.clip_grads_with_norm_(model.layer.parameters(), 0.5, total)
-                nn.utils.clip_grads_with_norm_(model.encoder.parameters(), 0.5, total)
-                single.zero_grad()
-                single(x, y).backward()
-                expected = nn.utils.clip_grad_norm_(single.parameters(), 0.5)
-                torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
-                for optimizer in (*optimizers, theirs):
-                    optimizer.step()
-            start, stop = model.layer.class_range
-            close = {"rtol": 1e-4, "atol": 1e-4}
-            torch.testing.assert_close(local(model.layer.weight), single.layer.weight[start:stop], **close)
-            for ours, other in zip(model.encoder.parameters(), single.encoder.parameters(), strict=True):
-                torch.testing.assert_close(full(ours), other, **close)
+            total = torch.stack(norms).norm()
+            nn.utils.clip_grads_with_norm_(model.layer.parameters(), 0.5, total)
+            nn.utils.clip_grads_with_norm_(model.encoder.parameters(), 0.5, total)
+            single.zero_grad()
+            single(x, y).backward()
+            expected = nn.utils.clip_grad_norm_(single.parameters(), 0.5)
+            torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
+            for optimizer in (*optimizers, theirs):
+                optimizer.step()
+        start, stop = model.layer.class_range
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(local(model.layer.weight), single.layer.weight[start:stop], **close)
+        for ours, other in zip(model.encoder.parameters(), single.encoder.parameters(), strict=True):
+            torch.testing.assert_close(full(ours), other, **close)
 
 
 def full(tensor):
@@ -623,7 +671,13 @@ def compare_mesh_step(layer, parts, mine, everything):
 CHECKS = {
     name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")
 }
-ONLY = {"mesh_of_two_dimensions": (4,), "checkpoints": (2, 3, 1), "optimizers": (2,)}
+ONLY = {
+    "sum_of_exponentials": (3,),
+    "ranks_without_classes": (3,),
+    "mesh_of_two_dimensions": (4,),
+    "checkpoints": (2, 3, 1),
+    "optimizers": (2,),
+}
 PAIRS = [(name, size) for size in (2, 3, 1, 4) for name in CHECKS if size in ONLY.get(name, (2, 3))]
 
 

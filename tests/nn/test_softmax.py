@@ -8,12 +8,14 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from extremax.data import planted_hierarchy
 from extremax.nn import ExtremeSoftmax
+from extremax.nn.hidden_moments import HiddenMoments
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
@@ -201,7 +203,7 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
     hidden, y = tensors(data, 40)
     found = {}
     for gradients in ("dense", "sparse", "fused"):
-        layer = make_layer(data, gradients=gradients, bias=bias, learning_rate=0.05)
+        layer = make_layer(data, gradients=gradients, bias=bias, learning_rate=0.05, whiten=False)
         before = [p.detach().clone() for p in layer.parameters()]
         h = hidden.clone().requires_grad_()
         torch.manual_seed(3)
@@ -228,6 +230,81 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
     untouched = (dense.weight.grad == 0).all(1)
     assert untouched.any()
     assert torch.equal(fused.weight.detach()[untouched], before[0][untouched])
+
+
+def test_whitened_steps_reference(data):
+    """Two minibatches of two steps each, by double precision, dense gradients and the formula."""
+    options = {"gradients": "fused", "learning_rate": 0.05, "steps_per_batch": 2}
+    layer = make_layer(data, refit_every=None, **options)
+    dense = make_layer(data, refit_every=None).double()
+    sums = np.zeros((WIDTH, WIDTH))
+    squares, bias_squares = np.full((N_CLASSES, 1), INITIAL_SQUARE), np.full(N_CLASSES, INITIAL_SQUARE)
+    n_rows, n = 0.0, 40
+    for batch in range(2):
+        hidden, y = (t[n * batch : n * (batch + 1)] for t in tensors(data))
+        torch.manual_seed(batch)
+        sets = layer._choose(hidden, y)
+        assert len(sets) == 2
+        assert not np.array_equal(sets[0][0], sets[1][0])
+        torch.manual_seed(batch)
+        h = hidden.clone().requires_grad_()
+        layer(h, y).loss.backward()
+
+        X = hidden.double().numpy()
+        sums, n_rows = 0.99 * sums + X.T @ X, 0.99 * n_rows + n
+        mean = np.trace(sums) / n_rows / WIDTH
+        M = sums / n_rows + (1e-3 + WIDTH / n_rows) * mean * np.eye(WIDTH)
+        root = scipy.linalg.fractional_matrix_power(M, -0.5)
+        root /= np.sqrt(np.trace(root @ (sums / n_rows) @ root) / WIDTH)
+        for i, drawn in enumerate(sets):
+            theirs = hidden.double().requires_grad_()
+            dense.zero_grad()
+            shared = padded(*drawn, len(drawn[0]), hidden.device)
+            losses = shared_losses(
+                theirs, y, dense.weight, dense.bias, shared, label_smoothing=0.0, sparse=False
+            )
+            losses.mean().backward()
+            if i == 0:  # loss and gradient are those before all steps
+                torch.testing.assert_close(h.grad.double(), theirs.grad, rtol=1e-3, atol=1e-6)
+            with torch.no_grad():
+                gradient = n * dense.weight.grad.numpy() @ root
+                slope = n * dense.bias.grad.numpy()
+                squares += np.square(gradient).mean(axis=1, keepdims=True)
+                bias_squares += np.square(slope)
+                dense.weight -= torch.from_numpy(0.05 * gradient / np.sqrt(squares))
+                dense.bias -= torch.from_numpy(0.05 * slope / np.sqrt(bias_squares))
+        torch.testing.assert_close(layer.weight.double(), dense.weight.detach(), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(layer.bias.double(), dense.bias.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_wide_hidden_states_are_whitened_in_blocks_reference():
+    rng = np.random.default_rng(0)
+    moments = HiddenMoments(300)
+    moments.reset()
+    for _ in range(20):  # past the steps that decompose each time
+        x = (rng.normal(size=(700, 300)) * np.linspace(0.1, 3.0, 300)).astype(np.float32)
+        x[:, 260:] += x[:, :1]
+        found = moments.add(x)
+    assert int(moments.n_steps) == 20
+    sums = moments.moments.numpy()
+    np.testing.assert_array_equal(sums[256:, 44:], 0.0)
+    for a, b in ((0, 256), (256, 300)):
+        block, out = moments.directions.numpy()[a:b, : b - a], found[:, a:b]
+        np.testing.assert_allclose(out, x[:, a:b] @ block, rtol=1e-3, atol=1e-4)
+        assert abs(np.square(out).mean() - 1.0) < 0.05
+        # Nearly the same length everywhere, where columns differed by 30 times.
+        lengths = scipy.linalg.eigvalsh(out.T @ out / len(out))
+        assert lengths[-1] < 4 * lengths[0] + 3.0
+    assert np.isnan(moments.add(np.full((2, 300), np.nan, np.float32))).all()
+    assert int(moments.n_steps) == 20
+
+
+def test_no_hidden_state_has_a_length_planted():
+    """An encoder that returns zeros: no direction, and no division by it."""
+    layer = make_layer(gradients="fused")
+    layer(torch.zeros(5, WIDTH), torch.arange(5)).loss.backward()
+    assert torch.isfinite(layer.weight).all()
+    assert torch.isfinite(layer.bias).all()
 
 
 def test_fused_step_does_not_depend_on_scales_invariant(data):
@@ -383,6 +460,27 @@ def test_fused_step_does_not_depend_on_threads_invariant():
         torch.set_num_threads(threads)
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_the_same_seed_in_every_epoch_reference(data, gradients):
+    """Other rows with the same random numbers get a set with their own targets, and count as a step."""
+    layer = make_layer(gradients=gradients, n_shared=20, refit_every=None)
+    parts = [tuple(t[rows] for t in tensors(data)) for rows in torch.arange(15).split(5)]
+    known = layer._current_draws()
+    for step, (hidden, y) in enumerate(parts, 1):
+        torch.manual_seed(7)
+        positions = torch.rand(2, dtype=torch.float64).numpy()
+        torch.manual_seed(7)
+        (found, *_) = layer._choose(hidden, y)
+        expected = add_targets(known.draw(np.empty((5, 0), np.float32), positions), y.numpy(), 10)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert int(layer.n_steps) == step
+        torch.manual_seed(7)  # as activation checkpointing does
+        (again, *_) = layer._choose(hidden, y)
+        assert all(a is b for a, b in zip(found, again, strict=True))
+        assert int(layer.n_steps) == step
 
 
 # -- state

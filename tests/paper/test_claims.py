@@ -20,10 +20,13 @@ from extremax.paper.claims import (
     check_claims,
     compare_speed,
     difference,
+    margin,
     time_to_accuracy,
 )
 from extremax.paper.report import summarize_verdicts
 from extremax.paper.reproduction import finished_runs, read_result, report
+
+ACCURACY = "The proposed method reaches a better final accuracy than all baselines"
 
 
 def make_curve(end: float, speed: float, *, start: float = 0.0, n_points: int = 13) -> list[dict[str, Any]]:
@@ -98,7 +101,7 @@ def test_best_final_figures() -> None:
     better = make_outcome("adversarial", [0.5, 0.51, 0.52], [1.0] * 3)
     worse = make_outcome("uniform", [0.4, 0.41, 0.42], [1.0] * 3)
     level = make_outcome("nce", [0.5, 0.51, 0.525], [1.0] * 3)
-    accuracy = "The proposed method reaches a better final accuracy than all baselines"
+    accuracy = ACCURACY
     likelihood = "The proposed method reaches a better final log-likelihood than all baselines"
     for other, answer in ((worse, True), (level, None)):
         found = held([better, other])
@@ -108,6 +111,36 @@ def test_best_final_figures() -> None:
     verdict = check_claims({"adversarial": better, "uniform": worse, "nce": level})[0]
     assert verdict.value == pytest.approx(-0.005 / 3)  # of the best baseline, not of the first
     assert "NCE, 51.2%" in verdict.words
+
+
+def test_baseline_with_a_lower_mean_can_leave_it_open() -> None:
+    """NCE has the best mean and little spread; One-vs-Each is behind it, but its seeds are far apart."""
+    proposed = make_outcome("adversarial", [0.5, 0.5, 0.5], [1.0] * 3)
+    near = make_outcome("nce", [0.47, 0.47, 0.47], [1.0] * 3)
+    spread = make_outcome("one_vs_each", [0.30, 0.45, 0.60], [1.0] * 3)
+    assert held([proposed, near])[ACCURACY] is True
+    verdict = check_claims({o.method: o for o in (proposed, near, spread)})[0]
+    assert verdict.held is None
+    assert "One-vs-Each" in verdict.words
+
+
+def test_margin_holds_in_nineteen_of_twenty() -> None:
+    """Equal methods, three seeds that differ much, few rows: two standard errors would err too often."""
+    rng = np.random.default_rng(1)
+    outside, beyond_two = 0, 0
+    for _ in range(1000):
+        outcomes = []
+        for method in ("adversarial", "nce"):
+            ends = np.clip(0.5 + 0.02 * rng.standard_normal(3), 0, 1)
+            points = [{"epoch": 1, "valid_accuracy": 0.5, "test_accuracy": end} for end in ends]
+            rows = {"accuracy": np.tile([0.0, 1.0], 5000)}
+            outcomes.append(Outcome(method, [RunResult([point], 10_000, rows) for point in points]))
+        first, second = outcomes
+        value, error = difference(first, second, "accuracy")
+        outside += abs(value) > margin(first, second, "accuracy")
+        beyond_two += abs(value) > 2 * error
+    assert outside <= 62  # 5%, and 1.7 standard deviations of a thousand repetitions
+    assert beyond_two > 75
 
 
 # -- speed

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import extremax
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import available_memory, check_memory, describe_memory, format_bytes
 
@@ -75,3 +80,40 @@ def test_check_memory_rejects_with_numbers_and_hints() -> None:
         check_memory(need, available=4 * GIB, hints=["row-wise Adagrad", "fewer features"])
     assert isinstance(caught.value, MemoryError)
     assert describe_memory(need) in str(caught.value)
+
+
+_COUNT_FAULTS = """
+import resource, sys
+import numpy as np
+from extremax.runtime.memory import reuse_freed_memory
+
+def count():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        np.empty(1 << 20, np.uint8)[:] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+outside = count()
+with reuse_freed_memory():
+    with reuse_freed_memory():
+        inside = count()
+    still = count()
+print(outside, inside, still, count())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt of glibc")
+def test_arrays_are_not_mapped_anew_in_dask_workers() -> None:
+    """Pages of 100 arrays of 256 pages, in a process with the environment that Dask gives its workers."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("mallopt of glibc")
+    source = str(Path(extremax.__file__).parent.parent)
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536", "PYTHONPATH": source}
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT_FAULTS], env=environment, capture_output=True, text=True, check=True
+    )
+    outside, inside, still, after = map(int, done.stdout.split())
+    assert outside > 20_000
+    assert inside < 2_000
+    assert still < 2_000
+    assert after > 20_000  # as the environment wants it

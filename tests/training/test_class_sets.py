@@ -8,6 +8,7 @@ import pytest
 from extremax import ExtremeClassifier, LabelTree
 from extremax.defaults import DEFAULTS, BatchConfig, replace_numbers
 from extremax.kernels.batch_softmax import draw_shared
+from extremax.kernels.compile import JIT_DISABLED
 from extremax.training.class_sets import ClassSets, cell_gain, count_cells, inclusion_probabilities, route
 from planted import a_dozen_classes
 
@@ -151,6 +152,7 @@ def fit_with_cells(X, y):
 
 
 @pytest.mark.planted
+@pytest.mark.skipif(JIT_DISABLED, reason="fits a tree to 4,000 rows: minutes when interpreted")
 def test_cells_are_used_where_they_hold_the_labels_of_new_rows():
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(1000), 4)

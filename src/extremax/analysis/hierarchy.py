@@ -30,6 +30,7 @@ from extremax.types import Float32, Float64, Int32, Int64
 
 if TYPE_CHECKING:
     from extremax.model import Model
+    from extremax.parts import Parts
     from extremax.tree import LabelTree
 
 Matrix = Any  # a CSR matrix or an array (n_classes, n_columns)
@@ -193,10 +194,20 @@ def build_hierarchy(vectors: Matrix, config: HierarchyConfig | None = None) -> L
     return _number(splits.order, splits.ranges, "class vectors")
 
 
-def hierarchy_of_tree(tree: LabelTree, config: HierarchyConfig | None = None) -> LabelHierarchy:
-    """Return a label tree as nodes over ranges of its leaves; small subtrees become one node."""
+def hierarchy_of_tree(
+    tree: LabelTree, config: HierarchyConfig | None = None, parts: Parts | None = None
+) -> LabelHierarchy:
+    """Return a label tree as nodes over ranges of its leaves; small subtrees become one node.
+
+    A merged class, whose parts have several leaves, is where the first of its parts is.
+    """
     config = config or HierarchyConfig()
     real = tree.leaf_class >= 0
+    leaf_class = tree.leaf_class
+    if parts is not None:
+        first = parts.order[parts.starts[:-1]]
+        real &= np.isin(leaf_class, first)
+        leaf_class = np.where(real, parts.class_of[leaf_class], -1)
     before = np.concatenate([[0], np.cumsum(real)])  # real leaves to the left
     ranges: list[tuple[int, int]] = []
     pending = [(0, len(real))]
@@ -212,24 +223,34 @@ def hierarchy_of_tree(tree: LabelTree, config: HierarchyConfig | None = None) ->
         if stop - start > config.leaf_classes and last - first > 1:
             middle = (first + last) // 2
             pending += [(middle, last), (first, middle)]
-    return _number(tree.leaf_class[real].astype(np.int32), ranges, "label tree")
+    return _number(leaf_class[real].astype(np.int32), ranges, "label tree")
 
 
 def hierarchy_of(model: Model, config: HierarchyConfig | None = None) -> LabelHierarchy:
     """Return the tree to show for a model: its label tree, or one made of its class vectors."""
     if model.tree is not None:
-        return hierarchy_of_tree(model.tree, config)
-    return build_hierarchy(class_vectors(model.weights), config)
+        return hierarchy_of_tree(model.tree, config, model.parts)
+    return build_hierarchy(class_vectors(model.weights, model.parts), config)
 
 
-def class_vectors(weights: Any) -> Matrix:
-    """Return one row per class: the weights of a class on the features."""
+def class_vectors(weights: Any, parts: Parts | None = None) -> Matrix:
+    """Return one row per class: the weights of a class on the features.
+
+    Of a merged class it is the mean of those of its parts, each scaled to length one.
+    """
     if not weights.row_major:
-        return weights.to_dense()
-    matrix = sparse.csr_matrix(weights.to_matrix())
-    if weights.dense is None:
-        return matrix
-    return sparse.hstack([matrix, weights.dense.factors], format="csr", dtype=np.float32)
+        found: Matrix = weights.to_dense()
+    else:
+        found = sparse.csr_matrix(weights.to_matrix())
+        if weights.dense is not None:
+            found = sparse.hstack([found, weights.dense.factors], format="csr", dtype=np.float32)
+    return found if parts is None else part_means(parts) @ _unit_rows(found)
+
+
+def part_means(parts: Parts) -> sparse.csr_matrix:
+    """Return the matrix that takes means over the parts of each class."""
+    share = np.repeat(1.0 / parts.sizes, parts.sizes).astype(np.float32)
+    return sparse.csr_matrix((share, parts.order, parts.starts), shape=(parts.n_classes, parts.n_parts))
 
 
 class _Splits:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax.analysis.hierarchy import LabelHierarchy
+from extremax.analysis.hierarchy import LabelHierarchy, part_means
 
 _WORDS = 3  # words in a name
 _SHORT = 2  # words of so few letters are left out where there are others
@@ -41,9 +41,10 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     # words of many texts, such as "of" and "other", say little
     share = (1.0 + features.text_counts_[first:last]) / (1.0 + features.n_texts_)
     rarity = np.square(np.log(np.minimum(share, 1.0)))
-    words = sparse.csr_matrix(sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity))[
-        tree.order
-    ]
+    words = sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity)
+    if clf.model_.parts is not None:
+        words = part_means(clf.model_.parts) @ words
+    words = sparse.csr_matrix(words)[tree.order]
     has = (words > 0).astype(np.float64)
     for depth in range(1, int(depths.max(initial=0)) + 1):
         nodes = np.flatnonzero(depths == depth)

@@ -11,28 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import (
-    inputs_of,
-    named_labels,
-    open_model,
-    reading_for,
-    report_skipped,
-    without_labels,
-)
-from extremax.cli.options import (
-    DataArgument,
-    Encoder,
-    Json,
-    ModelArgument,
-    Quiet,
-    Reading,
-    Threads,
-    source,
-    unbundled,
-)
+from extremax.cli.models import load_rows, open_model
+from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
 
 
-def evaluate(  # noqa: PLR0913 (the parameters are the options)
+def evaluate(
     model: ModelArgument,
     data: DataArgument,
     k: Annotated[str, typer.Option("--k", "-k", help="Values of k, separated by commas.")] = "1,3,5",
@@ -45,11 +28,8 @@ def evaluate(  # noqa: PLR0913 (the parameters are the options)
             " confusion.",
         ),
     ] = None,
-    encoder: Encoder = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
     *,
+    opening: Opening,
     reading: Reading,
 ) -> None:
     """Measure a model on labelled rows.
@@ -68,18 +48,18 @@ def evaluate(  # noqa: PLR0913 (the parameters are the options)
 
     Rows whose labels were not in the training data are left out and counted.
     """
-    terminal.set_quiet(quiet)
+    terminal.set_quiet(opening.quiet)
     ranks = _ranks(k)
     kind = None if by_class is None else _table_format(by_class)
     if by_class is not None:
         terminal.check_file(by_class)
-    clf = open_model(model, threads, encoder)
+    clf = open_model(model, opening.threads, opening.encoder)
     rows, labels = load_rows(clf, data, reading)
     figures = measure(clf, rows, labels, ranks)
     if by_class is not None and kind is not None:
         n_classes = _write_classes(clf, rows, labels, by_class, kind)
         terminal.log(f"wrote {n_classes:,} classes to {by_class}")
-    if as_json:
+    if opening.as_json:
         terminal.show_json(figures)
         return
     shown = [
@@ -103,20 +83,6 @@ def _table_format(path: Path) -> str:
     if kind not in ("csv", "tsv", "jsonl"):
         raise typer.BadParameter(f"--by-class {path}: the name must end in .csv, .tsv or .jsonl.")
     return kind
-
-
-def load_rows(clf: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
-    """Return inputs and labels."""
-    from extremax.data import load_dataset
-
-    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
-        data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
-    report_skipped(data)
-    if data.note:
-        terminal.log(f"{path}: {data.note}")
-    if data.y is None:
-        raise ValueError(without_labels(data, path))
-    return inputs_of(clf, data, path), named_labels(data)
 
 
 def measure(clf: Any, rows: Any, labels: Any, ranks: list[int]) -> dict[str, Any]:

@@ -22,6 +22,20 @@ def open_model(path: Path, threads: int | None = None, encoder: str | None = Non
     return model
 
 
+def load_rows(model: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
+    """Return inputs and labels of a file."""
+    from extremax.data import load_dataset
+
+    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
+        data = load_dataset(opened, **reading_for(model, reading, path), progress=bar)
+    report_skipped(data)
+    if data.note:
+        terminal.log(f"{path}: {data.note}")
+    if data.y is None:
+        raise ValueError(without_labels(data, path))
+    return inputs_of(model, data, path), named_labels(data)
+
+
 def takes_texts(model: Any) -> bool:
     """Tell whether the model takes texts, not features."""
     return hasattr(model, "classifier_")

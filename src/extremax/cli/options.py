@@ -140,6 +140,16 @@ class Reading:
         return named | {"format": self.format.value, "delimiter": _unescaped(self.delimiter)}
 
 
+@dataclass(frozen=True)
+class Opening:
+    """Options of commands that open a model, read labelled rows for it, and print a result."""
+
+    encoder: Encoder = None
+    threads: Threads = None
+    as_json: Json = False
+    quiet: Quiet = False
+
+
 def column_of(given: str | None) -> str | int | None:
     """Return a column as the readers take it: digits are a position."""
     return int(given) if given is not None and given.isascii() and given.isdigit() else given

@@ -8,23 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.evaluate import load_rows
-from extremax.cli.models import open_model
-from extremax.cli.options import (
-    DataArgument,
-    Encoder,
-    Json,
-    ModelArgument,
-    Quiet,
-    Reading,
-    Threads,
-    unbundled,
-)
+from extremax.cli.models import load_rows, open_model
+from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
 
 _HTML, _JSON = "report.html", "analysis.json"
 
 
-def report(  # noqa: PLR0913 (the parameters are the options)
+def report(
     model: ModelArgument,
     data: DataArgument,
     out: Annotated[
@@ -39,11 +29,8 @@ def report(  # noqa: PLR0913 (the parameters are the options)
     title: Annotated[
         str | None, typer.Option(help="Headline.  [default: name of the model folder]", show_default=False)
     ] = None,
-    encoder: Encoder = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
     *,
+    opening: Opening,
     reading: Reading,
 ) -> None:
     """Write a report on a model, from labelled rows it was not trained on.
@@ -56,14 +43,14 @@ def report(  # noqa: PLR0913 (the parameters are the options)
 
     Rows whose labels were not in the training data are left out and counted.
     """
-    terminal.set_quiet(quiet)
+    terminal.set_quiet(opening.quiet)
     targets = _targets(out)
     for path in targets.values():
         terminal.check_file(path)
     from extremax.analysis import analyse, make_document, save_document
     from extremax.analysis.report import write_report
 
-    clf = open_model(model, threads, encoder)
+    clf = open_model(model, opening.threads, opening.encoder)
     rows, labels = load_rows(clf, data, reading)
     found = analyse(clf, rows, labels)
     if found.n_left_out:
@@ -75,7 +62,7 @@ def report(  # noqa: PLR0913 (the parameters are the options)
         write_report(clf, document, targets["html"], title=title or model.resolve().name)
     for path in targets.values():
         terminal.log(f"wrote {path}")
-    _show(found, as_json)
+    _show(found, opening.as_json)
 
 
 def _targets(out: Path) -> dict[str, Path]:

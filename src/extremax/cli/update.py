@@ -8,15 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import (
-    inputs_of,
-    named_labels,
-    open_model,
-    reading_for,
-    report_skipped,
-    without_labels,
-)
-from extremax.cli.options import Encoder, Json, ModelArgument, Quiet, Reading, Threads, source, unbundled
+from extremax.cli.models import classifier_of, load_rows
+from extremax.cli.options import ModelArgument, Opening, Reading, unbundled
 
 _LABEL_FILE = "@"  # before the name of a file of labels
 
@@ -54,10 +47,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
             metavar="FOLDER", help="Where to save the result.  [default: MODEL]", show_default=False
         ),
     ] = None,
-    encoder: Encoder = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    opening: Opening,
     reading: Reading,
 ) -> None:
     """Change the classes of a model, and save it.
@@ -71,13 +61,16 @@ def update(  # noqa: PLR0913 (the options are the interface)
     extremax update model --remove obsolete --remove "other things"
     extremax update model --merge kitten=cat --merge @merges.txt --out merged
     """
-    terminal.set_quiet(quiet)
+    terminal.set_quiet(opening.quiet)
+    from extremax.loading import load_model
     from extremax.storage.folder import check_target
 
     if add is None and not remove and not merge:
         raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
     target = model if out is None else out
-    clf = open_model(model, threads, encoder)
+    clf = load_model(model, encoder=opening.encoder)
+    classifier = classifier_of(clf)
+    saved, classifier.n_jobs = classifier.n_jobs, opening.threads
     n_before = len(clf.changes_)
     check_target(target)
     if remove:
@@ -87,8 +80,9 @@ def update(  # noqa: PLR0913 (the options are the interface)
     if add is not None:
         _add(clf, add, reading, known)
     done = clf.changes_[n_before:]
+    classifier.n_jobs = saved  # the threads of this call are no parameter of the model
     clf.save(target)
-    if as_json:
+    if opening.as_json:
         terminal.show_json({"model": str(target), "n_classes": len(clf.classes_), "changes": done})
     for change in done:
         rows = f" by {change['n_rows']:,} rows" if change["n_rows"] else ""
@@ -148,14 +142,7 @@ def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
 
 
 def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
-    from extremax.data import load_dataset
-
-    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
-        data = load_dataset(opened, **reading_for(clf, reading, path), progress=bar)
-    report_skipped(data)
-    if data.y is None:
-        raise ValueError(without_labels(data, path))
-    inputs, labels = inputs_of(clf, data, path), named_labels(data)
+    inputs, labels = load_rows(clf, path, reading)
     if known:
         clf.partial_fit(inputs, labels, new_classes="add")
     else:

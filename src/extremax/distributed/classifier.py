@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from extremax.distributed.row_fit import (
 )
 from extremax.distributed.shards import PAIR_LOSSES
 from extremax.distributed.sparse_fit import SparseFit, fit_on_one_worker
+from extremax.errors import TrainingInterruptedWarning
 from extremax.estimator import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.features.scaling import LargeColumns
@@ -36,6 +38,7 @@ from extremax.fit import Fitted
 from extremax.loading import load_model
 from extremax.noise import as_noise
 from extremax.parameters import canonical_noise, check_estimator_parameters
+from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.progress import ProgressLine
 from extremax.storage.folder import check_target, folder_checksum
 from extremax.storage.labels import check_savable
@@ -81,6 +84,9 @@ class DaskExtremeClassifier(BaseEstimator):
         Width of the training features.
     history_ : list of dict
         As that of `ExtremeClassifier`; losses are sums over shards and agree up to rounding.
+    interrupted_ : bool
+        Whether Ctrl-C ended training early. The model is then that of the last step that all shards have
+        finished: an epoch, or with ``rows="route"`` a window of 256 MB of rows.
     seed_ : int
         Seed of all random draws.
 
@@ -155,23 +161,38 @@ class DaskExtremeClassifier(BaseEstimator):
         callbacks : sequence of callables
             Each gets the record of every epoch; one that returns True ends training.
         """
+        self._forget()
+        self._check_parameters()
+        job = Job(find_client(self.client), self.n_jobs)
+        try:
+            rows, classes = self._read(job, X, y, sample_weight)
+            config = self._resolve(rows)
+            self.seed_ = check_random_state(self.random_state)
+            self._job = job
+            if config.definition.trainer == "sparse":
+                self._fit_sparse(job, rows, config)
+                self._publish(classes, rows.n_features)
+            else:
+                self._fit_rows(job, rows, config, callbacks, classes)
+        except BaseException:
+            if not hasattr(self, "classes_"):  # it did not get as far as a model
+                self._forget()
+            raise
+        return self
+
+    def _forget(self) -> None:
+        """Drop everything that an earlier fit left."""
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
         self.__dict__.pop("_fit", None)
         self.__dict__.pop("_local", None)
         self._saved = None
-        self._check_parameters()
-        job = Job(find_client(self.client), self.n_jobs)
-        rows, classes = self._read(job, X, y, sample_weight)
-        config = self._resolve(rows)
-        self.seed_ = check_random_state(self.random_state)
-        self._job = job
-        if config.definition.trainer == "sparse":
-            self._fit_sparse(job, rows, config)
-        else:
-            self._fit_rows(job, rows, config, callbacks)
-        self.classes_, self.n_features_in_ = classes, rows.n_features
-        return self
+
+    def _publish(self, classes: NDArray[Any], n_features: int) -> None:
+        """Make the model of the fit, which may go on, that of this estimator."""
+        self.__dict__.pop("_local", None)
+        self.classes_, self.n_features_in_ = classes, n_features
+        self.history_, self.interrupted_ = self._fit.history, self._fit.interrupted
 
     def _check_parameters(self) -> None:
         parameters = self._local_parameters()
@@ -292,7 +313,12 @@ class DaskExtremeClassifier(BaseEstimator):
         return resolve(parameters, problem, numbers=self._numbers)
 
     def _fit_rows(
-        self, job: Job, rows: DistributedRows, config: FitConfig, callbacks: Sequence[Callback]
+        self,
+        job: Job,
+        rows: DistributedRows,
+        config: FitConfig,
+        callbacks: Sequence[Callback],
+        classes: NDArray[Any],
     ) -> None:
         n_shards = min(self.n_shards or len(job.workers), rows.n_classes)
         row_bytes = 4 * rows.n_rows * rows.n_features if rows.entries is None else 8 * int(rows.entries[-1])
@@ -301,14 +327,23 @@ class DaskExtremeClassifier(BaseEstimator):
         fit = RowFit(job, rows, config, self.seed_, n_shards, routed)
 
         def report(record: Record) -> bool:
+            self._publish(classes, rows.n_features)
             progress.log(f"epoch {record['epoch']}  loss {record['loss']:.4f}")
             wishes = [callback(record) for callback in callbacks]  # each hears of it, whatever others want
             return any(wishes)
 
         fit.prepare()
-        fit.train(report)
         self._fit: Any = fit
-        self.history_ = fit.history
+        self._publish(classes, rows.n_features)
+        fit.train(report, Interrupts())
+        self._publish(classes, rows.n_features)
+        if fit.interrupted:
+            warnings.warn(
+                f"Training was interrupted after {self.history_[-1]['epoch']} epochs; the model is kept as it"
+                " is.",
+                TrainingInterruptedWarning,
+                stacklevel=3,
+            )
 
     def _fit_sparse(self, job: Job, rows: DistributedRows, config: FitConfig) -> None:
         n_entries = 0 if rows.entries is None else int(rows.entries[-1])
@@ -319,7 +354,6 @@ class DaskExtremeClassifier(BaseEstimator):
             n_shards = min(self.n_shards or len(job.workers), rows.n_classes)
             self._fit = SparseFit(job, rows, config, self.seed_, n_shards)
             self._fit.run()
-        self.history_ = self._fit.history
 
     # -- the fitted model ----------------------------------------------------------------------------------
 
@@ -488,6 +522,7 @@ class DaskExtremeClassifier(BaseEstimator):
         clf._job = Job(find_client(client), found.n_jobs)
         clf.classes_, clf.n_features_in_ = found.classes_, found.n_features_in_
         clf.history_, clf.seed_ = found.history_, found.seed_
+        clf.interrupted_ = bool(getattr(found, "interrupted_", False))
         clf._large_columns, clf._fit = found._large_columns, None
         clf._saved = prediction.SavedModelAt(path, folder_checksum(path))
         return clf

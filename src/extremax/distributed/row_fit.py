@@ -29,6 +29,7 @@ from extremax.distributed.shards import (
     class_bounds,
     count_windows,
     draw_pairs,
+    leave_epoch,
     start_shard,
     train_shard,
 )
@@ -51,6 +52,7 @@ from extremax.model import ClassInfo, Model
 from extremax.model_card import make_card
 from extremax.noise import Noise, draws_by_position
 from extremax.runtime.context import Context
+from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.products import one_blas_thread, square_sums
 from extremax.storage.models import save_shard, save_sharded_model, shard_name
 from extremax.storage.state import State
@@ -139,6 +141,8 @@ class RowFit:
     chosen: dict[str, Any] = field(default_factory=dict)
     shards: list[Any] = field(default_factory=list)
     history: list[Record] = field(default_factory=list)
+    interrupted: bool = False
+    is_finished: bool = False
 
     # -- the start -----------------------------------------------------------------------------------------
 
@@ -202,6 +206,7 @@ class RowFit:
         self._all_weights = None
         if config.prior_variance is not None and rows.weight is not None:
             self._all_weights = job.submit(b.stack_rows, *rows.weight)
+        self._inside_epoch = False
         self._wait([self.start, *self.shards])
         record: Record = {"epoch": 0, "seconds": time.perf_counter() - began, "loss": float("nan")}
         self.history = [{**record, "learning_rate": config.learning_rate}]
@@ -282,18 +287,30 @@ class RowFit:
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def train(self, report: Callable[[Record], bool]) -> None:
+    def train(self, report: Callable[[Record], bool], interrupts: Interrupts) -> None:
         """Train all epochs, or until `report` of an epoch returns True.
 
-        Negatives of the next step are drawn while shards train.
+        After Ctrl-C or an error, shards and history are those of the last step that all shards have finished.
         """
+        try:
+            with interrupts.deferred():
+                self._train(report, interrupts)
+            self.is_finished = True
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            # Rows are not needed any more; the scheduler keeps the recipe of what shards were made of.
+            self._all_rows, self._drawing, self.rows.X, self.rows.y, self.rows.weight = [], [], [], [], None
+
+    def _train(self, report: Callable[[Record], bool], interrupts: Interrupts) -> None:
+        """Train step by step; negatives of the next step are drawn while shards train."""
         plan, began = self.plan, time.perf_counter() - self.history[0]["seconds"]
         n_windows = count_windows(plan.n_rows, plan.n_features, plan.config.numbers.order)
         groups = [[w] for w in range(n_windows)] if self.routed else [list(range(n_windows))]
         steps = [(epoch, group) for epoch in range(plan.config.n_epochs) for group in groups]
         pieces = self._draw(*steps[0]) if steps else []
         for i, (epoch, windows) in enumerate(steps):
-            self.shards = [
+            shards = [
                 self.job.submit(
                     _train_shard, plan, shard, windows, self._all_rows[s], self._all_weights,
                     self.job.task_threads, *(of_block[s] for of_block in pieces), worker=self._places[s],
@@ -301,7 +318,7 @@ class RowFit:
                 for s, shard in enumerate(self.shards)
             ]  # fmt: skip
             pieces = self._draw(*steps[i + 1]) if i + 1 < len(steps) else []
-            self._wait(self.shards)
+            self._finish_step(shards, interrupts, inside_epoch=windows[-1] < n_windows - 1)
             if windows[-1] == n_windows - 1:
                 losses = self.job.gather([self.job.submit(_loss_of, shard) for shard in self.shards])
                 loss = sum(losses) / plan.whole_weight
@@ -313,10 +330,23 @@ class RowFit:
                     )
                 record = {"epoch": epoch + 1, "seconds": time.perf_counter() - began, "loss": loss}
                 self.history.append({**record, "learning_rate": plan.config.learning_rate})
-                if report(self.history[-1]):
+                with interrupts.immediate():
+                    wants_end = report(self.history[-1])
+                if wants_end:
                     break
-        # Rows are not needed any more; the scheduler keeps the recipe of what shards were made of.
-        self._all_rows, self._drawing, self.rows.X, self.rows.y, self.rows.weight = [], [], [], [], None
+
+    def _finish_step(self, shards: list[Any], interrupts: Interrupts, *, inside_epoch: bool) -> None:
+        """Wait for the shards of a step; if that fails, go back to those before it."""
+        try:
+            with interrupts.immediate():
+                self._wait(shards)
+        except BaseException:
+            self.job.client.cancel(shards)
+            if self._inside_epoch:
+                self.shards = [self.job.submit(leave_epoch, self.plan, shard) for shard in self.shards]
+                self._inside_epoch = False
+            raise
+        self.shards, self._inside_epoch = shards, inside_epoch
 
     def _draw(self, epoch: int, windows: list[int]) -> list[list[Any]]:
         """Return futures of the pieces of an epoch, by block and shard."""
@@ -331,10 +361,10 @@ class RowFit:
 
     def assemble(self) -> Any:
         """Return the future of the whole model, as a fit on one machine leaves it."""
+        sample = self._index_rows if self.is_finished else (None, None)
         return self.job.submit(
-            assemble, self.head(), self._counts, self.start, *self._index_rows, self.job.lone_threads,
-            *self.shards,
-        )  # fmt: skip
+            assemble, self.head(), self._counts, self.start, *sample, self.job.lone_threads, *self.shards
+        )
 
     def save(self, path: str, labels: NDArray[Any], header: dict[str, Any]) -> None:
         """Write the model to a folder; every worker writes the shards that it has."""
@@ -342,7 +372,7 @@ class RowFit:
         start, (counts, _) = self.job.gather([self.start, self._counts])
         state = head.train_state(start, _Elsewhere(self.plan))
         model = head.model(state, _Elsewhere(self.plan), counts)
-        if model.takes_index:
+        if self.is_finished and model.takes_index:
             fitted = self.job.gather(self.job.submit(_searches_of, self.assemble()))
             for name, index in fitted.items():
                 model = model.with_search(name, index)
@@ -365,7 +395,8 @@ class RowFit:
 
     def head(self) -> Head:
         """Return what the model has beside noise and weights."""
-        return Head(self.plan, self.projection, self.chosen, [dict(record) for record in self.history])
+        history = [dict(record) for record in self.history]
+        return Head(self.plan, self.projection, self.chosen, history, self.interrupted)
 
 
 class Head(NamedTuple):
@@ -375,6 +406,7 @@ class Head(NamedTuple):
     projection: PCA | None
     chosen: dict[str, Any]
     history: list[Record]
+    interrupted: bool = False
 
     def train_state(self, start: Start, tables: Any) -> TrainState:
         """Return the state from which training can go on."""
@@ -413,7 +445,7 @@ def assemble(
     if sample is not None and model.takes_index:
         index = fit_index_on(model, sample[order], None, n_threads=n_threads)
         model = model.with_search("beam", index)
-    return Fitted(model, state, head.history)
+    return Fitted(model, state, head.history, head.interrupted)
 
 
 class _Elsewhere:

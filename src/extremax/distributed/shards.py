@@ -28,18 +28,14 @@ from extremax.kernels.pair_training import (
     NegativeSamplingPairs,
     NoiseContrastivePairs,
     RawNegativeSamplingPairs,
-    train_pairs_csr,
-    train_pairs_dense,
 )
-from extremax.kernels.phases import abandon, new_schedule
-from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
+from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, train_csr, train_dense
 from extremax.kernels.row_updates import CSRRows
 from extremax.noise import Noise, sample_at
 from extremax.runtime.context import Context
-from extremax.runtime.threads import run_together
 from extremax.training.optimizers import Tables
 from extremax.training.order import epoch_seed, shuffled_windows
-from extremax.training.row_trainer import PriorSchedule, RowTrainer
+from extremax.training.row_trainer import PriorSchedule, RowTrainer, train_together
 from extremax.types import Features, Float32, Int32, Int64
 
 # Objectives whose classes are independent given the negatives, and the kernels of their pairs.
@@ -326,6 +322,13 @@ def train_shard(
     )
 
 
+def leave_epoch(plan: Plan, state: ShardState) -> ShardState:
+    """Return a shard that was left inside an epoch with weights for the features as given."""
+    tables = _copy(state.tables)
+    _convert(plan, tables, state.first, 1, to_training=False)
+    return replace(state, tables=tables)
+
+
 class _WindowPairs(NamedTuple):
     """Pairs of a window and a shard in the order of training, and the rows they refer to."""
 
@@ -393,17 +396,8 @@ def _train(
     """Train on the minibatches of some rows of a window; return the sum of the losses of their pairs."""
     edges = np.append(np.arange(rows[0], rows[1], plan.config.batch_size), rows[1]) * plan.width
     ends = np.searchsorted(found.slots, edges).astype(np.int64)
-    kernel: Any = train_pairs_csr if isinstance(found.X, tuple) else train_pairs_dense
-    schedule = new_schedule(threads)
-
-    def work(part: int) -> None:
-        try:
-            kernel(found.X, found.pairs, ends, tables.arrays, step, schedule, part, threads)
-        except BaseException:
-            abandon(schedule)
-            raise
-
-    run_together(work, threads)
+    kernel: Any = train_csr if isinstance(found.X, tuple) else train_dense
+    train_together(kernel, found.X, found.pairs, ends, tables.arrays, step, threads)
     return float(found.pairs.losses[ends[0] : ends[-1]].sum())
 
 
@@ -415,7 +409,6 @@ def _step(plan: Plan, tables: Tables) -> Step:
     sizes = PerWeight if tables.per_weight else AlongRow
     scale = np.float32(1.0 if plan.scaling else plan.scale)
     return Step(
-        batch_size=config.batch_size,
         objective=loss(np.float32(config.score_penalty), config.n_negatives),
         sizes=sizes(scale, np.float32(config.learning_rate)),
     )

@@ -32,7 +32,7 @@ from extremax.fit import (
     split_calibration,
     start_model,
 )
-from extremax.kernels.postings import sum_sizes
+from extremax.kernels.postings import copy_lines, sum_sizes
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.runtime.products import square_sums
@@ -40,7 +40,7 @@ from extremax.sparse_weights import csr_rows
 from extremax.training.base import Split
 from extremax.training.loop import Record, Schedule
 from extremax.training.sparse_start import ClassSums, sample_pairs, sizes_for
-from extremax.training.sparse_trainer import SparseTrainer, without_zeros
+from extremax.training.sparse_trainer import SparseTrainer, checksum_pairs, key_stride, without_zeros
 from extremax.types import Bool, Float32, Float64, Int32, Int64
 
 
@@ -85,6 +85,7 @@ class Gathered(NamedTuple):
     mean: Float32
     whole_sums: ClassSums | None
     whole_mean: Float32 | None
+    pair_key: int
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,10 @@ class GatheredSparseTrainer(SparseTrainer):
         n_pairs, n_search = sizes_for(self._sums.mean_entries, self.numbers)
         return replace(self.numbers, sample_pairs=n_pairs, search_pairs=n_search, sample_entries=2**62)
 
+    def pair_key(self, data: Examples) -> int:
+        """Return the checksum of the pairs that one machine computes."""
+        return self._sums.pair_key
+
     def _wants_svm(self, data: Examples, rows: CSRRows, n_classes: int) -> bool:
         return False  # problems small enough for SVMs are left to one worker
 
@@ -137,12 +142,14 @@ class SparseFit:
     n_shards: int
     history: list[Record] = field(default_factory=list)
     chosen: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
     _fitted: Any = None
 
     def run(self) -> None:
         """Fit; the model stays on a worker."""
         began, job, rows, config = time.perf_counter(), self.job, self.rows, self.config
         given = list(rows.X)  # held-out rows are scored as they are
+        n_given = 0 if rows.entries is None else int(rows.entries[-1])
         split = job.submit(
             _split, config, self.seed, rows.n_classes, len(rows.X), *rows.y, *(rows.weight or [])
         )
@@ -177,13 +184,19 @@ class SparseFit:
         means: Any = None
         for X, cut in zip(rows.X, cuts, strict=True):
             means = job.submit(_add_sizes, X, split, cut, scale, facts.includes, rows.n_features, means)
+        stored = facts.stored.tolist()
+        some = [
+            job.submit(_some_entries, X, first, stored[-1])
+            for X, first in zip(rows.X, stored[:-1], strict=True)
+        ]
+        key = job.submit(_pair_key, split, rows.n_features, n_given, len(some), *about, *some)
         sampled = rows.take(job, facts.sampled)
         held_out = None
         if len(facts.held_out):
             held_out = replace(rows, X=given).take(job, facts.held_out)
         self._fitted = job.submit(
             _finish, config, self.seed, job.lone_threads, rows.n_classes, known, scale, self.chosen, split,
-            sampled, held_out, means, *sums,
+            sampled, held_out, means, key, *sums,
         )  # fmt: skip
         self.history = job.gather(job.submit(_history_of, self._fitted))
         self.history[0]["seconds"] += time.perf_counter() - began - self.history[-1]["seconds"]
@@ -191,20 +204,22 @@ class SparseFit:
 
     def assemble(self) -> Any:
         """Return the future of the whole model."""
-        return self._fitted
+        return self.job.submit(copy_fitted, self._fitted)
 
 
 @dataclass
 class OneWorkerFit:
     """A fit that is small enough for one worker."""
 
+    job: Job
     config: FitConfig
     history: list[Record]
     fitted: Any
+    interrupted: bool = False
 
     def assemble(self) -> Any:
         """Return the future of the whole model."""
-        return self.fitted
+        return self.job.submit(copy_fitted, self.fitted)
 
 
 def fit_on_one_worker(job: Job, rows: DistributedRows, config: FitConfig, seed: int) -> OneWorkerFit:
@@ -213,7 +228,7 @@ def fit_on_one_worker(job: Job, rows: DistributedRows, config: FitConfig, seed: 
     fitted = job.submit(
         _fit_alone, config, seed, rows.n_classes, job.lone_threads, len(rows.X), *rows.X, *rows.y, *weights
     )
-    return OneWorkerFit(config, job.gather(job.submit(_history_of, fitted)), fitted)
+    return OneWorkerFit(job, config, job.gather(job.submit(_history_of, fitted)), fitted)
 
 
 # -- tasks
@@ -226,6 +241,12 @@ def _fit_alone(
     joined = np.concatenate(weight) if weight else None
     data = Examples(b.stack_rows(*X), np.concatenate(y), None, joined)
     return fit_model(data, n_classes, config, Context(seed, n_threads), Request())
+
+
+def copy_fitted(fitted: Fitted) -> Fitted:
+    """Return the model with a state of its own: a worker of this very process would share it."""
+    state = replace(fitted.state, tables=fitted.state.tables.copy(), chosen=dict(fitted.state.chosen))
+    return Fitted(fitted.model, state, [dict(record) for record in fitted.history], fitted.interrupted)
 
 
 def _history_of(fitted: Fitted) -> list[Record]:
@@ -267,8 +288,8 @@ class Facts(NamedTuple):
         Factor of the features; None where all their squares must be summed to find it.
     counts
         Training pairs of each class.
-    entries
-        Entries of the training rows before each block, and of all.
+    entries, stored
+        Entries of the training rows before each block, and of all; the same of all rows.
     sampled, held_out
         Rows that fit the numbers of the start, and rows that are held out.
     includes
@@ -278,6 +299,7 @@ class Facts(NamedTuple):
     scale: float | None
     counts: Int64
     entries: Int64
+    stored: Int64
     n_training: int
     mean_entries: float
     sampled: Int64
@@ -299,20 +321,41 @@ def _choose_rows(
     weights = data.class_counts(n_classes, weighted=True).astype(np.float64)
     numbers = config.numbers.sparse
     pairs = sample_pairs(weights, data, sizes_for(mean_entries, numbers)[0], seed % 2**31)
-    kept = np.where(used, lengths, 0)
     edges = np.cumsum([0, *(len(part) for part, _ in about)])
-    entries = np.concatenate([[0], np.cumsum(kept)])[edges].astype(np.int64)
+    ends, kept = (np.concatenate([[0], np.cumsum(part)]) for part in (lengths, np.where(used, lengths, 0)))
     held_out = split.held_out
     return Facts(
         scale=1.0 if trainer.is_surely_usual(rough) else None,
         counts=data.class_counts(n_classes),
-        entries=entries,
+        entries=kept[edges].astype(np.int64),
+        stored=ends[edges].astype(np.int64),
         n_training=n_training,
         mean_entries=mean_entries,
         sampled=np.unique(data.rows_of(pairs)),
         held_out=held_out,
         includes=bool(len(held_out)) and len(held_out) / max(n_rows, 1) >= numbers.min_included,
     )
+
+
+def _some_entries(X: Any, first: int, n_entries: int) -> tuple[Int32, Float32]:
+    """Return those entries of a block that the checksum of all rows looks at."""
+    some = slice(-first % key_stride(n_entries), None, key_stride(n_entries))
+    return X.indices[some], X.data[some]
+
+
+def _pair_key(split: SparseSplit, n_features: int, n_given: int, n_blocks: int, *of_blocks: Any) -> int:
+    """Return the checksum of the pairs, with numbers of the type that one machine has them in.
+
+    `of_blocks` are the results of `_about_rows` and of `_some_entries`.
+    """
+    about, some = of_blocks[:n_blocks], of_blocks[n_blocks:]
+    ends = np.concatenate([[0], np.cumsum(np.concatenate([lengths for lengths, _ in about]))])
+    kind: Any = np.int32 if max(n_given, n_features) <= np.iinfo(np.int32).max else np.int64
+    has_zeros = int(ends[-1]) != n_given  # offsets without them are int64
+    ends = ends.astype(np.int64 if has_zeros else kind)
+    indices, values = (np.concatenate(parts) for parts in zip(*some, strict=True))
+    data = split.examples(np.empty((len(split.y), 0), np.float32))
+    return checksum_pairs(data.y, data.rows, ends, indices.astype(kind), values)
 
 
 def _used_squares(
@@ -402,10 +445,10 @@ def join_classes(matrices: Sequence[Any], shape: tuple[int, int]) -> Any:
     np.cumsum(np.sum(counts, axis=0) if counts else np.zeros(shape[1], np.int64), out=offsets[1:])
     classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
     first = offsets[:-1].copy()
-    for matrix, count in zip(matrices, counts, strict=True):
-        places = np.repeat(first - matrix.indptr[:-1], count) + np.arange(matrix.indptr[-1])
-        classes[places], values[places] = matrix.indices, matrix.data
-        first += count
+    for matrix in matrices:
+        given = (matrix.indptr, matrix.indices, matrix.data)
+        parts: list[Any] = [np.require(array, None, ["C", "W"]) for array in given]
+        copy_lines(parts[0], parts[1], parts[2], first, classes, values)
     joined = sparse.csc_matrix(shape, dtype=np.float32)
     joined.indptr, joined.indices, joined.data = offsets, classes, values
     return joined
@@ -452,6 +495,7 @@ def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
     sampled: Any,
     held_out: Any,
     means: Any,
+    key: int,
     *sums: tuple[Any, Any],
 ) -> Fitted:
     """Fit the numbers of the start, mix, prune and calibrate, as `fit_model` does without an epoch."""
@@ -465,7 +509,7 @@ def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
         whole_sums = _class_sums([every for _, every in sums], whole, (n_classes, n_features))
     gathered = Gathered(
         scale, facts.mean_entries, _class_sums([found for found, _ in sums], data, (n_classes, n_features)),
-        sizes[0], whole_sums, sizes[1] if facts.includes else None,
+        sizes[0], whole_sums, sizes[1] if facts.includes else None, key,
     )  # fmt: skip
     trainer = GatheredSparseTrainer(config, context, gathered=gathered)
     trainer.accepted.update(accepted)

@@ -1,9 +1,9 @@
-"""Train the classes of one shard: pairs of a row and a class, each for itself, in given minibatches.
+"""Losses of pairs of a row and a class, each for itself: what the classes of one shard are trained by.
 
 The logistic losses of `extremax.kernels.row_losses` compare each score with a number of its own: the
 coefficient of a pair depends on the weights of its class alone.  A shard that has all pairs of its classes,
 in the order and in the minibatches of all rows, therefore ends with the same weights as training of all
-classes together.  Scores and updates are those of `extremax.kernels.row_updates`, with one class per line.
+classes together.  `extremax.kernels.row_training` trains both, here with one class per line.
 
 `Pairs.eta` is 0 for the label of a row and 1 for a negative.
 """
@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import by_class, helper, njit
+from extremax.kernels.compile import helper, njit
 from extremax.kernels.math import exp32, log1p32, sigmoid32
-from extremax.kernels.phases import claim_task, finish_task
-from extremax.kernels.row_training import _update_csr, _update_dense
-from extremax.kernels.row_updates import score_csr, score_dense
+from extremax.kernels.row_losses import register_loss
 
 
 class NegativeSamplingPairs(NamedTuple):
@@ -100,67 +98,6 @@ def noise_contrastive_pairs(settings, pairs, start, stop):
         pairs.losses[i] = row_weight[i] * np.float64(loss)
 
 
-# Called from kernels as _coefficients_of(settings, pairs, start, stop).
-_coefficients_of = by_class(
-    {
-        NegativeSamplingPairs: negative_sampling_pairs,
-        RawNegativeSamplingPairs: raw_negative_sampling_pairs,
-        NoiseContrastivePairs: noise_contrastive_pairs,
-    }
-)
-
-
-@njit
-def train_pairs_dense(X, pairs, ends, model, step, schedule, part, n_parts):
-    """Train on minibatches of pairs, with the other threads of `schedule`; X is an array.
-
-    Parameters
-    ----------
-    pairs : Pairs
-        Tables of one column, in the order of training.
-    ends : (n_batches + 1,) int64
-        Where each minibatch begins, and the end of the last.
-    """
-    n_phases = 2 * (ends.shape[0] - 1)
-    task = claim_task(schedule, part, n_parts, n_phases)
-    while task >= 0:
-        phase, number = task // n_parts, task % n_parts
-        start, stop = ends[phase // 2], ends[phase // 2 + 1]
-        if phase % 2 == 0:
-            first = start + number * (stop - start) // n_parts
-            last = start + (number + 1) * (stop - start) // n_parts
-            scale = step.sizes.scale
-            score_dense(
-                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
-            )
-            _coefficients_of(step.objective, pairs, first, last)
-        else:
-            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
-            coefficients = pairs.coefficients[start:stop]
-            _update_dense(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
-        finish_task(schedule, n_parts)
-        task = claim_task(schedule, part, n_parts, n_phases)
-
-
-@njit
-def train_pairs_csr(X, pairs, ends, model, step, schedule, part, n_parts):
-    """Do the same for X as `CSRRows`."""
-    n_phases = 2 * (ends.shape[0] - 1)
-    task = claim_task(schedule, part, n_parts, n_phases)
-    while task >= 0:
-        phase, number = task // n_parts, task % n_parts
-        start, stop = ends[phase // 2], ends[phase // 2 + 1]
-        if phase % 2 == 0:
-            first = start + number * (stop - start) // n_parts
-            last = start + (number + 1) * (stop - start) // n_parts
-            scale = step.sizes.scale
-            score_csr(
-                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
-            )
-            _coefficients_of(step.objective, pairs, first, last)
-        else:
-            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
-            coefficients = pairs.coefficients[start:stop]
-            _update_csr(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
-        finish_task(schedule, n_parts)
-        task = claim_task(schedule, part, n_parts, n_phases)
+register_loss(NegativeSamplingPairs, negative_sampling_pairs)
+register_loss(RawNegativeSamplingPairs, raw_negative_sampling_pairs)
+register_loss(NoiseContrastivePairs, noise_contrastive_pairs)

@@ -27,6 +27,18 @@ def sum_sizes(rows, used, counts, totals):
 
 
 @njit
+def copy_lines(offsets, indices, values, starts, out_indices, out):
+    """Copy each line of a matrix to its place in a larger one, and move the place behind it."""
+    for i in range(offsets.size - 1):
+        at = starts[i]
+        for p in range(offsets[i], offsets[i + 1]):
+            out_indices[at] = indices[p]
+            out[at] = values[p]
+            at += 1
+        starts[i] = at
+
+
+@njit
 def count_class_columns(indices, indptr, pair_rows, pair_classes, last_class):
     """Return the number of pairs of a class and a column that occurs in a row of the class.
 

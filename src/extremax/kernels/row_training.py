@@ -62,7 +62,6 @@ class AlongRow(NamedTuple):
 class Step(NamedTuple):
     """What a training kernel does with each minibatch."""
 
-    batch_size: int  # rows
     objective: Any  # settings of a loss; their class selects its kernel
     sizes: Any  # `PerWeight` or `AlongRow`
 
@@ -92,15 +91,16 @@ _update_csr = by_class({PerWeight: _per_weight_csr, AlongRow: _along_row_csr})
 
 
 @njit_extensible
-def train_dense(X, pairs, model, step, schedule, part, n_parts):
-    """Train on all minibatches of `pairs`, in order, with the other threads of `schedule`; X is an array."""
-    n_rows = pairs.rows.shape[0]
-    n_phases = 2 * ((n_rows + step.batch_size - 1) // step.batch_size)
+def train_dense(X, pairs, ends, model, step, schedule, part, n_parts):
+    """Train on minibatches of `pairs`, in order, with the other threads of `schedule`; X is an array.
+
+    ``ends`` (n_batches + 1,) int64 is where each minibatch begins, and the end of the last.
+    """
+    n_phases = 2 * (ends.shape[0] - 1)
     task = claim_task(schedule, part, n_parts, n_phases)
     while task >= 0:
         phase, number = task // n_parts, task % n_parts
-        start = phase // 2 * step.batch_size
-        stop = min(start + step.batch_size, n_rows)
+        start, stop = ends[phase // 2], ends[phase // 2 + 1]
         if phase % 2 == 0:
             first = start + number * (stop - start) // n_parts
             last = start + (number + 1) * (stop - start) // n_parts
@@ -118,15 +118,13 @@ def train_dense(X, pairs, model, step, schedule, part, n_parts):
 
 
 @njit_extensible
-def train_csr(X, pairs, model, step, schedule, part, n_parts):
+def train_csr(X, pairs, ends, model, step, schedule, part, n_parts):
     """Do the same for X as `CSRRows`."""
-    n_rows = pairs.rows.shape[0]
-    n_phases = 2 * ((n_rows + step.batch_size - 1) // step.batch_size)
+    n_phases = 2 * (ends.shape[0] - 1)
     task = claim_task(schedule, part, n_parts, n_phases)
     while task >= 0:
         phase, number = task // n_parts, task % n_parts
-        start = phase // 2 * step.batch_size
-        stop = min(start + step.batch_size, n_rows)
+        start, stop = ends[phase // 2], ends[phase // 2 + 1]
         if phase % 2 == 0:
             first = start + number * (stop - start) // n_parts
             last = start + (number + 1) * (stop - start) // n_parts

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from extremax.nn.layer import SoftmaxLayer, check_positive, n_processes
+from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.parameters import rename_parameters
 
@@ -185,7 +185,7 @@ class AdversarialSoftmax(SoftmaxLayer):
         self.noise = NoiseState(in_features, n_classes, tree_components, tree_share, counts).to(device)
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
         self.reset_parameters()
-        self._recent: list[tuple[Tensor, Tensor]] = []
+        self._recent = RecentRows()
 
     def reset_parameters(self) -> None:
         """Set weights to zero and biases to the log-frequencies of the classes."""

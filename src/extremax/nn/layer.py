@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from typing import Literal, cast
 
@@ -59,6 +60,24 @@ class OutputLayer(nn.Module):
             raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
 
 
+class RecentRows:
+    """The latest hidden states and their targets, by minibatch."""
+
+    def __init__(self) -> None:
+        self.n_rows = 0
+        self._parts: deque[tuple[Tensor, Tensor, int]] = deque()
+
+    def add(self, h: Tensor, y: Tensor, limit: int) -> None:
+        """Add a minibatch, and drop the oldest ones as long as `limit` rows stay."""
+        self._parts.append((h, y, len(y)))
+        self.n_rows += len(y)
+        while len(self._parts) > 1 and self.n_rows - self._parts[0][2] >= limit:
+            self.n_rows -= self._parts.popleft()[2]
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return torch.cat([h for h, _, _ in self._parts]), torch.cat([y for _, y, _ in self._parts])
+
+
 class SoftmaxLayer(OutputLayer):
     """Scores h.w_y + b_y of all classes, and a label tree fitted on hidden states.
 
@@ -74,7 +93,7 @@ class SoftmaxLayer(OutputLayer):
     bias: nn.Parameter | None
     noise: NoiseState
     n_steps: Tensor
-    _recent: list[tuple[Tensor, Tensor]]
+    _recent: RecentRows
 
     def _tables(self) -> tuple[Tensor, Tensor | None]:
         """Return weights and biases (n_classes,), gathered from all processes where FSDP shards them."""
@@ -168,14 +187,9 @@ class SoftmaxLayer(OutputLayer):
         """Remember the latest rows for the next fit of the tree, and fit it when it is due."""
         if not self._keeps_rows():
             return
-        if self._recent and self._refit_is_due(int(self.n_steps)):
-            self.fit_tree(
-                torch.cat([part for part, _ in self._recent]), torch.cat([part for _, part in self._recent])
-            )
-        self._recent.append((h.detach().float().cpu(), y.cpu()))
-        n_rows = sum(len(part) for _, part in self._recent)
-        while len(self._recent) > 1 and n_rows - len(self._recent[0][1]) >= self.refit_rows:
-            n_rows -= len(self._recent.pop(0)[1])
+        if self._recent.n_rows and self._refit_is_due(int(self.n_steps)):
+            self.fit_tree(*self._recent.tensors())
+        self._recent.add(h.detach().float().cpu(), y.cpu(), self.refit_rows)
 
     # -- prediction
 

@@ -63,10 +63,19 @@ class ShardGroup:
         _all_gather(out, part.contiguous(), group=self.group)
         return out.view(self.size, *part.shape)
 
-    def gather_sizes(self, n: int, device: torch.device) -> list[int]:
-        """Return the number of rows of each rank; one all-gather of 8 bytes."""
-        sizes: list[int] = self.gather(torch.tensor([n], device=device)).flatten().tolist()
-        return sizes
+    def gather_sizes(self, n: int, *, wants_grad: bool, device: torch.device) -> tuple[list[int], bool]:
+        """Return the rows of each rank, and whether one wants their gradient; one all-gather of 8 bytes."""
+        told: list[int] = self.gather(torch.tensor([2 * n + wants_grad], device=device)).flatten().tolist()
+        if min(told) < 0:
+            raise ValueError(
+                f"rank {told.index(-1)} of {self.size} in the group refused what it was called with; its own"
+                " message says why."
+            )
+        return [number // 2 for number in told], any(number % 2 for number in told)
+
+    def refuse(self, device: torch.device) -> None:
+        """Make `gather_sizes` of the other ranks raise; one all-gather of 8 bytes."""
+        self.gather(torch.tensor([-1], device=device))
 
     def gather_parts(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the rows of all ranks (N, ...), in the order of the ranks; one all-gather, padded."""
@@ -106,9 +115,13 @@ def gather_rows(h: Tensor, y: Tensor, shards: ShardGroup) -> tuple[Tensor, Tenso
     """Return hidden states and targets of all ranks, and the number of rows of each.
 
     Two all-gathers: of the numbers of rows, then of hidden states and targets together, as bytes.  The
-    gradient takes one reduce-scatter, and is that of the sum of the losses over the ranks.
+    gradient takes one reduce-scatter, and is that of the sum of the losses over the ranks; a rank takes part
+    in it if any rank wants a gradient.
     """
-    sizes = shards.gather_sizes(len(h), h.device)
+    enabled = torch.is_grad_enabled()
+    sizes, wanted = shards.gather_sizes(len(h), wants_grad=h.requires_grad and enabled, device=h.device)
+    if wanted and enabled and not h.requires_grad:
+        h = h.detach().requires_grad_()
     rows, targets = GatherRows.apply(h, y, shards, sizes)  # type: ignore[no-untyped-call]
     return rows, targets, sizes
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -43,10 +44,12 @@ from extremax.nn.softmax import (
     check_smoothing,
 )
 from extremax.noise import class_weights
-from extremax.types import Float32, Int64
+from extremax.types import Float32, Int32, Int64
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+Checked = TypeVar("Checked")
 
 
 class ShardedExtremeSoftmax(OutputLayer):
@@ -213,7 +216,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             self.register_buffer("squares", torch.empty(0, 1, device=device))
             self.register_buffer("bias_squares", torch.empty(0, device=device))
         self._draws: ClassDraws | None = None
-        self._kept: OrderedDict[int, tuple[Int64, Float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, bytes], tuple[Int64, Float32]] = OrderedDict()
         self.reset_parameters()
 
     def _parameter(self, local: Tensor) -> nn.Parameter:
@@ -261,29 +264,42 @@ class ShardedExtremeSoftmax(OutputLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _losses(self, hidden: Tensor, targets: Tensor, *, exact: bool) -> Tensor:
-        h, y = self._flat_pairs(hidden, targets)
+        h, y = self._agree(lambda: self._flat_pairs(hidden, targets))
         shards = self._layout.shards
         h, y, sizes = self._rows_of_all(h, y.to(h.device))
+        super()._check_targets(y)
         labels = shards.localize(y)
         here = (labels >= 0).nonzero().squeeze(1)
         weight, bias = self._tables()
         smoothing = 0.0 if exact else self.label_smoothing
+        shared = None if exact else self._shared_set(y, labels[here])
         if shards.n_local == 0:
-            terms = _no_terms(h, weight, bias, smooths=smoothing > 0.0)
-        elif exact:
+            steps = shared is not None and self.gradients == "fused"
+            terms = _no_terms(h, weight, bias, smooths=smoothing > 0.0, steps=steps)
+        elif shared is None:
             terms = self._exact_terms(h, labels, here, weight, bias)
+        elif self.gradients == "fused":
+            terms = self._fused_terms(h, labels, here, shared)
         else:
-            shared = self._shared_set(labels[here])
-            if self.gradients == "fused":
-                terms = self._fused_terms(h, labels, here, shared)
-            else:
-                how = {"smooths": smoothing > 0.0, "sparse": self.gradients == "sparse"}
-                terms = shared_terms(h, labels, weight, bias, shared, here=here, **how)
+            how = {"smooths": smoothing > 0.0, "sparse": self.gradients == "sparse"}
+            terms = shared_terms(h, labels, weight, bias, shared, here=here, **how)
         losses = smoothed_losses(add_terms(terms, shards), smoothing, self.n_classes)
         if sizes is None:
             return losses
         own: Tensor = TakeRows.apply(losses, shards, sizes)  # type: ignore[no-untyped-call]
         return own
+
+    def _agree(self, check: Callable[[], Checked]) -> Checked:
+        """Return the checked input; if the check raises here, ranks that wait for these rows raise too."""
+        try:
+            return check()
+        except (TypeError, ValueError):
+            if self.rows == "own":
+                self._layout.shards.refuse(_local(self.weight).device)
+            raise
+
+    def _check_targets(self, y: Tensor) -> None:
+        super()._check_targets(y[:0])  # the type; all ranks check the range together, and say the same
 
     def _rows_of_all(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int] | None]:
         """Return all rows that the ranks have together, and how many each has, or None if all have them."""
@@ -334,24 +350,32 @@ class ShardedExtremeSoftmax(OutputLayer):
         found = StepInBackward.apply(h, (labels, here, shared), step, wanted)  # type: ignore[no-untyped-call]
         return SoftmaxTerms(found[0], found[1], None)
 
-    def _shared_set(self, targets: Tensor) -> SharedSet:
-        """Draw this rank's classes of a training step, given the targets among them, and count it.
+    def _shared_set(self, y: Tensor, own: Tensor) -> SharedSet:
+        """Draw this rank's classes of a training step, given the targets of all rows, and count it.
 
-        Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
-        classes: numbers that were drawn before give the set that they gave then.
+        ``own`` are the targets among this rank's classes, as places in its table. A rank without classes
+        takes its random number and counts the step too.
+
+        Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
+        the same classes: a pair of both that came before gives the set that it gave then.
         """
         seed = int(torch.randint(1 << 62, ()))
-        if seed not in self._kept:
+        key = seed, hashlib.blake2b(y.cpu().numpy().tobytes(), digest_size=16).digest()
+        if key not in self._kept:
             self.n_steps += 1
-            positions = np.random.default_rng([seed, dist.get_rank()]).random(2)
-            draws = self._current_draws()
-            drawn = draws.draw(np.empty((0, 0), np.float32), positions)
-            if draws.size < draws.n_classes:
-                drawn = add_targets(drawn, targets.cpu().numpy(), draws.size // 2)
-            self._kept[seed] = drawn[0].astype(np.int64), drawn[1]
+            drawn = self._draw_classes(seed, own.cpu().numpy())
+            self._kept[key] = drawn[0].astype(np.int64), drawn[1]
             while len(self._kept) > KEPT_DRAWS:
                 self._kept.popitem(last=False)
-        return SharedSet(*(torch.from_numpy(part).to(targets.device) for part in self._kept[seed]))
+        return SharedSet(*(torch.from_numpy(part).to(y.device) for part in self._kept[key]))
+
+    def _draw_classes(self, seed: int, own: Int64) -> tuple[Int32, Float32]:
+        if self._layout.shards.n_local == 0:
+            return np.empty(0, np.int32), np.empty(0, np.float32)
+        draws = self._current_draws()
+        positions = np.random.default_rng([seed, dist.get_rank()]).random(2)
+        drawn = draws.draw(np.empty((0, 0), np.float32), positions)
+        return drawn if draws.size == draws.n_classes else add_targets(drawn, own, draws.size // 2)
 
     def _current_draws(self) -> ClassDraws:
         if self._draws is None or self.noise.is_new:
@@ -429,7 +453,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         return out
 
     def _hidden_of_all(self, hidden: Tensor) -> tuple[Tensor, list[int] | None]:
-        h = self._flat(hidden)
+        h = self._agree(lambda: self._flat(hidden))
         if self.rows == "same":
             return h, None
         no_targets = torch.zeros(len(h), dtype=torch.int64, device=h.device)
@@ -464,6 +488,8 @@ class ShardedExtremeSoftmax(OutputLayer):
                 destination[prefix + name] = self._layout.share(destination[prefix + name].detach())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
+            del state_dict[name]  # an ExtremeSoftmax has these
         self._layout.take_shards(state_dict, prefix, dict(self.named_parameters(recurse=False)))
         self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -579,11 +605,16 @@ def _scores(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return scores.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool) -> SoftmaxTerms:
-    """Return the terms of a rank without classes, linked to all that other ranks differentiate."""
+def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool, steps: bool) -> SoftmaxTerms:
+    """Return the terms of a rank without classes, linked to all that other ranks differentiate.
+
+    Where other ranks step in the backward pass, this one takes part in its collectives, even if nothing wants
+    a gradient.
+    """
     dtype = torch.promote_types(weight.dtype, torch.float32)
     zeros = h[:, :0].sum(dim=1).to(dtype) + weight.sum().to(dtype)
     zeros = zeros if bias is None else zeros + bias.sum().to(dtype)
+    zeros = zeros + torch.zeros_like(zeros, requires_grad=steps and torch.is_grad_enabled())
     return SoftmaxTerms(torch.full_like(zeros, -math.inf), zeros, zeros.clone() if smooths else None)
 
 

@@ -1,7 +1,7 @@
 """The classes that the rows of a minibatch are compared with, and the loss that they give.
 
-The estimate is that of `extremax.kernels.batch_softmax`, whose kernels draw the classes here too and make the
-fused step: class y is in the set with the exact inclusion probability pi_y, and
+The estimate is that of `extremax.kernels.batch_softmax`, whose kernels draw the classes here too: class y is
+in the set with the exact inclusion probability pi_y, and
 
     Z_i = exp(s_{i,y_i}) + sum over j in the set, j != y_i, of exp(s_ij) / pi_j
 
@@ -11,22 +11,20 @@ may be in the set for certain, with pi = 1: the expectation is over the draws, g
 
 from __future__ import annotations
 
+import hashlib
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extremax.kernels.batch_softmax import apply_shared, draw_shared, find_slots, shared_softmax
-from extremax.kernels.row_updates import ModelArrays
-from extremax.runtime.products import one_blas_thread
-from extremax.runtime.threads import run, split
+from extremax.kernels.batch_softmax import draw_shared
 from extremax.training.class_sets import TreeCells, inclusion_probabilities
 from extremax.types import Float32, Float64, Int32, Int64
 
-_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task of the fused step
 # Of Adagrad's sums, in squares of the gradient of one row: the first draw of a class that no row wants has a
 # gradient far below 1, and must not make a step as long as that of a target.
 INITIAL_SQUARE = 0.1
@@ -73,6 +71,17 @@ class ClassDraws:
             self.everywhere, near, cumulative, positions[0], positions[1], classes, minus_log_pi, scratch
         )
         return classes[:n], minus_log_pi[:n]
+
+
+def draw_key(numbers: Sequence[float], targets: Tensor) -> tuple[float | bytes, ...]:
+    """Return the key under which the class set of a training step is kept.
+
+    Activation checkpointing repeats a forward pass with the same random numbers, and must get the same set.
+    A training loop that sets the seed again gets the same numbers too, for other rows: the key tells them
+    apart by their targets.
+    """
+    digest = hashlib.blake2b(targets.detach().cpu().numpy().tobytes(), digest_size=16).digest()
+    return (*numbers, digest)
 
 
 def add_targets(drawn: tuple[Int32, Float32], y: Int64, limit: int) -> tuple[Int32, Float32]:
@@ -165,11 +174,15 @@ def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
     with torch.autocast(h.device.type, enabled=False):
         h = h.to(dtype)
         x, labels = (h, y) if here is None else (h[here], y[here])
-        own = (x * F.embedding(labels, weight, sparse=sparse).to(dtype)).sum(dim=1)
-        scores = h @ F.embedding(shared.classes, weight, sparse=sparse).to(dtype).T
+        # One look into the table for both: with dense gradients, each costs a gradient of all classes.
+        both, n_own = torch.cat([labels, shared.classes]), len(labels)
+        rows = _rows(weight, both, sparse=sparse).to(dtype)
+        own = (x * rows[:n_own]).sum(dim=1)
+        scores = h @ rows[n_own:].T
         if bias is not None:
-            own = own + _entries(bias, labels, sparse=sparse).to(dtype)
-            scores = scores + _entries(bias, shared.classes, sparse=sparse).to(dtype)
+            biases = torch.gather(bias, 0, both, sparse_grad=sparse).to(dtype)
+            own = own + biases[:n_own]
+            scores = scores + biases[n_own:]
         column = own
         if here is not None:
             column = own.new_full((len(h),), -math.inf).index_copy(0, here, own)
@@ -183,96 +196,5 @@ def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
         return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
 
 
-def _entries(bias: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
-    return torch.gather(bias, 0, classes, sparse_grad=sparse)
-
-
-class FusedStep(torch.autograd.Function):
-    """Losses of the rows; the backward pass steps weights and biases by Adagrad with one sum per class.
-
-    The steps do not depend on the scale of the loss or of the hidden states: gradients are taken in units of
-    the mean weight of a row, and of the root mean square of the hidden states.
-
-    The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
-    depend on the number of threads.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, y: Tensor, step: FusedArguments, _: Tensor) -> Tensor:
-        x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
-        n, width, model = len(x), len(step.classes), step.model
-        slots, extra = np.empty(n, np.int32), np.empty(n, np.int32)
-        n_extra = find_slots(step.classes, width, labels, step.place, slots, extra)
-        classes = np.concatenate([step.classes, extra[:n_extra]])
-        table = model.weights[step.classes]
-        scores = np.empty((n, width), np.float32)
-        positive, losses = np.empty(n, np.float32), np.empty(n)
-        shift = step.minus_log_pi + model.biases[step.classes]
-        ones, blocks = np.ones(n, np.float32), split(n, _ROW_BLOCK)
-
-        def score(i: int) -> None:
-            a, b = blocks[i]
-            np.matmul(x[a:b], table.T, out=scores[a:b])
-            shared_softmax(
-                scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
-            )
-
-        with one_blas_thread():
-            run(score, len(blocks), step.n_threads)
-        ctx.arrays = (x, labels, slots, classes, table, scores, positive)
-        ctx.step, ctx.dtype = step, h.dtype
-        return torch.from_numpy(losses.astype(np.float32))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, labels, slots, classes, table, scores, positive = ctx.arrays
-        step: FusedArguments = ctx.step
-        factor = grads[0].detach().numpy().astype(np.float64)
-        unit = float(np.abs(factor).mean()) if len(factor) else 0.0
-        relative = (factor / (unit or 1.0)).astype(np.float32)
-        coefficients, positive = scores * relative[:, None], positive * relative
-        size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
-        scaled = x * np.float32(1.0 / (size or 1.0))
-        width, model = len(table), step.model
-        grad_h = np.empty((len(x) if ctx.needs_input_grad[0] else 0, x.shape[1]), np.float32)
-        row_blocks, class_blocks = split(len(grad_h), _ROW_BLOCK), split(width, _CLASS_BLOCK)
-        class_blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
-        gradients = np.zeros((len(classes), x.shape[1]), np.float32)
-        rate, limit = np.float32(step.learning_rate), np.float32(np.inf)
-
-        def differentiate(i: int) -> None:
-            a, b = row_blocks[i]
-            np.matmul(coefficients[a:b], table, out=grad_h[a:b])
-            grad_h[a:b] += positive[a:b, None] * model.weights[labels[a:b]]
-            grad_h[a:b] *= np.float32(unit)
-
-        def update(i: int) -> None:
-            a, b = class_blocks[i]
-            if a < width:
-                np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
-            apply_shared(
-                gradients, coefficients, scaled, positive, slots, classes, a, b, width, model, rate, limit
-            )
-
-        with one_blas_thread():
-            run(differentiate, len(row_blocks), step.n_threads)
-            run(update, len(class_blocks), step.n_threads)
-        if not step.has_bias:
-            model.biases[classes] = 0.0
-        wanted = torch.from_numpy(grad_h).to(ctx.dtype) if ctx.needs_input_grad[0] else None
-        return wanted, None, None, None
-
-
-class FusedArguments(NamedTuple):
-    """A class set with the tables that `FusedStep` reads and updates.
-
-    ``place`` (n_classes,) holds -1 everywhere.
-    """
-
-    classes: Int32
-    minus_log_pi: Float32
-    model: ModelArrays
-    place: Int32
-    learning_rate: float
-    has_bias: bool
-    n_threads: int
+def _rows(weight: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
+    return F.embedding(classes, weight, sparse=True) if sparse else weight.index_select(0, classes)

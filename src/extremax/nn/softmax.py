@@ -19,15 +19,16 @@ from torch import Tensor, nn
 
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.layer import SoftmaxLayer, check_positive, copy_into, n_processes
+from extremax.nn.fused_step import FusedArguments, FusedStep
+from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, copy_into, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
     ClassDraws,
-    FusedArguments,
-    FusedStep,
     SharedSet,
     add_targets,
+    draw_key,
     padded,
     shared_losses,
 )
@@ -92,6 +93,13 @@ class ExtremeSoftmax(SoftmaxLayer):
         on the CPU, one process). These steps do not depend on the scale of the loss.
     learning_rate : float
         Of ``gradients="fused"``; assign to the attribute to change it.
+    steps_per_batch : int
+        Steps of the classes in one backward pass with ``gradients="fused"``, each on newly drawn classes, for
+        the same hidden states. Two pay where the encoder takes far longer than the layer: classes keep up
+        with hidden states that change fast.
+    whiten : bool
+        With ``gradients="fused"``, shorten steps along directions in which all hidden states are long, by the
+        inverse square root of their second moments (in blocks of 256 features).
     label_smoothing : float
         As in ``torch.nn.CrossEntropyLoss``, in training mode.
     ignore_index : int
@@ -143,11 +151,13 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_classes: int,
         bias: bool = True,
         *,
-        n_shared: int = 1536,
+        n_shared: int = 1024,
         class_counts: ArrayLike | None = None,
         class_exponent: float = 0.5,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
         learning_rate: float = 0.1,
+        steps_per_batch: int = 1,
+        whiten: bool = True,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
         refit_every: int | Literal["auto"] | None = "auto",
@@ -164,6 +174,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             in_features=in_features,
             n_classes=n_classes,
             n_shared=n_shared,
+            steps_per_batch=steps_per_batch,
             tree_components=tree_components,
             refit_every=None if refit_every == "auto" else refit_every,
             refit_rows=refit_rows,
@@ -181,6 +192,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.class_exponent = class_exponent
         self.gradients = gradients
         self.learning_rate = learning_rate
+        self.steps_per_batch = steps_per_batch
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
         self.refit_every = refit_every
@@ -204,10 +216,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_sums = 0 if trains else n_classes
         self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
-        self._recent = []
+        self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
+        self._recent = RecentRows()
         self._draws: ClassDraws | None = None
         self._draws_of = (-1, -1)
-        self._kept: OrderedDict[tuple[float, ...], tuple[Int32, Float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int32, Float32]]] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
 
@@ -219,10 +232,12 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.squares.fill_(INITIAL_SQUARE)
             self.bias_squares.fill_(INITIAL_SQUARE)
             self.noise.reset(self._counts)
+            if self.hidden_moments is not None:
+                self.hidden_moments.reset()
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
-        self._recent, self._draws = [], None
+        self._recent, self._draws = RecentRows(), None
 
     def extra_repr(self) -> str:
         return (
@@ -283,17 +298,17 @@ class ExtremeSoftmax(SoftmaxLayer):
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
                 f" {self.weight.device}. Use 'dense' or 'sparse'."
             )
-        classes, minus_log_pi = self._choose(h, y)
+        sets = self._choose(h, y)
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
             self._no_biases = np.zeros(self.n_classes if self.bias is None else 0, np.float32)
         biases = self._no_biases if self.bias is None else self.bias.detach().numpy()
         tables = (self.weight.detach().numpy(), biases, self.squares.numpy(), self.bias_squares.numpy())
         step = FusedArguments(
-            classes=classes,
-            minus_log_pi=minus_log_pi,
+            sets=sets,
             model=ModelArrays(*tables),
             place=self._place,
+            moments=self.hidden_moments,
             learning_rate=float(self.learning_rate),
             has_bias=self.bias is not None,
             n_threads=min(resolve_threads(self.n_jobs), torch.get_num_threads()),
@@ -307,31 +322,34 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
-        classes, minus_log_pi = self._choose(h, y)
+        ((classes, minus_log_pi),) = self._choose(h, y)
         # Few lengths for compiled code, whatever the number of rows that are not ignored.
         n_targets = min(self.n_shared // 2, -(-len(y) // _PADDING) * _PADDING)
         return padded(classes, minus_log_pi, min(self.n_shared + n_targets, self.n_classes), h.device)
 
-    def _choose(self, h: Tensor, y: Tensor) -> tuple[Int32, Float32]:
-        """Draw the classes of a training step, remember its rows, and count it.
+    def _choose(self, h: Tensor, y: Tensor) -> list[tuple[Int32, Float32]]:
+        """Draw the class sets of a training step, remember its rows, and count it.
 
-        Activation checkpointing repeats a forward pass with the same random numbers, and must get the same
-        classes: numbers that were drawn before give the set that they gave then.
+        Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
+        the same classes: what was drawn for them before.
         """
         rank = torch.distributed.get_rank() if n_processes() > 1 else 0
         # Processes with the same seed draw other classes than one another.
-        key = tuple((u + rank * _GOLDEN) % 1.0 for u in torch.rand(2, dtype=torch.float64).tolist())
+        numbers = torch.rand(2, dtype=torch.float64).numpy()
+        key = draw_key([*numbers, rank], y)
         if key in self._kept:
             return self._kept[key]
         self._keep(h, y)
         self.n_steps += 1
-        drawn = self._current_draws().draw(self.noise.project(h), np.array(key))
+        draws, Z, labels = self._current_draws(), self.noise.project(h), y.cpu().numpy()
+        n_sets = self.steps_per_batch if self.gradients == "fused" else 1
+        sets = [draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0) for i in range(n_sets)]
         if self.n_shared < self.n_classes:
-            drawn = add_targets(drawn, y.cpu().numpy(), self.n_shared // 2)
-        self._kept[key] = drawn
+            sets = [add_targets(drawn, labels, self.n_shared // 2) for drawn in sets]
+        self._kept[key] = sets
         while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
-        return drawn
+        return sets
 
     def _current_draws(self) -> ClassDraws:
         version = (int(self.noise.version), self.noise.generation)

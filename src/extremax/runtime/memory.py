@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,41 @@ def release_memory() -> None:
     trim = getattr(_c_library(), "malloc_trim", None)  # of glibc
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def reuse_freed_memory() -> Iterator[None]:
+    """Let the C library keep freed memory for the next arrays, until the block ends.
+
+    glibc does so by itself, unless ``MALLOC_TRIM_THRESHOLD_`` is set, as Dask sets it for its workers: each
+    array of 128 KiB or more is then mapped anew, page by page, which may take as long as the work on it. The
+    values of the environment come back when no block is left in any thread.
+    """
+    trim_threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
+    set_option = getattr(_c_library(), "mallopt", None)
+    if set_option is None or not trim_threshold.isdigit():
+        yield
+        return
+    with _reuse_lock:
+        _open_blocks.append(None)
+        set_option(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        set_option(_M_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+    try:
+        yield
+    finally:
+        with _reuse_lock:
+            _open_blocks.pop()
+            if not _open_blocks:
+                mapped = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
+                set_option(_M_MMAP_THRESHOLD, int(mapped) if mapped.isdigit() else 128 << 10)
+                set_option(_M_TRIM_THRESHOLD, int(trim_threshold))
+                release_memory()
+
+
+_reuse_lock = threading.Lock()
+_open_blocks: list[None] = []  # of `reuse_freed_memory`, in all threads
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; where glibc stops to raise it by itself
 
 
 @cache

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
 from extremax.config import FitConfig
 from extremax.examples import Examples
+from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
@@ -29,7 +30,7 @@ from extremax.sparse_weights import DensePart, SparseWeights, csr_rows, select_c
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.training.sparse_start import ClassSums, check_numbers
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Float64, Int32, Int64
 
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
@@ -224,6 +225,14 @@ class SparseRecord:
 # -- dense weights
 
 
+class ClassRows(NamedTuple):
+    """Whitened rows of all pairs, and sums of rows and of weights by class."""
+
+    rows: Float64
+    sums: Float64
+    counts: Float64
+
+
 @dataclass(frozen=True, eq=False)
 class Discriminant:
     """A linear discriminant: the coordinates, the scale and the shrinkage of the class means.
@@ -250,12 +259,14 @@ class Discriminant:
         shrinkage = growth.shrinkage_factor * float(chosen.get("shrinkage", numbers.shrinkage))
         return cls(whitening, scale, shrinkage, feature_scale, growth.bias)
 
-    def grow(self, data: Examples, n_new: int, n_total: float) -> tuple[Float32, Float32]:
+    def grow(
+        self, data: Examples, n_new: int, n_total: float, found: ClassRows | None = None
+    ) -> tuple[Float32, Float32]:
         """Return weights and biases of further classes, for rows times the feature scale.
 
-        `n_total` is the weight of all rows that the other classes have.
+        `n_total` is the weight of all rows that the other classes have; `found` is what `class_rows` returns.
         """
-        _, sums, counts = self._sums(data, n_new)
+        _, sums, counts = found or self.class_rows(data, n_new)
         means = sums / (counts + self.shrinkage)[:, None]
         biases = self._prior(counts, n_total) - self.scale * 0.5 * np.einsum("ck,ck->c", means, means)
         weights, biases = (self.scale * means).astype(np.float32), biases.astype(np.float32)
@@ -263,15 +274,15 @@ class Discriminant:
             self.whitening.to_features(weights, biases, 1)
         return weights, biases
 
-    def own_scores(self, data: Examples, n_new: int, n_total: float) -> Float64:
+    def own_scores(self, data: Examples, n_total: float, found: ClassRows) -> Float64:
         """Return the score of each pair, its row left out of the mean of its class."""
-        rows, sums, counts = self._sums(data, n_new)
+        rows, sums, counts = found
         weight = data.pair_weight.astype(np.float64)
         left = np.maximum(counts[data.y] - weight, 0.0)
         means = (sums[data.y] - rows * weight[:, None]) / (left + self.shrinkage)[:, None]
         products = np.einsum("ik,ik->i", rows, means) - 0.5 * np.einsum("ik,ik->i", means, means)
-        found: Float64 = self.scale * products + self._prior(counts, n_total)[data.y]
-        return found
+        scores: Float64 = self.scale * products + self._prior(counts, n_total)[data.y]
+        return scores
 
     def residuals(self, data: Examples) -> Float64:
         """Return what rows, as given, differ by from the means of their classes, as if these had all rows."""
@@ -294,7 +305,7 @@ class Discriminant:
 
         Their distance from the mean of all is that of the classes of `data`.
         """
-        _, sums, counts = self._sums(data, int(data.y.max()) + 1)
+        _, sums, counts = self.class_rows(data, int(data.y.max()) + 1)
         length = float(np.sqrt(np.mean(np.square(sums / np.maximum(counts, 1e-12)[:, None]).sum(axis=1))))
         white = weights.astype(np.float32).copy()
         self.whitening.to_training(white, np.zeros(len(white), np.float32), 1)
@@ -306,8 +317,9 @@ class Discriminant:
     def level_with(
         self,
         data: Examples,
-        n_new: int,
         n_total: float,
+        found: ClassRows,
+        chosen: Int64,
         others: Float64,
         made_up: tuple[Float32, Float64] | None,
         config: FitConfig,
@@ -321,24 +333,31 @@ class Discriminant:
         ----------
         data
             Rows of further classes; each is left out of its own.
-        others : (n_pairs,)
-            Log of the summed mass of all other classes for the rows of the pairs.
+        found
+            What `class_rows` returns for them.
+        chosen : (n_chosen,)
+            Pairs that stand for all.
+        others : (n_chosen,)
+            Log of the summed mass of all other classes for the rows of these.
         made_up
             Rows of other classes, and the same of these; or None.
         """
-        rows, sums, counts = self._sums(data, n_new)
+        rows, sums, counts = found
         means, weight = sums / (counts + self.shrinkage)[:, None], data.pair_weight.astype(np.float64)
         half, prior = 0.5 * np.einsum("ck,ck->c", means, means), self._prior(counts, n_total)
-        pairs = np.arange(len(rows)), data.y
+        y = data.y[chosen]
+        pairs = np.arange(len(chosen)), y
+        weight = weight[chosen] * (weight.sum() / max(float(weight[chosen].sum()), 1e-12))
         with one_blas_thread():
-            products = rows @ means.T - half
+            products = rows[chosen] @ means.T - half
             if made_up is None:
                 far, level = products.copy(), others
                 far[pairs] = -np.inf
             else:
                 white = self.whitening.rows(made_up[0].copy(), self.feature_scale).astype(np.float64)
                 far, level = white @ means.T - half, made_up[1]
-        products[pairs] = replace(self, scale=1.0).own_scores(data, n_new, n_total) - prior[data.y]
+        own_scores = replace(self, scale=1.0).own_scores(data, n_total, found)
+        products[pairs] = own_scores[chosen] - prior[y]
         each = n_total / len(far)
         best, figure = self, -np.inf
         for scale in config.numbers.warm_start.scales:
@@ -347,16 +366,16 @@ class Discriminant:
             for bias in config.numbers.growth.levels:
                 log_prob = own + bias - np.logaddexp(others, inside + bias)
                 kept = level - np.logaddexp(level, outside + bias)
-                found = float(weight @ log_prob) + each * float(kept.sum())
-                if found > figure:
-                    best, figure = replace(self, scale=scale, bias=self.bias + bias), found
+                likelihood = float(weight @ log_prob) + each * float(kept.sum())
+                if likelihood > figure:
+                    best, figure = replace(self, scale=scale, bias=self.bias + bias), likelihood
         return best
 
     def _prior(self, counts: Float64, n_total: float) -> Float64:
         found: Float64 = np.log(np.maximum(counts, 0.5) / max(n_total, 1.0)) + self.bias
         return found
 
-    def _sums(self, data: Examples, n_new: int) -> tuple[Float64, Float64, Float64]:
+    def class_rows(self, data: Examples, n_new: int) -> ClassRows:
         """Return whitened rows of all pairs, and sums of rows and of weights by class."""
         X: Any = data.X
         weight = data.pair_weight.astype(np.float64)
@@ -366,16 +385,16 @@ class Discriminant:
         sums = np.zeros((n_new, rows.shape[1]))
         np.add.at(sums, data.y, rows * weight[:, None])
         counts: Float64 = np.bincount(data.y, weights=weight, minlength=n_new).astype(np.float64)
-        return rows, sums, counts
+        return ClassRows(rows, sums, counts)
 
 
 def estimate_discriminant(
-    data: Examples, n_new: int, feature_scale: float, mean: Float32 | None, config: FitConfig
+    data: Examples, n_new: int, feature_scale: float, config: FitConfig
 ) -> Discriminant:
     """Return a discriminant of further classes, with the spread of their own rows inside the classes.
 
-    `mean` is that of all rows, where it is known; else it is guessed from the further classes and from the
-    origin, which counts as much as some classes.
+    The mean of all rows is guessed from the further classes and from the origin, which counts as much as
+    some classes.
     """
     numbers, growth = config.numbers.warm_start, config.numbers.growth
     X: Any = data.X
@@ -384,10 +403,7 @@ def estimate_discriminant(
     means = np.zeros((n_new, rows.shape[1]))
     np.add.at(means, data.y, rows)
     means /= np.maximum(counts, 1)[:, None]
-    if mean is None:
-        centre = means.mean(axis=0) * (n_new / (n_new + growth.origin_classes))
-    else:
-        centre = mean.astype(np.float64) * feature_scale
+    centre = means.mean(axis=0) * (n_new / (n_new + growth.origin_classes))
     with one_blas_thread():
         centred, inside = rows - centre, rows - means[data.y]
         total, within = centred.T @ centred / len(rows), inside.T @ inside / len(rows)
@@ -396,6 +412,43 @@ def estimate_discriminant(
         within += (numbers.min_within - float(np.trace(within)) / spread) * total
     family = WhiteningFamily.of(within, no_variance=numbers.no_variance)
     white = family.fit(centre.astype(np.float32), numbers.ridge)
+    return Discriminant(white, 1.0, growth.shrinkage_factor * numbers.shrinkage, feature_scale)
+
+
+def projected_discriminant(
+    data: Examples, projection: PCA, feature_scale: float, config: FitConfig
+) -> Discriminant:
+    """Return a discriminant of further classes, with the spread of all rows that a projection has kept.
+
+    The covariance of the rows is that of their projection and, in all directions outside of it, the mean
+    variance that the further rows have there.
+    """
+    numbers, growth = config.numbers.warm_start, config.numbers.growth
+    X: Any = data.X
+    centre = projection.mean.astype(np.float64) * feature_scale
+    rows = np.asarray(X[data.rows], np.float64) * feature_scale - centre
+    # components need not be orthonormal: z = (x - mean) A^T, and A^T = Q R
+    Q, R = np.linalg.qr(projection.components.T.astype(np.float64) / feature_scale)
+    n_columns, n_kept = Q.shape
+    usable = np.abs(np.diag(R)) > 1e-6 * np.abs(np.diag(R)).max(initial=1e-30)
+    back = np.linalg.pinv(R[usable][:, usable])
+    inside = back.T @ (projection.explained_variance[usable, None] * back)
+    variance, basis = np.linalg.eigh(inside)
+    basis, n_kept = Q[:, usable] @ basis, len(variance)
+    with one_blas_thread():
+        square = np.square(rows).sum(axis=1) - np.square(rows @ basis).sum(axis=1)
+    outside = max(float(square.mean()), 0.0) / max(n_columns - n_kept, 1)
+    total = float(variance.sum()) + outside * (n_columns - n_kept)
+    varies = total > numbers.no_variance
+    floor = numbers.ridge * total / n_columns if varies else 1.0
+    shares = float((variance / (variance + floor)).sum()) + (n_columns - n_kept) * outside / (outside + floor)
+    scale = shares**-0.5 if varies else 1.0
+    roots, root = np.sqrt(np.maximum(variance, 0.0) + floor), float(np.sqrt(outside + floor))
+    identity = np.eye(n_columns)
+    with one_blas_thread():
+        matrix = scale * (identity / root + (basis * (1.0 / roots - 1.0 / root)) @ basis.T)
+        inverse = (identity * root + (basis * (roots - root)) @ basis.T) / scale
+    white = Whitening(matrix.astype(np.float32), inverse.astype(np.float32), centre.astype(np.float32))
     return Discriminant(white, 1.0, growth.shrinkage_factor * numbers.shrinkage, feature_scale)
 
 

@@ -27,6 +27,7 @@ from extremax.weights import Weights
 
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
+_MEDIAN_LINES = 512  # of a table, that its median is taken of
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class Tables:
 
         A class that is new has not had many steps, but steps as long as the first would throw it off.
         """
-        index, n = np.arange(self.n_classes), len(biases)
+        n_old, n = self.n_classes, len(biases)
         given = weights, biases, _median(self.squares, n), _median(self.bias_squares, n)
-        whole = Tables(*(_copied(array, index, more=n) for array in self.arrays))
-        for array, added in zip(whole.arrays, given, strict=True):
-            array[self.n_classes :] = added
+        whole = Tables(*(_aligned((n_old + n, *array.shape[1:])) for array in self.arrays))
+        for array, old, added in zip(whole.arrays, self.arrays, given, strict=True):
+            array[:n_old], array[n_old:] = old, added
         return whole
 
     def training_state(self) -> State:
@@ -121,16 +122,17 @@ class Tables:
         return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
 
 
-def _copied(array: Float32, index: Int64, more: int = 0) -> Float32:
-    """Return some lines of a table in memory of its own, with room for more."""
-    out = _aligned((len(index) + more, *array.shape[1:]), 0.0)
-    np.take(array, index, axis=0, out=out[: len(index)])
+def _copied(array: Float32, index: Int64) -> Float32:
+    """Return some lines of a table in memory of its own."""
+    out = _aligned((len(index), *array.shape[1:]))
+    np.take(array, index, axis=0, out=out, mode="clip")  # "raise" would copy twice
     return out
 
 
 def _median(squares: Float32, n: int) -> Float32:
-    """Return n lines of the median of a table's lines."""
-    line = np.median(squares, axis=0) if squares.size else np.zeros(squares.shape[1:])
+    """Return n lines of the median of a table's lines, or of so many of them that it is known."""
+    some = squares[:: max(1, len(squares) // _MEDIAN_LINES)]
+    line = np.median(some, axis=0) if squares.size else np.zeros(squares.shape[1:])
     return np.broadcast_to(line.astype(np.float32), (n, *squares.shape[1:]))
 
 
@@ -196,15 +198,16 @@ def _columns(n_features: int, optimizer: str) -> int:
     return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0, "dual": 0}[optimizer]
 
 
-def _aligned(shape: tuple[int, ...], fill: float) -> Float32:
-    """Return a filled array that starts on a cache line: a row of 512 weights then touches 32 lines, not
-    33.
+def _aligned(shape: tuple[int, ...], fill: float | None = None) -> Float32:
+    """Return an array, filled or not, that starts on a cache line: a row of 512 weights then touches 32
+    lines, not 33.
     """
     size = int(np.prod(shape, dtype=np.int64)) * 4
     raw = np.empty(size + 64, np.uint8)
     offset = -raw.ctypes.data % 64
     out = raw[offset : offset + size].view(np.float32).reshape(shape)
-    out[...] = fill
+    if fill is not None:
+        out[...] = fill
     return out
 
 

@@ -193,7 +193,8 @@ class RowTrainer(TrainerBase):
             for start in range(0, len(chosen), stretch):
                 cut = slice(start, start + stretch)
                 pairs = Pairs(*(table[cut] for table in tables_of_pairs))
-                train_together(prepared.source.train, window.X, pairs, tables.arrays, step, threads)
+                ends = batch_ends(len(pairs.rows), config.batch_size)
+                train_together(prepared.source.train, window.X, pairs, ends, tables.arrays, step, threads)
                 total += float(pairs.losses.sum())
                 weight_done += float(pairs.row_weight.sum())
                 pairs_done += len(pairs.rows)
@@ -221,7 +222,6 @@ class RowTrainer(TrainerBase):
             )
         sizes = PerWeight if state.tables.per_weight else AlongRow
         return Step(
-            batch_size=config.batch_size,
             objective=loss(config.score_penalty, state.n_epochs, config.numbers.rows.augment_reduce_decay),
             sizes=sizes(np.float32(1.0 if state.scaling else state.feature_scale), np.float32(rate)),
         )
@@ -249,15 +249,32 @@ class RowTrainer(TrainerBase):
         )
 
 
+def batch_ends(n_rows: int, batch_size: int) -> Int64:
+    """Return where minibatches of consecutive rows begin, and the end of the last.
+
+    Examples
+    --------
+    >>> batch_ends(7, 3).tolist()
+    [0, 3, 6, 7]
+    """
+    return np.append(np.arange(0, n_rows, batch_size, dtype=np.int64), n_rows)
+
+
 def train_together(
-    train: Callable[..., None], X: Any, pairs: Pairs, arrays: ModelArrays, step: Step, threads: int
+    train: Callable[..., None],
+    X: Any,
+    pairs: Pairs,
+    ends: Int64,
+    arrays: ModelArrays,
+    step: Step,
+    threads: int,
 ) -> None:
-    """Train on all minibatches of `pairs`, by several threads that share the work."""
+    """Train on minibatches of `pairs`, by several threads that share the work; see `train_dense`."""
     schedule = new_schedule(threads)
 
     def work(part: int) -> None:
         try:
-            train(X, pairs, arrays, step, schedule, part, threads)
+            train(X, pairs, ends, arrays, step, schedule, part, threads)
         except BaseException:
             abandon(schedule)  # the other threads must not wait for what this one has begun
             raise

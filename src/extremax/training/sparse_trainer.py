@@ -533,6 +533,12 @@ class SparseTrainer(TrainerBase):
         """Return the mean size of each feature over the rows of the examples that have it."""
         return steps.feature_mean(rows, n_features, labelled_rows(data))
 
+    def pair_key(self, data: Examples) -> int:
+        """Return a checksum of the pairs, never zero."""
+        X: Any = data.X
+        some = slice(None, None, key_stride(len(X.indices)))
+        return checksum_pairs(data.y, data.rows, X.indptr, X.indices[some], X.data[some])
+
     @property
     def start_config(self) -> SparseConfig:
         """The numbers that the start is fitted with."""
@@ -563,7 +569,7 @@ class SparseTrainer(TrainerBase):
             return _prepare_more(state.tables.weights, data, rows)
         tables = _tables(state)
         tables.check()
-        key = _pair_key(data)
+        key = self.pair_key(data)
         is_new = key != state.pair_key
         if is_new and state.pair_key != 0:  # rows of another call of partial_fit
             n_classes, n_features = tables.sums.matrix.shape
@@ -892,12 +898,15 @@ def _tables(state: TrainState) -> SparseTables:
     return tables  # type: ignore[no-any-return]
 
 
-def _pair_key(data: Examples) -> int:
-    """Return a checksum of the pairs, never zero."""
-    X: Any = data.X
+def key_stride(n_entries: int) -> int:
+    """Return the distance between entries that the checksum of the pairs looks at."""
+    return max(1, n_entries // 65536)
+
+
+def checksum_pairs(*arrays: NDArray[Any]) -> int:
+    """Return a checksum of classes, rows, offsets of the rows and some entries; never zero."""
     key = 0
-    some = slice(None, None, max(1, len(X.indices) // 65536))
-    for array in (data.y, data.rows, X.indptr, X.indices[some], X.data[some]):
+    for array in arrays:
         key = zlib.crc32(np.ascontiguousarray(array).tobytes(), key)
     return key or 1
 

@@ -78,13 +78,19 @@ class StreamMoments:
 
     def take(self, index: Int64) -> StreamMoments:
         """Return the sums with those of some classes, in a given order."""
-        return replace(self, class_sums=self.class_sums[index], class_weights=self.class_weights[index])
+        return replace(
+            self,
+            second=self.second.copy(),
+            class_sums=self.class_sums[index],
+            class_weights=self.class_weights[index],
+        )
 
     def plus_classes(self, n: int) -> StreamMoments:
         """Return the sums with further classes, without a row, behind the others."""
         n_features = self.class_sums.shape[1]
         return replace(
             self,
+            second=self.second.copy(),
             class_sums=np.concatenate([self.class_sums, np.zeros((n, n_features))]),
             class_weights=np.concatenate([self.class_weights, np.zeros(n)]),
         )

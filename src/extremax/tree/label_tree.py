@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax.defaults import TreeFitConfig
-from extremax.kernels.draws_at import sample_paths_at
+from extremax.kernels.rng import ROW_NUMBERS
 from extremax.kernels.tree_walk import (
     CHUNK,
     TILE,
@@ -346,25 +346,17 @@ class LabelTree:
         labels : int32 (n, n_draws)
         log_prob : float32 (n, n_draws)
         """
-        features = self._check_rows(Z)
         if n_draws < 0:
             raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
-        shape = (len(features), n_draws)
-        labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        tree, key = self._kernel_arrays(), np.uint64(check_random_state(seed))
-        flat_labels, flat_log_prob = labels.reshape(-1), log_prob.reshape(-1)
-        pairs = split(labels.size, _PAIRS_PER_TASK)
-        run(
-            lambda i: sample_paths(tree, features, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
-            len(pairs),
-            resolve_threads(n_jobs),
-        )
-        return labels, log_prob
+        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
 
     def sample_at(
         self, Z: ArrayLike, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for the rows of these numbers, given the rows alone."""
+        """Draw what `sample` draws for the rows of these numbers, given the rows alone.
+
+        `ROW_NUMBERS` stands for the numbers of all rows.
+        """
         features = self._check_rows(Z)
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
@@ -373,7 +365,7 @@ class LabelTree:
         places = np.ascontiguousarray(positions, np.int64)
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
-            lambda i: sample_paths_at(
+            lambda i: sample_paths(
                 tree, features, places, n_draws, key, *pairs[i], flat_labels, flat_log_prob
             ),
             len(pairs),

@@ -1,0 +1,181 @@
+"""The backward pass that steps the classes of a minibatch itself, by Adagrad with one sum per class.
+
+The same kernels as in the training of `ExtremeClassifier`, on the CPU in float32, in blocks that do not
+depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
+from extremax.kernels.row_updates import ModelArrays
+from extremax.nn.hidden_moments import HiddenMoments
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.types import Float32, Float64, Int32
+
+_ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task
+
+
+class FusedArguments(NamedTuple):
+    """Class sets with the tables that `FusedStep` reads and updates.
+
+    Attributes
+    ----------
+    sets
+        Classes and their -log pi: one set for each step that the backward pass makes. Loss and gradient of
+        the hidden states are those of the first.
+    model
+        Weights and biases of all classes, and Adagrad's sums.
+    place : (n_classes,)
+        Holds -1 everywhere.
+    moments
+        Of the hidden states, or None: steps then go along the hidden states as they are.
+    """
+
+    sets: Sequence[tuple[Int32, Float32]]
+    model: ModelArrays
+    place: Int32
+    moments: HiddenMoments | None
+    learning_rate: float
+    has_bias: bool
+    n_threads: int
+
+
+class FusedStep(torch.autograd.Function):
+    """Losses of the rows; the backward pass steps weights and biases.
+
+    The steps do not depend on the scale of the loss or of the hidden states: gradients are taken in units of
+    the mean weight of a row, and of the root mean square of the hidden states or their running moments.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, y: Tensor, step: FusedArguments, _: Tensor) -> Tensor:
+        x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
+        with one_blas_thread():
+            scored = _score(x, labels, step.sets[0], step)
+        ctx.rows, ctx.scored = (x, labels), scored
+        ctx.step, ctx.dtype = step, h.dtype
+        return torch.from_numpy(scored.losses.astype(np.float32))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, labels = ctx.rows
+        step: FusedArguments = ctx.step
+        factor = grads[0].detach().numpy().astype(np.float64)
+        unit = float(np.abs(factor).mean()) if len(factor) else 0.0
+        relative = (factor / (unit or 1.0)).astype(np.float32)
+        scored = _weigh(ctx.scored, relative)
+        grad_h = None
+        with one_blas_thread():
+            scaled = _unit_size(x) if step.moments is None else step.moments.add(x)
+            if ctx.needs_input_grad[0]:
+                grad_h = torch.from_numpy(_differentiate(labels, scored, unit, step)).to(ctx.dtype)
+            _update(scaled, scored, step)
+            for drawn in step.sets[1:]:
+                _update(scaled, _weigh(_score(x, labels, drawn, step), relative), step)
+        return grad_h, None, None, None
+
+
+class _Scored(NamedTuple):
+    """A minibatch compared with a class set of S classes.
+
+    Attributes
+    ----------
+    classes : (S + targets outside of the set,)
+    table : (S, in_features)
+        Weights of the set.
+    slots : (n,)
+        Place of each row's target in `classes`.
+    coefficients, positive : (n, S), (n,)
+        Derivatives of the losses in the scores of the set, and of the targets.
+    losses : (n,)
+    """
+
+    classes: Int32
+    table: Float32
+    slots: Int32
+    coefficients: Float32
+    positive: Float32
+    losses: Float64
+
+
+def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedArguments) -> _Scored:
+    (members, minus_log_pi), model = drawn, step.model
+    n, width = len(x), len(members)
+    slots, extra = np.empty(n, np.int32), np.empty(n, np.int32)
+    n_extra = find_slots(members, width, labels, step.place, slots, extra)
+    table = model.weights[members]
+    scores = np.empty((n, width), np.float32)
+    positive, losses = np.empty(n, np.float32), np.empty(n)
+    shift = minus_log_pi + model.biases[members]
+    ones, blocks = np.ones(n, np.float32), split(n, _ROW_BLOCK)
+
+    def score(i: int) -> None:
+        a, b = blocks[i]
+        np.matmul(x[a:b], table.T, out=scores[a:b])
+        shared_softmax(
+            scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
+        )
+
+    run(score, len(blocks), step.n_threads)
+    classes = np.concatenate([members, extra[:n_extra]])
+    return _Scored(classes, table, slots, scores, positive, losses)
+
+
+def _weigh(scored: _Scored, relative: Float32) -> _Scored:
+    if (relative == 1.0).all():
+        return scored
+    return scored._replace(
+        coefficients=scored.coefficients * relative[:, None], positive=scored.positive * relative
+    )
+
+
+def _differentiate(labels: Int32, scored: _Scored, unit: float, step: FusedArguments) -> Float32:
+    """Return the gradient of the hidden states (n, in_features)."""
+    grad_h = np.empty((len(labels), scored.table.shape[1]), np.float32)
+    blocks, positive = split(len(labels), _ROW_BLOCK), scored.positive
+
+    def differentiate(i: int) -> None:
+        a, b = blocks[i]
+        np.matmul(scored.coefficients[a:b], scored.table, out=grad_h[a:b])
+        grad_h[a:b] += positive[a:b, None] * step.model.weights[labels[a:b]]
+        grad_h[a:b] *= np.float32(unit)
+
+    run(differentiate, len(blocks), step.n_threads)
+    return grad_h
+
+
+def _update(scaled: Float32, scored: _Scored, step: FusedArguments) -> None:
+    """Step the classes of a set and the targets outside of it."""
+    classes, _, slots, coefficients, positive, _ = scored
+    width, model = len(scored.table), step.model
+    blocks = split(width, _CLASS_BLOCK)
+    blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
+    gradients = np.zeros((len(classes), scaled.shape[1]), np.float32)
+    rate, limit = np.float32(step.learning_rate), np.float32(np.inf)
+
+    def update(i: int) -> None:
+        a, b = blocks[i]
+        if a < width:
+            np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
+        apply_shared(
+            gradients, coefficients, scaled, positive, slots, classes, a, b, width, model, rate, limit
+        )
+
+    run(update, len(blocks), step.n_threads)
+    if not step.has_bias:
+        model.biases[classes] = 0.0
+
+
+def _unit_size(x: Float32) -> Float32:
+    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
+    scaled: Float32 = x * np.float32(1.0 / (size or 1.0))
+    return scaled

@@ -1,0 +1,103 @@
+"""Second moments of hidden states, and the directions in which a fused step is shortened by them.
+
+Hidden states of an encoder that has just begun to learn have most of their length in a few directions which
+all rows share. A step along a hidden state then mostly moves the score of a class for all rows alike. The
+fused step goes along
+
+    x' = s h M^(-1/2),     M = running mean of h h^T + ridge,     s such that x' has unit mean square,
+
+which is Adagrad with one full matrix for the features, common to all classes, beside one sum per class. Wide
+hidden states have a matrix for each block of 256 features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from extremax.types import Float32
+
+_BLOCK = 256  # features: a decomposition takes their number cubed
+_MEMORY = 0.99  # weight of the earlier rows, per step
+_RIDGE = 1e-3  # of the mean eigenvalue, added to each
+_EVERY_STEP, _EVERY = 16, 8  # steps: first a new decomposition in each, then in every eighth
+
+
+class HiddenMoments(nn.Module):
+    """Running second moments of hidden states; all of it is buffers, so that training can go on from a state.
+
+    Attributes
+    ----------
+    moments : (in_features, width)
+        Sums of h h^T, weighted; rows [a, b) belong to the block of these features.
+    directions : (in_features, width)
+        s M^(-1/2), in the same form.
+    n_rows, n_steps : scalar
+        Weighted number of rows; steps.
+    """
+
+    moments: Tensor
+    directions: Tensor
+    n_rows: Tensor
+    n_steps: Tensor
+
+    def __init__(self, in_features: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.in_features = in_features
+        shape = (in_features, min(in_features, _BLOCK))
+        self.register_buffer("moments", torch.empty(shape, device=device))
+        self.register_buffer("directions", torch.empty(shape, device=device))
+        self.register_buffer("n_rows", torch.empty((), dtype=torch.float64, device=device))
+        self.register_buffer("n_steps", torch.empty((), dtype=torch.int64, device=device))
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        for buffer in self.buffers():
+            buffer.zero_()
+
+    def add(self, x: Float32) -> Float32:
+        """Add the rows x (n, in_features) of a step and return x' (n, in_features)."""
+        moments, directions = self.moments.numpy(), self.directions.numpy()
+        if len(x) == 0 or not np.isfinite(x).all():
+            return x  # the loss is not a number either
+        n_steps = int(self.n_steps)
+        self.n_steps += 1
+        self.n_rows.mul_(_MEMORY).add_(len(x))
+        out = np.empty_like(x)
+        for a in range(0, self.in_features, _BLOCK):
+            b = min(a + _BLOCK, self.in_features)
+            block, part = moments[a:b, : b - a], x[:, a:b]
+            block *= np.float32(_MEMORY)
+            block += part.T @ part
+            if n_steps < _EVERY_STEP or n_steps % _EVERY == 0:
+                directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
+            np.matmul(part, directions[a:b, : b - a], out=out[:, a:b])
+        return out
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # A state without moments, of a layer that had none, starts them anew.
+        if prefix + "moments" not in state_dict:
+            self.reset()
+            for name, buffer in self.named_buffers():
+                state_dict[prefix + name] = buffer
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def inverse_root(moment: Float32, n_rows: float) -> Float32:
+    """Return s (moment / n_rows + ridge)^(-1/2), s such that these rows have unit mean square.
+
+    The ridge is larger while there are few rows: directions that none of them has must not get long steps.
+    """
+    values, vectors = np.linalg.eigh(moment)
+    values = np.maximum(values, 0.0) / n_rows
+    mean = float(values.mean())
+    if mean == 0.0:
+        return np.eye(len(moment), dtype=np.float32)
+    roots = 1.0 / np.sqrt(values + (_RIDGE + len(moment) / n_rows) * mean)
+    roots /= math.sqrt(float((values * roots * roots).mean()))
+    out: Float32 = ((vectors * roots) @ vectors.T).astype(np.float32)
+    return out
