@@ -378,6 +378,10 @@ class SparseWeights:
             )
         return cls(postings, np.asarray(biases, np.float32), np.asarray(lengths, np.float32), dense)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy for another process needs: not the columns, which it makes itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept_columns"}
+
     @property
     def n_classes(self) -> int:
         return len(self.biases)

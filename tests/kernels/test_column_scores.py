@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -140,6 +142,14 @@ def test_long_columns_are_taken_the_longest_first():
     assert (case.weights.column_table(0.4, n_fixed * column_bytes).place[:N_WORDS] == -1).all()
     assert case.weights.column_table(0.4, n_fixed * column_bytes - 1) is None  # no room for the dense part
     assert (case.weights.column_table(0.4, 1 << 40).place >= 0).sum() == len(taken) + N_DENSE
+
+
+def test_columns_are_not_copied_to_other_processes():
+    case = Case(300)
+    table = case.weights.column_table(**LIMITS)
+    copied = pickle.loads(pickle.dumps(case.weights))
+    assert "_kept_columns" not in vars(copied)
+    np.testing.assert_array_equal(copied.column_table(**LIMITS).tiles, table.tiles)
 
 
 def test_rows_are_scored_alone_where_columns_are_used():

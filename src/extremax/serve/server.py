@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -174,9 +175,12 @@ def run_server(
     """Serve an application on a socket until SIGTERM or Ctrl-C; running requests are answered first."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # a collection amid a request need not look at models and modules, which stay
     try:
         make_server(app, config).run(sockets=[listening])
     finally:
+        gc.unfreeze()
         sys.setswitchinterval(before)
         listening.close()
     log("stopped.")

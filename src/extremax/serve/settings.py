@@ -64,7 +64,7 @@ class ServeConfig:
     max_queue_rows: int = 8192
     max_batch_rows: int = 128
     max_wait_seconds: float = 0.002
-    max_inline_seconds: float = 0.002
+    max_inline_seconds: float = 0.005
     short_rows: int = 8
     reload_seconds: float = 1.0
     search: str = "exact"
