@@ -635,7 +635,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cost", action="store_true", help="cost per row against the number of classes")
     parser.add_argument("--classes", type=int, nargs="+", default=(10_000, 30_000, 100_000, 300_000))
     parser.add_argument("--worker", nargs=3, metavar=("METHOD", "FOLDER", "THREADS"), help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.figure is not None and args.out is None:
+        parser.error("--figure draws what is in the file of --out: name one")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -664,8 +667,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads)
             compare(data, methods, options, args.out)
     if args.figure is not None:
-        if args.out is None:
-            sys.exit("--figure draws what is in the file of --out: name one")
         draw([json.loads(line) for line in args.out.read_text().splitlines()], args.figure)
 
 

@@ -312,7 +312,7 @@ def _estimated(
     """
     rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
     scale, growth = model.weights.feature_scale, config.numbers.growth
-    if model.projection is None:
+    if model.projection is None or model.projection.is_identity:
         found = estimate_discriminant(rows, n_new, scale, config)
     else:
         found = projected_discriminant(rows, model.projection, scale, config)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax import ExtremeClassifier
+from extremax import ExtremeClassifier, LabelTree
 from extremax.defaults import DEFAULTS
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening
+from extremax.noise import TreeNoise
 from extremax.training.growth import projected_discriminant
 from planted import around_means
 
@@ -43,3 +44,19 @@ def test_spread_is_that_of_the_projection_and_flat_outside(scale, n_kept, whiten
     np.testing.assert_allclose(found.whitening.matrix, expected.matrix, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.whitening.inverse, expected.inverse, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.whitening.mean, scale * mean, rtol=1e-6)
+
+
+@pytest.mark.planted
+def test_own_tree_on_raw_features_says_nothing_of_their_spread():
+    """Features of a thousandth of unit scale, and a label tree of the user without a projection."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(40), 60)
+    X = (0.001 * (rng.normal(size=(2400, 8)) + 3 * rng.normal(size=(40, 8))[y])).astype(np.float32)
+    train, known = np.arange(2400) % 3 > 0, y < 36
+    tree = LabelTree.fit(X[train & known], y[train & known].astype(np.int32))
+    clf = ExtremeClassifier(
+        objective="negative_sampling", n_epochs=8, random_state=0, noise=TreeNoise(tree), n_jobs=1
+    )
+    clf.fit(X[train & known], y[train & known])
+    clf.add_classes(X[train & ~known], y[train & ~known])
+    assert clf.score(X[~train & ~known], y[~train & ~known]) > 0.6  # 0.75; 0.03 by variances of one

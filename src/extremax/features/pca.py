@@ -170,6 +170,15 @@ class PCA:
             np.eye(n_features, dtype=np.float32), np.zeros(n_features, np.float32), np.ones(n_features)
         )
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether features are left as they are, so that mean and variances say nothing about any rows."""
+        return (
+            self.components.shape[0] == self.components.shape[1]
+            and not self.mean.any()
+            and bool(np.array_equal(self.components, np.eye(len(self.components), dtype=np.float32)))
+        )
+
     def state(self) -> State:
         """Return what a model folder stores."""
         arrays = {"components": self.components, "mean": self.mean}
