@@ -138,7 +138,7 @@ def test_kernel_that_fails_on_one_thread_rejects_and_ends_on_all() -> None:
     failing = threading.Event()
 
     def fail_on_second(
-        X: Any, pairs: Any, model: Any, step: Any, schedule: Any, part: int, n_parts: int
+        X: Any, pairs: Any, ends: Any, model: Any, step: Any, schedule: Any, part: int, n_parts: int
     ) -> None:
         if part == 1:
             assert claim_one(schedule, part, n_parts, 10) == 1
@@ -149,7 +149,7 @@ def test_kernel_that_fails_on_one_thread_rejects_and_ends_on_all() -> None:
             finish_one(schedule, n_parts)
 
     with pytest.raises(MemoryError, match="a table"):
-        row_trainer.train_together(fail_on_second, None, *[None] * 3, 3)  # type: ignore[arg-type]
+        row_trainer.train_together(fail_on_second, None, *[None] * 4, 3)  # type: ignore[arg-type]
 
 
 PROGRAM = """
