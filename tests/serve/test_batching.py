@@ -119,6 +119,17 @@ def test_columns_are_made_for_the_exact_search_alone(
     assert "_kept_columns" in kept
 
 
-def test_loading_makes_what_exact_requests_need(text_folder: Path) -> None:
-    served = Slot("m", text_folder).load(ServeConfig(search="beam"), lambda model: None)
+@pytest.mark.parametrize(("search", "tried"), [("beam", {"beam", "exact"}), ("exact", {"exact"})])
+def test_loading_makes_what_exact_requests_need(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch, search: str, tried: set[str]
+) -> None:
+    answer, seen = ServedModel.answer, []
+
+    def noted(model: ServedModel, pieces: Any, work: Predict) -> Any:
+        seen.append(work.search)
+        return answer(model, pieces, work)
+
+    monkeypatch.setattr(ServedModel, "answer", noted)
+    served = Slot("m", text_folder).load(ServeConfig(search=search), lambda model: None)
+    assert set(seen) == tried
     assert "_kept_columns" in served.clf.model_.weights.__dict__
