@@ -40,14 +40,16 @@ class Scratch(Generic[T]):
 
     @contextmanager
     def use(self) -> Iterator[T]:
-        """Lend a piece to one task at a time."""
+        """Lend a piece to one task at a time; it comes back from a task that fails, too."""
         try:
             piece = self._free.pop()  # atomic, as is append
         except IndexError:  # asking for the length first would be a race
             piece = self._make()
             self.all.append(piece)
-        yield piece
-        self._free.append(piece)
+        try:
+            yield piece
+        finally:
+            self._free.append(piece)
 
 
 def aligned_empty(n: int) -> Float32:

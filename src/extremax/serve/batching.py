@@ -5,8 +5,10 @@ their rows as fit.  A request that finds the thread idle starts at once, unless 
 are just arriving: then it waits for them, 2 ms at most.  Short requests have a lane of their own, so that
 they do not wait for long ones.
 
-A row that is alone, of a model that answers it in about a millisecond, is answered by the thread of the event
-loop itself: to wake another thread and to be woken by it takes as long, and much longer beside a full load.
+A row that is alone is answered by the thread of the event loop itself where rows like it take at most
+`ServeConfig.max_inline_seconds`, 5 ms, of the processor: to wake another thread and to be woken by it takes
+about a millisecond, and much longer beside a full load.  Rows that keep the loop waiting, for the processor
+or for the disk, go back to the thread of the lane; see `RowTime`.
 """
 
 from __future__ import annotations
@@ -22,17 +24,42 @@ from typing import Any, Protocol
 
 from extremax.serve.settings import ServeConfig, overloaded
 
+_WALL_FACTOR = 2.0  # a row may take so many times the limit by the clock: others use the processor, too
+_SLOW_FACTOR = 4.0  # one row that takes longer than so many times the limit ...
+_QUICK_ROWS = 100  # ... is followed by as many quick ones in the thread of the lane
+
 
 class RowTime:
-    """Processor time that a model takes for one light row: a running mean, unknown at first."""
+    """Time that a model takes for one light row of a kind: running means, unknown at first.
+
+    A busy machine makes the clock run on while a row waits for the processor, and a model in mapped memory
+    waits for the disk without using the processor: both times count, the one by the clock with more room.
+
+    Attributes
+    ----------
+    processor, wall : float
+        Mean seconds of the thread and of the clock.
+    n_barred : int
+        Quick rows that are still to be seen after a slow one.
+    """
 
     def __init__(self) -> None:
-        self.seconds = math.inf
+        self.processor = self.wall = math.inf
+        self.n_barred = 0
 
-    def observe(self, seconds: float) -> None:
-        """Take up the time of one row."""
-        known = math.isfinite(self.seconds)
-        self.seconds = 0.8 * self.seconds + 0.2 * seconds if known else seconds
+    def is_within(self, limit: float) -> bool:
+        """Whether a row may be answered by the thread of the event loop."""
+        return self.n_barred == 0 and self.processor <= limit and self.wall <= _WALL_FACTOR * limit
+
+    def observe(self, processor: float, wall: float, limit: float) -> None:
+        """Take up the seconds of one row."""
+        known = math.isfinite(self.wall)
+        self.processor = 0.8 * self.processor + 0.2 * processor if known else processor
+        self.wall = 0.8 * self.wall + 0.2 * wall if known else wall
+        if wall > _SLOW_FACTOR * limit:
+            self.n_barred = _QUICK_ROWS
+        elif self.n_barred and wall <= _WALL_FACTOR * limit:
+            self.n_barred -= 1
 
 
 class Work(Protocol):
@@ -127,7 +154,7 @@ class _Lane:
         """Whether the call is that of one light row, which the thread of the event loop makes itself."""
         job = parts[0][0]
         alone = len(parts) == 1 and len(job.rows) == 1 and not self.jobs
-        quick = job.work.row_time.seconds <= self.batcher.config.max_inline_seconds
+        quick = job.work.row_time.is_within(self.batcher.config.max_inline_seconds)
         return alone and quick and job.work.is_light(job.rows[0])
 
     def _finish_here(self, job: _Job) -> None:
@@ -166,8 +193,9 @@ class _Lane:
     @staticmethod
     def _fitting(job: _Job, free: int) -> int:
         """Return how many of the rows that are left make the next piece; at least one step of them."""
-        left, step = len(job.rows) - job.n_taken, job.work.step
-        if step is None or left <= free:
+        left = len(job.rows) - job.n_taken
+        step = None if left <= free else job.work.step
+        if step is None:
             return left
         return min(left, max(step, free // step * step))
 
@@ -183,9 +211,10 @@ class _Lane:
             if len(pieces) == 1:
                 return [error]
             return [self._call(work, [piece])[0] for piece in pieces]  # one request must not fail others
-        self.batcher.on_batch(sum(map(len, pieces)), time.perf_counter() - started)
+        wall, processor = time.perf_counter() - started, time.thread_time() - used
+        self.batcher.on_batch(sum(map(len, pieces)), wall)
         if len(pieces) == 1 and len(pieces[0]) == 1 and work.is_light(pieces[0][0]):
-            work.row_time.observe(time.thread_time() - used)
+            work.row_time.observe(processor, wall, self.batcher.config.max_inline_seconds)
         return list(results)
 
     def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:

@@ -69,7 +69,7 @@ class Predict:
 
     @property
     def row_time(self) -> RowTime:
-        return self.model.row_time
+        return self.model.row_times.setdefault((self.kind, self.search), RowTime())
 
     def is_light(self, row: Any) -> bool:
         """Whether a row is a short text that no encoder reads, or a vector with few entries."""
@@ -102,7 +102,7 @@ class ServedModel:
         self.classifier = clf.classifier_ if self.takes_texts else clf
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
         self.log: Callable[[str], None] = lambda text: None
-        self.row_time = RowTime()
+        self.row_times: dict[tuple[str, str], RowTime] = {}  # of each kind of row and search
         self.monitor: Any = None
         self.monitor_lock = threading.Lock()
         self._kept: dict[int, str] = {}
@@ -126,8 +126,9 @@ class ServedModel:
         do not.
         """
         model = self.clf.model_
-        alone = model.parts is None and scores_rows_alone(model.scorer)
-        return 1 if alone and search == "exact" and not getattr(self.clf, "_encodes", False) else None
+        if search != "exact" or model.parts is not None or getattr(self.clf, "_encodes", False):
+            return None  # before the table of columns, which other searches never need, is made
+        return 1 if scores_rows_alone(model.scorer) else None
 
     @cached_property
     def label_names(self) -> list[str]:
@@ -412,7 +413,10 @@ class Slot:
         model = ServedModel(self.name, self.folder, clf, self._load_document())
         model.log = self.log
         prepare(model)
-        model.warm_up(config.search, config.top_k)
+        for search in dict.fromkeys(("exact", config.search)):  # a request may ask for the exact one
+            if search in clf.model_.search_names:
+                model.warm_up(search, config.top_k)
+                model.step_rows(search)
         self._identity = before
         self.current, self.error = model, None
         return model

@@ -36,8 +36,8 @@ class ServeConfig:
     max_wait_seconds : float
         Longest time that a text waits for others that are just arriving; one that is alone never waits.
     max_inline_seconds : float
-        A single row is answered without another thread where the model takes at most so long for one; 0 for
-        never.
+        A single row is answered without another thread where rows of its kind and search take at most so long
+        of the processor, and twice as long by the clock; 0 for never.
     short_rows : int
         Requests of at most so many texts do not wait for longer ones.
     reload_seconds : float

@@ -1,0 +1,135 @@
+"""Which thread answers a single row: the event loop must not wait for a slow one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extremax import load_model
+from extremax.serve.batching import Batcher, RowTime
+from extremax.serve.models import Predict, ServedModel, Slot
+from extremax.serve.settings import ServeConfig
+
+LIMIT = 0.05
+QUICK, SLOW = 0.0, 5 * LIMIT
+
+
+@dataclass
+class Sleep:
+    """Rows are seconds to wait without the processor, as for a disk."""
+
+    row_time: RowTime = field(default_factory=RowTime)
+    in_loop: list[bool] = field(default_factory=list)
+    key: str = "one"
+    step: int | None = 1
+
+    def is_light(self, row: float) -> bool:
+        return True
+
+    def run(self, pieces: Sequence[Sequence[float]]) -> list[list[float]]:
+        self.in_loop.append(threading.current_thread() is threading.main_thread())
+        for piece in pieces:
+            time.sleep(sum(piece))
+        return [list(piece) for piece in pieces]
+
+
+def answer(work: Sleep, rows: Sequence[float]) -> list[bool]:
+    """Return which rows, asked one after the other, the thread of the event loop answers."""
+
+    async def ask() -> None:
+        batcher = Batcher(ServeConfig(max_inline_seconds=LIMIT))
+        for row in rows:
+            assert await batcher.run(work, [row]) == [row]
+        await batcher.close()
+
+    asyncio.run(ask())
+    return work.in_loop
+
+
+def test_rows_that_wait_for_the_disk_are_never_answered_by_the_event_loop() -> None:
+    assert answer(Sleep(), [3 * LIMIT] * 3) == [False] * 3
+
+
+def test_one_slow_row_ends_the_answers_by_the_event_loop() -> None:
+    assert answer(Sleep(), [QUICK, QUICK, SLOW, QUICK, QUICK, SLOW]) == [False, True, True, *[False] * 3]
+
+
+def test_quick_rows_in_the_lane_end_the_bar() -> None:
+    time_of_rows = RowTime()
+    assert not time_of_rows.is_within(LIMIT)  # nobody knows yet
+    time_of_rows.observe(0.001, 0.001, LIMIT)
+    assert time_of_rows.is_within(LIMIT)
+    time_of_rows.observe(0.001, 4.1 * LIMIT, LIMIT)
+    n_quick = 0
+    while not time_of_rows.is_within(LIMIT):
+        time_of_rows.observe(0.001, 0.001, LIMIT)
+        n_quick += 1
+        if n_quick == 50:
+            time_of_rows.observe(0.001, 5.0, LIMIT)  # begins anew
+    assert n_quick == 150
+
+
+def test_processor_time_counts_alone_and_no_limit_is_never() -> None:
+    time_of_rows = RowTime()
+    time_of_rows.observe(1.1 * LIMIT, 1.1 * LIMIT, LIMIT)
+    assert not time_of_rows.is_within(LIMIT)
+    busy = RowTime()
+    busy.observe(0.1 * LIMIT, 1.9 * LIMIT, LIMIT)  # waited for the processor
+    assert busy.is_within(LIMIT)
+    never = RowTime()
+    never.observe(1e-6, 1e-6, 0.0)
+    assert not never.is_within(0.0)
+
+
+def load(folder: Path) -> tuple[ServedModel, dict[str, Any]]:
+    clf: Any = load_model(folder)
+    return ServedModel("m", folder, clf), clf.model_.weights.__dict__
+
+
+def test_each_search_and_kind_has_times_of_its_own(text_folder: Path) -> None:
+    model, _ = load(text_folder)
+
+    def time_of(search: str, kind: str, top_k: int = 5) -> RowTime:
+        return Predict(model, top_k, search, kind, False).row_time
+
+    beam = time_of("beam", "texts")
+    beam.observe(0.001, 0.001, LIMIT)
+    assert time_of("beam", "texts", top_k=3) is beam
+    assert not time_of("exact", "texts").is_within(LIMIT)
+    assert not time_of("beam", "sparse").is_within(LIMIT)
+
+
+def test_columns_are_made_for_the_exact_search_alone(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, kept = load(text_folder)
+    assert model.step_rows("beam") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(model.clf, "_encodes", True, raising=False)
+        assert model.step_rows("exact") is None
+    assert "_kept_columns" not in kept
+    assert model.step_rows("exact") == 1
+    assert "_kept_columns" in kept
+
+
+@pytest.mark.parametrize(("search", "tried"), [("beam", {"beam", "exact"}), ("exact", {"exact"})])
+def test_loading_makes_what_exact_requests_need(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch, search: str, tried: set[str]
+) -> None:
+    answer, seen = ServedModel.answer, []
+
+    def noted(model: ServedModel, pieces: Any, work: Predict) -> Any:
+        seen.append(work.search)
+        return answer(model, pieces, work)
+
+    monkeypatch.setattr(ServedModel, "answer", noted)
+    served = Slot("m", text_folder).load(ServeConfig(search=search), lambda model: None)
+    assert set(seen) == tried
+    assert "_kept_columns" in served.clf.model_.weights.__dict__
