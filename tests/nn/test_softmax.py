@@ -344,6 +344,61 @@ def test_classes_that_no_row_wants_move_little(data):
     assert 0.0 < length[~wanted].max() < 0.25
 
 
+def test_two_calls_before_one_backward_gradient(data):
+    """The step of one call does not change the gradient of the other; all classes, so that it is exact."""
+    hidden, y = tensors(data, 80)
+    found = {}
+    for gradients in ("dense", "fused"):
+        layer = make_layer(gradients=gradients, n_shared=N_CLASSES, learning_rate=0.5)
+        first, second = (part.clone().requires_grad_() for part in hidden.split(40))
+        (layer(first, y[:40]).loss + layer(second, y[40:]).loss).backward()
+        found[gradients] = torch.cat([first.grad, second.grad])
+    torch.testing.assert_close(found["fused"], found["dense"], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("length", [1e19, 1e30])
+def test_huge_hidden_states_leave_no_trace_invariant(data, length):
+    """Their squares overflow; later steps are as good as before."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused")
+    layer(hidden, y).loss.backward()
+    before = copy.deepcopy(layer.hidden_moments.state_dict())
+    layer(length * hidden, y).loss.backward()
+    for name, value in layer.hidden_moments.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    held = layer.weight.clone()
+    layer(hidden, y).loss.backward()
+    for name, value in layer.state_dict().items():
+        assert torch.isfinite(value).all(), name
+    assert (layer.weight != held).any(dim=1)[y].all()
+
+
+def test_huge_hidden_states_of_a_wide_layer_reference():
+    """One block of two overflows: neither is stored."""
+    moments = HiddenMoments(300)
+    moments.reset()
+    x = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
+    moments.add(x)
+    before = copy.deepcopy(moments.state_dict())
+    x[:, 280:] *= np.float32(1e25)
+    found = moments.add(x)
+    assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-5
+    for name, value in moments.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("n", [1, 40])
+def test_hidden_states_at_the_edge_of_overflow_are_whitened(n):
+    x = np.random.default_rng(0).normal(size=(n, 256)).astype(np.float32)
+    largest = np.finfo(np.float32).max / np.square(x, dtype=np.float64).sum()
+    for share, is_stored in ((0.24, 1), (0.26, 0), (0.99, 0)):
+        moments = HiddenMoments(256)
+        moments.reset()
+        found = moments.add(x * np.float32(np.sqrt(share * largest)))
+        assert int(moments.n_steps) == is_stored
+        assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-3
+
+
 def test_fused_step_without_encoder_trains(data):
     layer = make_layer(gradients="fused")
     before = layer.weight.clone()
