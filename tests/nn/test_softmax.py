@@ -591,6 +591,74 @@ def test_state_without_moments_is_loaded(data):
     assert float(layer.hidden_moments.n_rows) == 0.0
 
 
+KINDS = {
+    "dense": {"gradients": "dense"},
+    "sparse": {"gradients": "sparse"},
+    "whitened": {"gradients": "fused"},
+    "plain": {"gradients": "fused", "whiten": False},
+}
+
+
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
+def test_state_of_other_gradients_is_loaded_reference(data, old, new):
+    """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
+    hidden, y = tensors(data, 60)
+    first, second = make_layer(**KINDS[old]), make_layer(**KINDS[new])
+    fresh = ExtremeSoftmax(WIDTH, N_CLASSES, **KINDS[new]).state_dict()
+    for layer in (first, second):
+        for rows in range(3):
+            layer(hidden[20 * rows :][:20], y[20 * rows :][:20]).loss.backward()
+    second(hidden[:20], y[:20]).loss.backward()
+    given = copy.deepcopy(first.state_dict())
+    nn.Sequential(second).load_state_dict({f"0.{name}": value for name, value in given.items()})
+    for name, value in second.state_dict().items():
+        has_both = name in given and given[name].shape == value.shape
+        assert torch.equal(value, given[name] if has_both else fresh[name]), name
+    assert int(second.n_steps) == 3
+    second(hidden, y).loss.backward()
+    other = ExtremeSoftmax(WIDTH, N_CLASSES, device="meta", **KINDS[new])
+    other.load_state_dict(given, assign=True)
+    assert not any(value.is_meta for value in other.state_dict().values())
+    wrong = ExtremeSoftmax(WIDTH, N_CLASSES + 1, **KINDS[old])
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        second.load_state_dict(wrong.state_dict())
+
+
+def test_state_of_an_encoder_alone_keeps_the_layer(data):
+    layer = make_layer(gradients="fused")
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer)
+    layer(*tensors(data, 20)).loss.backward()
+    before = copy.deepcopy(layer.state_dict())
+    model.load_state_dict({"0." + name: value for name, value in model[0].state_dict().items()}, strict=False)
+    assert float(layer.hidden_moments.n_rows) == 20.0
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_training_again_counts_and_draws_again_invariant(data, gradients):
+    """The same seed and rows after a reset or another state: sets of before are forgotten."""
+    hidden, y = tensors(data, 60)
+    layer = make_layer(gradients=gradients, refit_every=None)
+
+    def train():
+        torch.manual_seed(0)
+        sets = [layer._choose(*part)[0] for part in zip(hidden.split(20), y.split(20), strict=True)]
+        assert int(layer.n_steps) == 3
+        return sets
+
+    first = train()
+    layer.reset_parameters()
+    for ours, theirs in zip(train(), first, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+    counts = np.arange(1, N_CLASSES + 1) ** 3
+    other = make_layer(gradients=gradients, refit_every=None, class_counts=counts)
+    layer.load_state_dict(other.state_dict())
+    second = train()
+    assert any(not np.array_equal(ours[1], theirs[1]) for ours, theirs in zip(second, first, strict=True))
+
+
 def test_counts_without_a_tree_are_loaded(data):
     """Both layers have a state of version 0, and other class counts."""
     hidden, y = tensors(data, 40)

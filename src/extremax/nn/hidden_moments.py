@@ -13,7 +13,6 @@ hidden states have a matrix for each block of 256 features.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,14 +83,6 @@ class HiddenMoments(nn.Module):
                 directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
             np.matmul(x[:, a:b], directions[a:b, : b - a], out=out[:, a:b])
         return out
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # A state without moments, of a layer that had none, starts them anew.
-        if prefix + "moments" not in state_dict:
-            self.reset()
-            for name, buffer in self.named_buffers():
-                state_dict[prefix + name] = buffer
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def inverse_root(moment: Float32, n_rows: float) -> Float32:
