@@ -81,6 +81,43 @@ def test_wrong_options_rejects(one_process, options, sentence):
         ShardedExtremeSoftmax(4, 10, **options)
 
 
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_training_again_counts_and_draws_again_invariant(one_process, gradients):
+    """The same seed and rows after a reset or another state: sets of before are forgotten."""
+    layer = ShardedExtremeSoftmax(4, 50, n_shared=8, gradients=gradients)
+    other = ShardedExtremeSoftmax(4, 50, n_shared=8, gradients=gradients, class_counts=range(1, 51))
+    y = torch.arange(5)
+
+    def draw():
+        torch.manual_seed(0)
+        found = layer._shared_set(y, y)
+        assert int(layer.n_steps) == 1
+        return found.minus_log_pi.tolist()
+
+    first = draw()
+    layer.reset_parameters()
+    assert draw() == first
+    layer.load_state_dict(other.state_dict())
+    assert draw() != first
+
+
+@pytest.mark.parametrize("old", ["dense", "sparse", "fused"])
+@pytest.mark.parametrize("new", ["dense", "sparse", "fused"])
+def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
+    """Tables come along, and Adagrad's sums where both have them."""
+    first = ShardedExtremeSoftmax(4, 10, gradients=old, class_counts=range(1, 11))
+    second = ShardedExtremeSoftmax(4, 10, gradients=new)
+    fresh = second.unsharded_state_dict()
+    for layer in (first, second):
+        layer(torch.ones(3, 4), torch.arange(3)).loss.backward()
+    given = first.unsharded_state_dict()
+    for state in (first.state_dict(), given):
+        second.load_state_dict(state)
+        for name, value in second.unsharded_state_dict().items():
+            has_both = given[name].shape == value.shape
+            assert torch.equal(value, given[name] if has_both else fresh[name]), name
+
+
 def test_wrong_input_rejects(one_process):
     layer = ShardedExtremeSoftmax(4, 10)
     with pytest.raises(ValueError, match="its last dimension must be 4"):

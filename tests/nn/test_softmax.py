@@ -344,6 +344,61 @@ def test_classes_that_no_row_wants_move_little(data):
     assert 0.0 < length[~wanted].max() < 0.25
 
 
+def test_two_calls_before_one_backward_gradient(data):
+    """The step of one call does not change the gradient of the other; all classes, so that it is exact."""
+    hidden, y = tensors(data, 80)
+    found = {}
+    for gradients in ("dense", "fused"):
+        layer = make_layer(gradients=gradients, n_shared=N_CLASSES, learning_rate=0.5)
+        first, second = (part.clone().requires_grad_() for part in hidden.split(40))
+        (layer(first, y[:40]).loss + layer(second, y[40:]).loss).backward()
+        found[gradients] = torch.cat([first.grad, second.grad])
+    torch.testing.assert_close(found["fused"], found["dense"], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("length", [1e19, 1e30])
+def test_huge_hidden_states_leave_no_trace_invariant(data, length):
+    """Their squares overflow; later steps are as good as before."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused")
+    layer(hidden, y).loss.backward()
+    before = copy.deepcopy(layer.hidden_moments.state_dict())
+    layer(length * hidden, y).loss.backward()
+    for name, value in layer.hidden_moments.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    held = layer.weight.clone()
+    layer(hidden, y).loss.backward()
+    for name, value in layer.state_dict().items():
+        assert torch.isfinite(value).all(), name
+    assert (layer.weight != held).any(dim=1)[y].all()
+
+
+def test_huge_hidden_states_of_a_wide_layer_reference():
+    """One block of two overflows: neither is stored."""
+    moments = HiddenMoments(300)
+    moments.reset()
+    x = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
+    moments.add(x)
+    before = copy.deepcopy(moments.state_dict())
+    x[:, 280:] *= np.float32(1e25)
+    found = moments.add(x)
+    assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-5
+    for name, value in moments.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("n", [1, 40])
+def test_hidden_states_at_the_edge_of_overflow_are_whitened(n):
+    x = np.random.default_rng(0).normal(size=(n, 256)).astype(np.float32)
+    largest = np.finfo(np.float32).max / np.square(x, dtype=np.float64).sum()
+    for share, is_stored in ((0.24, 1), (0.26, 0), (0.99, 0)):
+        moments = HiddenMoments(256)
+        moments.reset()
+        found = moments.add(x * np.float32(np.sqrt(share * largest)))
+        assert int(moments.n_steps) == is_stored
+        assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-3
+
+
 def test_fused_step_without_encoder_trains(data):
     layer = make_layer(gradients="fused")
     before = layer.weight.clone()
@@ -534,6 +589,74 @@ def test_state_without_moments_is_loaded(data):
     assert torch.equal(layer.weight, plain.weight)
     assert not layer.hidden_moments.moments.any()
     assert float(layer.hidden_moments.n_rows) == 0.0
+
+
+KINDS = {
+    "dense": {"gradients": "dense"},
+    "sparse": {"gradients": "sparse"},
+    "whitened": {"gradients": "fused"},
+    "plain": {"gradients": "fused", "whiten": False},
+}
+
+
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
+def test_state_of_other_gradients_is_loaded_reference(data, old, new):
+    """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
+    hidden, y = tensors(data, 60)
+    first, second = make_layer(**KINDS[old]), make_layer(**KINDS[new])
+    fresh = ExtremeSoftmax(WIDTH, N_CLASSES, **KINDS[new]).state_dict()
+    for layer in (first, second):
+        for rows in range(3):
+            layer(hidden[20 * rows :][:20], y[20 * rows :][:20]).loss.backward()
+    second(hidden[:20], y[:20]).loss.backward()
+    given = copy.deepcopy(first.state_dict())
+    nn.Sequential(second).load_state_dict({f"0.{name}": value for name, value in given.items()})
+    for name, value in second.state_dict().items():
+        has_both = name in given and given[name].shape == value.shape
+        assert torch.equal(value, given[name] if has_both else fresh[name]), name
+    assert int(second.n_steps) == 3
+    second(hidden, y).loss.backward()
+    other = ExtremeSoftmax(WIDTH, N_CLASSES, device="meta", **KINDS[new])
+    other.load_state_dict(given, assign=True)
+    assert not any(value.is_meta for value in other.state_dict().values())
+    wrong = ExtremeSoftmax(WIDTH, N_CLASSES + 1, **KINDS[old])
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        second.load_state_dict(wrong.state_dict())
+
+
+def test_state_of_an_encoder_alone_keeps_the_layer(data):
+    layer = make_layer(gradients="fused")
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer)
+    layer(*tensors(data, 20)).loss.backward()
+    before = copy.deepcopy(layer.state_dict())
+    model.load_state_dict({"0." + name: value for name, value in model[0].state_dict().items()}, strict=False)
+    assert float(layer.hidden_moments.n_rows) == 20.0
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_training_again_counts_and_draws_again_invariant(data, gradients):
+    """The same seed and rows after a reset or another state: sets of before are forgotten."""
+    hidden, y = tensors(data, 60)
+    layer = make_layer(gradients=gradients, refit_every=None)
+
+    def train():
+        torch.manual_seed(0)
+        sets = [layer._choose(*part)[0] for part in zip(hidden.split(20), y.split(20), strict=True)]
+        assert int(layer.n_steps) == 3
+        return sets
+
+    first = train()
+    layer.reset_parameters()
+    for ours, theirs in zip(train(), first, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+    counts = np.arange(1, N_CLASSES + 1) ** 3
+    other = make_layer(gradients=gradients, refit_every=None, class_counts=counts)
+    layer.load_state_dict(other.state_dict())
+    second = train()
+    assert any(not np.array_equal(ours[1], theirs[1]) for ours, theirs in zip(second, first, strict=True))
 
 
 def test_counts_without_a_tree_are_loaded(data):

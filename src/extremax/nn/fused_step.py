@@ -6,7 +6,6 @@ depend on the number of threads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.hidden_moments import HiddenMoments, unit_size
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64, Int32
@@ -61,6 +60,9 @@ class FusedStep(torch.autograd.Function):
         x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
         with one_blas_thread():
             scored = _score(x, labels, step.sets[0], step)
+        if ctx.needs_input_grad[0]:
+            # Another backward pass may step the classes before this one's.
+            scored = scored._replace(targets=step.model.weights[labels])
         ctx.rows, ctx.scored = (x, labels), scored
         ctx.step, ctx.dtype = step, h.dtype
         return torch.from_numpy(scored.losses.astype(np.float32))
@@ -75,9 +77,10 @@ class FusedStep(torch.autograd.Function):
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled = _unit_size(x) if step.moments is None else step.moments.add(x)
-            if ctx.needs_input_grad[0]:
-                grad_h = torch.from_numpy(_differentiate(labels, scored, unit, step)).to(ctx.dtype)
+            scaled = unit_size(x) if step.moments is None else step.moments.add(x)
+            if scored.targets is not None:
+                grad = _differentiate(scored, scored.targets, unit, step.n_threads)
+                grad_h = torch.from_numpy(grad).to(ctx.dtype)
             _update(scaled, scored, step)
             for drawn in step.sets[1:]:
                 _update(scaled, _weigh(_score(x, labels, drawn, step), relative), step)
@@ -97,6 +100,8 @@ class _Scored(NamedTuple):
     coefficients, positive : (n, S), (n,)
         Derivatives of the losses in the scores of the set, and of the targets.
     losses : (n,)
+    targets : (n, in_features)
+        Weights of the rows' targets, where the hidden states want a gradient.
     """
 
     classes: Int32
@@ -105,6 +110,7 @@ class _Scored(NamedTuple):
     coefficients: Float32
     positive: Float32
     losses: Float64
+    targets: Float32 | None = None
 
 
 def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedArguments) -> _Scored:
@@ -138,24 +144,24 @@ def _weigh(scored: _Scored, relative: Float32) -> _Scored:
     )
 
 
-def _differentiate(labels: Int32, scored: _Scored, unit: float, step: FusedArguments) -> Float32:
+def _differentiate(scored: _Scored, targets: Float32, unit: float, n_threads: int) -> Float32:
     """Return the gradient of the hidden states (n, in_features)."""
-    grad_h = np.empty((len(labels), scored.table.shape[1]), np.float32)
-    blocks, positive = split(len(labels), _ROW_BLOCK), scored.positive
+    grad_h = np.empty_like(targets)
+    blocks, positive = split(len(targets), _ROW_BLOCK), scored.positive
 
     def differentiate(i: int) -> None:
         a, b = blocks[i]
         np.matmul(scored.coefficients[a:b], scored.table, out=grad_h[a:b])
-        grad_h[a:b] += positive[a:b, None] * step.model.weights[labels[a:b]]
+        grad_h[a:b] += positive[a:b, None] * targets[a:b]
         grad_h[a:b] *= np.float32(unit)
 
-    run(differentiate, len(blocks), step.n_threads)
+    run(differentiate, len(blocks), n_threads)
     return grad_h
 
 
 def _update(scaled: Float32, scored: _Scored, step: FusedArguments) -> None:
     """Step the classes of a set and the targets outside of it."""
-    classes, _, slots, coefficients, positive, _ = scored
+    classes, _, slots, coefficients, positive, *_ = scored
     width, model = len(scored.table), step.model
     blocks = split(width, _CLASS_BLOCK)
     blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
@@ -173,9 +179,3 @@ def _update(scaled: Float32, scored: _Scored, step: FusedArguments) -> None:
     run(update, len(blocks), step.n_threads)
     if not step.has_bias:
         model.biases[classes] = 0.0
-
-
-def _unit_size(x: Float32) -> Float32:
-    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
-    scaled: Float32 = x * np.float32(1.0 / (size or 1.0))
-    return scaled

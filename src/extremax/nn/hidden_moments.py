@@ -13,7 +13,6 @@ hidden states have a matrix for each block of 256 features.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from extremax.types import Float32
 _BLOCK = 256  # features: a decomposition takes their number cubed
 _MEMORY = 0.99  # weight of the earlier rows, per step
 _RIDGE = 1e-3  # of the mean eigenvalue, added to each
+_LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
 _EVERY_STEP, _EVERY = 16, 8  # steps: first a new decomposition in each, then in every eighth
 
 
@@ -60,31 +60,29 @@ class HiddenMoments(nn.Module):
             buffer.zero_()
 
     def add(self, x: Float32) -> Float32:
-        """Add the rows x (n, in_features) of a step and return x' (n, in_features)."""
+        """Add the rows x (n, in_features) of a step and return x' (n, in_features).
+
+        Rows whose squares overflow are left out, and returned at unit mean square.
+        """
         moments, directions = self.moments.numpy(), self.directions.numpy()
         if len(x) == 0 or not np.isfinite(x).all():
             return x  # the loss is not a number either
+        bounds = [(a, min(a + _BLOCK, self.in_features)) for a in range(0, self.in_features, _BLOCK)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = [np.float32(_MEMORY) * moments[a:b, : b - a] + x[:, a:b].T @ x[:, a:b] for a, b in bounds]
+        # No entry is larger than the largest of the diagonal.
+        if not all(np.trace(block, dtype=np.float64) <= _LARGEST for block in sums):
+            return unit_size(x)
         n_steps = int(self.n_steps)
         self.n_steps += 1
         self.n_rows.mul_(_MEMORY).add_(len(x))
         out = np.empty_like(x)
-        for a in range(0, self.in_features, _BLOCK):
-            b = min(a + _BLOCK, self.in_features)
-            block, part = moments[a:b, : b - a], x[:, a:b]
-            block *= np.float32(_MEMORY)
-            block += part.T @ part
+        for (a, b), block in zip(bounds, sums, strict=True):
+            moments[a:b, : b - a] = block
             if n_steps < _EVERY_STEP or n_steps % _EVERY == 0:
                 directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
-            np.matmul(part, directions[a:b, : b - a], out=out[:, a:b])
+            np.matmul(x[:, a:b], directions[a:b, : b - a], out=out[:, a:b])
         return out
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # A state without moments, of a layer that had none, starts them anew.
-        if prefix + "moments" not in state_dict:
-            self.reset()
-            for name, buffer in self.named_buffers():
-                state_dict[prefix + name] = buffer
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def inverse_root(moment: Float32, n_rows: float) -> Float32:
@@ -101,3 +99,10 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
     roots /= math.sqrt(float((values * roots * roots).mean()))
     out: Float32 = ((vectors * roots) @ vectors.T).astype(np.float32)
     return out
+
+
+def unit_size(x: Float32) -> Float32:
+    """Return x at unit mean square."""
+    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
+    scaled: Float32 = x * np.float32(1.0 / (size or 1.0))
+    return scaled

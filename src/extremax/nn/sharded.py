@@ -42,6 +42,8 @@ from extremax.nn.softmax import (
     check_class_counts,
     check_fused,
     check_smoothing,
+    drop_moments,
+    start_other_sums,
 )
 from extremax.noise import class_weights
 from extremax.types import Float32, Int32, Int64
@@ -235,6 +237,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             if self.bias is not None:
                 _local(self.bias).copy_(torch.from_numpy(self._prior))
         self._draws = None
+        self._kept.clear()
 
     @property
     def class_range(self) -> tuple[int, int]:
@@ -488,8 +491,9 @@ class ShardedExtremeSoftmax(OutputLayer):
                 destination[prefix + name] = self._layout.share(destination[prefix + name].detach())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
-            del state_dict[name]  # an ExtremeSoftmax has these
+        self._kept.clear()
+        drop_moments(state_dict, prefix)  # an ExtremeSoftmax has these
+        start_other_sums(self, state_dict, prefix)
         self._layout.take_shards(state_dict, prefix, dict(self.named_parameters(recurse=False)))
         self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -10,7 +10,7 @@ and so is the loss in evaluation mode.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -238,12 +238,26 @@ class ExtremeSoftmax(SoftmaxLayer):
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
         self._recent, self._draws = RecentRows(), None
+        self._kept.clear()
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, n_classes={self.n_classes}, bias={self.bias is not None},"
             f" n_shared={self.n_shared}, gradients={self.gradients!r}"
         )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take the state of a layer with other `gradients` or `whiten` too: what it has not starts anew."""
+        self._kept.clear()
+        moments = prefix + "hidden_moments."
+        if self.hidden_moments is None:
+            drop_moments(state_dict, prefix)
+        elif prefix + "squares" in state_dict and moments + "moments" not in state_dict:
+            device = state_dict[prefix + "squares"].device
+            for name, buffer in self.hidden_moments.named_buffers():
+                state_dict[moments + name] = torch.zeros_like(buffer, device=device)
+        start_other_sums(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # -- forward
 
@@ -374,6 +388,21 @@ class ExtremeSoftmax(SoftmaxLayer):
             return n_steps > 0 and n_steps % self.refit_every == 0
         times = n_steps // _FIRST_REFIT
         return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
+
+
+def drop_moments(state_dict: dict[str, Any], prefix: str) -> None:
+    """Remove the moments of hidden states from the state of a layer."""
+    for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
+        del state_dict[name]
+
+
+def start_other_sums(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+    """Replace Adagrad's sums in a state by new ones, where layer or state has none."""
+    for name in ("squares", "bias_squares"):
+        value, buffer = state_dict.get(prefix + name), layer.get_buffer(name)
+        if value is not None and (len(value) == 0) != (len(buffer) == 0):
+            device = value.device if buffer.is_meta else buffer.device
+            state_dict[prefix + name] = torch.full_like(buffer, INITIAL_SQUARE, device=device)
 
 
 def check_smoothing(label_smoothing: float) -> None:
