@@ -9,7 +9,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from extremax.serve.app import create_app
 from extremax.serve.models import Slot
 from extremax.serve.server import make_server, open_socket
 from extremax.serve.settings import ServeConfig
+
+
+def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end; not here, where the tests of the pages keep a loop of their own."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, main).result()
 
 
 class Live:

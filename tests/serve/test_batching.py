@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from extremax import load_model
 from extremax.serve.batching import Batcher, RowTime
 from extremax.serve.models import Predict, ServedModel, Slot
 from extremax.serve.settings import ServeConfig
+from serve.live import run_in_thread
 
 LIMIT = 0.05
 QUICK, SLOW = 0.0, 5 * LIMIT
@@ -34,10 +34,19 @@ class Sleep:
         return True
 
     def run(self, pieces: Sequence[Sequence[float]]) -> list[list[float]]:
-        self.in_loop.append(threading.current_thread() is threading.main_thread())
+        self.in_loop.append(is_loop_running())
         for piece in pieces:
             time.sleep(sum(piece))
         return [list(piece) for piece in pieces]
+
+
+def is_loop_running() -> bool:
+    """Whether this is the thread of an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def answer(work: Sleep, rows: Sequence[float]) -> list[bool]:
@@ -49,7 +58,7 @@ def answer(work: Sleep, rows: Sequence[float]) -> list[bool]:
             assert await batcher.run(work, [row]) == [row]
         await batcher.close()
 
-    asyncio.run(ask())
+    run_in_thread(ask())
     return work.in_loop
 
 

@@ -19,7 +19,7 @@ from extremax.serve import models
 from extremax.serve.models import Predict, Slot, watch
 from extremax.serve.settings import ServeConfig
 from serve.conftest import make_texts
-from serve.live import Live, running
+from serve.live import Live, run_in_thread, running
 
 CONFIG = ServeConfig(reload_seconds=0.001)
 
@@ -112,7 +112,7 @@ def test_watch_goes_on_after_a_report_that_fails(folder: Path) -> None:
         assert not watching.done()
         watching.cancel()
 
-    asyncio.run(look())
+    run_in_thread(look())
     assert reports == [True, True]
     assert lines == ["m: the reload cannot be reported: the log is full"] * 2
 
