@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 from bench_head import find_rate
 from extremax.data import planted_hierarchy
 from extremax.nn import ExtremeSoftmax
-from timing import machine, make_parser, measure, write_rows
+from timing import machine, make_parser, measure, one_torch_thread, write_rows
 
 NAME = "bench_crossover"
 SHAPES = ((64, 64), (64, 1024), (512, 64), (512, 1024))  # hidden units, rows
@@ -267,16 +266,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tiny:
         args.classes, args.trained, args.seconds, args.steps = [2000], [200], 0.02, 1
     print(machine(), f"torch {torch.__version__}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            time_step("fused", 3000, FEATURES, 64, 1)  # loads what is compiled
-            times = compare_times(args.classes, args.steps)
-            losses = compare_losses(args.trained, args.rate, args.seconds, 100 if args.tiny else 1000)
-    finally:
-        torch.set_num_threads(threads)
+    with one_torch_thread():
+        time_step("fused", 3000, FEATURES, 64, 1)  # loads what is compiled
+        times = compare_times(args.classes, args.steps)
+        losses = compare_losses(args.trained, args.rate, args.seconds, 100 if args.tiny else 1000)
     if args.figure is not None:
         draw(times, losses, args.figure)
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from extremax.data import planted_hierarchy
 from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
-from timing import machine, make_parser, measure, write_rows
+from timing import machine, make_parser, measure, one_torch_thread, write_rows
 
 NAME = "bench_head"
 WIDTH, BATCH = 128, 256
@@ -432,18 +432,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.data, args.seconds, args.search = ["planted"], [0.02, 0.04], 0.01
         args.classes = 2000
     print(machine(), f"torch {torch.__version__}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            for name in args.data:
-                task, options = TASKS[name](), {"search": args.search, "seeds": args.seeds}
-                compare(task, args.methods, args.seconds, rate=args.rate, **options)
-            if args.classes:
-                time_many_classes(args.classes, 2 if args.tiny else 30)
-    finally:
-        torch.set_num_threads(threads)
+    with one_torch_thread():
+        for name in args.data:
+            task, options = TASKS[name](), {"search": args.search, "seeds": args.seeds}
+            compare(task, args.methods, args.seconds, rate=args.rate, **options)
+        if args.classes:
+            time_many_classes(args.classes, 2 if args.tiny else 30)
 
 
 if __name__ == "__main__":

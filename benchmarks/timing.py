@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,21 @@ class Clock:
 
     def read(self) -> Seconds:
         return Seconds(time.perf_counter() - self._wall, time.process_time() - self._processor)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let PyTorch use one thread, and say nothing of its own default for sparse tensors."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse invariant checks")
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def measure(work: Callable[[], object]) -> Seconds:

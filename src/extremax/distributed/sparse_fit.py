@@ -531,7 +531,7 @@ def _class_sums(matrices: Sequence[Any], data: Examples, shape: tuple[int, int])
 
 
 def _with_gaps(rows: Any, places: Int64, n_rows: int, n_features: int) -> Any:
-    """Return a matrix of all rows in which rows that nobody looks at are empty."""
+    """Return a matrix of all rows; those outside of `places` are empty."""
     lengths = np.zeros(n_rows, np.int64)
     lengths[places] = np.diff(rows.indptr)
     matrix = sparse.csr_array((n_rows, n_features), dtype=np.float32)

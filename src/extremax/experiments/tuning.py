@@ -294,7 +294,7 @@ def _try(study: Any, optuna: Any, task: _Task, trial: Any, rows: Rows) -> None:
             best.update(score=score, epoch=epoch)
         best["pruned"] = bool(trial.should_prune())
         if best["pruned"] or epoch == clf.choices_["n_epochs"]:
-            raise TrainingOver  # nobody searches with the model: it needs no index
+            raise TrainingOver  # no index: the model of a trial answers no queries
         return False
 
     failure = ""
