@@ -106,12 +106,12 @@ def test_training_again_counts_and_draws_again_invariant(one_process, gradients)
 def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
     """Tables come along, and Adagrad's sums where both have them."""
     first = ShardedExtremeSoftmax(4, 10, gradients=old, class_counts=range(1, 11))
-    second = ShardedExtremeSoftmax(4, 10, gradients=new)
-    fresh = second.unsharded_state_dict()
-    for layer in (first, second):
-        layer(torch.ones(3, 4), torch.arange(3)).loss.backward()
+    fresh = ShardedExtremeSoftmax(4, 10, gradients=new).unsharded_state_dict()
+    first(torch.ones(3, 4), torch.arange(3)).loss.backward()
     given = first.unsharded_state_dict()
     for state in (first.state_dict(), given):
+        second = ShardedExtremeSoftmax(4, 10, gradients=new)
+        second(torch.ones(3, 4), torch.arange(3)).loss.backward()
         second.load_state_dict(state)
         for name, value in second.unsharded_state_dict().items():
             has_both = given[name].shape == value.shape

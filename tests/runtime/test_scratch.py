@@ -10,7 +10,7 @@ pytestmark = pytest.mark.small
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_piece_comes_back_from_a_task_that_fails(error: type[BaseException]) -> None:
+def test_piece_of_a_task_that_fails_is_not_used_again(error: type[BaseException]) -> None:
     scratch: Scratch[list[int]] = Scratch(list)
 
     def fail() -> None:
@@ -21,7 +21,9 @@ def test_piece_comes_back_from_a_task_that_fails(error: type[BaseException]) -> 
     for _ in range(3):
         with pytest.raises(error):
             fail()
-    assert scratch.all == [[1, 1, 1]]
+    assert scratch.all == []
+    with scratch.use() as piece:
+        assert piece == []
 
 
 def test_tasks_at_the_same_time_have_pieces_of_their_own() -> None:

@@ -40,7 +40,7 @@ class Scratch(Generic[T]):
 
     @contextmanager
     def use(self) -> Iterator[T]:
-        """Lend a piece to one task at a time; it comes back from a task that fails, too."""
+        """Lend a piece to one task at a time; one that a task leaves by an error is not used again."""
         try:
             piece = self._free.pop()  # atomic, as is append
         except IndexError:  # asking for the length first would be a race
@@ -48,8 +48,10 @@ class Scratch(Generic[T]):
             self.all.append(piece)
         try:
             yield piece
-        finally:
-            self._free.append(piece)
+        except BaseException:  # tables that must be zero between tasks may not be
+            self.all = [other for other in self.all if other is not piece]
+            raise
+        self._free.append(piece)
 
 
 def aligned_empty(n: int) -> Float32:

@@ -49,7 +49,7 @@ class RowTime:
 
     def is_within(self, limit: float) -> bool:
         """Whether a row may be answered by the thread of the event loop."""
-        return self.n_barred == 0 and self.processor <= limit and self.wall <= _WALL_FACTOR * limit
+        return self.n_barred <= 0 and self.processor <= limit and self.wall <= _WALL_FACTOR * limit
 
     def observe(self, processor: float, wall: float, limit: float) -> None:
         """Take up the seconds of one row."""
@@ -58,7 +58,7 @@ class RowTime:
         self.wall = 0.8 * self.wall + 0.2 * wall if known else wall
         if wall > _SLOW_FACTOR * limit:
             self.n_barred = _QUICK_ROWS
-        elif self.n_barred and wall <= _WALL_FACTOR * limit:
+        elif self.n_barred > 0 and wall <= _WALL_FACTOR * limit:
             self.n_barred -= 1
 
 

@@ -414,9 +414,7 @@ class Slot:
         model.log = self.log
         prepare(model)
         for search in dict.fromkeys(("exact", config.search)):  # a request may ask for the exact one
-            if search in clf.model_.search_names:
-                model.warm_up(search, config.top_k)
-                model.step_rows(search)
+            model.warm_up(search, config.top_k)
         self._identity = before
         self.current, self.error = model, None
         return model
