@@ -352,7 +352,7 @@ def _optimizers(encoder: nn.Module, output: nn.Module, rate: float) -> list[torc
     trained = [p for p in output.parameters() if p.requires_grad]
     if trained:
         return [*optimizers, torch.optim.Adagrad(trained, lr=rate)]
-    output.layer.learning_rate = rate
+    output.layer.learning_rate = rate * WIDTH  # its rates are in units of the scores
     return optimizers
 
 

@@ -2,7 +2,7 @@
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
 training step compares all rows with one set of classes, of which one matrix product makes all scores: the
-targets of the rows, and classes drawn by the square root of class frequencies. Once there is a label tree,
+targets of the rows, and classes drawn by a power of the class frequencies. Once there is a label tree,
 half of the draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact,
 and so is the loss in evaluation mode.
 """
@@ -10,6 +10,7 @@ and so is the loss in evaluation mode.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -42,6 +43,11 @@ GRADIENTS = ("dense", "sparse", "fused")
 # takes longer than what its classes gain: docs/lab-notes.md.
 _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
+# n_shared="auto". A young layer learns from any classes, and many steps are worth more than exact ones; later,
+# log Z of few classes is too small, and the encoder learns to be too sure: docs/lab-notes.md.
+_FIRST_SHARED, _MOST_SHARED, _SHARED_UNIT = 512, 2048, 256
+_EXACT_CLASSES = 1024  # no more classes than this are all compared
+_LATER_SHARE = 4  # later steps of a minibatch draw a quarter of the classes
 _PADDING = 64  # rows; sets are padded for a multiple of it
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
 KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
@@ -77,10 +83,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         Classes 0 to n_classes - 1.
     bias : bool
         Whether classes have a bias.
-    n_shared : int
+    n_shared : int or "auto"
         Classes that are drawn for a minibatch, at most. All rows are compared with the targets of the others
         too, of which the n_shared / 2 most frequent ones count. With all classes the loss is the exact
-        softmax.
+        softmax. "auto": 512, then as many as training steps were made, up to 2,048; all of up to 1,024
+        classes.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -90,13 +97,14 @@ class ExtremeSoftmax(SoftmaxLayer):
         Dense gradients, for any optimizer and for ``DistributedDataParallel`` and FSDP; sparse ones, for
         ``SGD``, ``Adagrad`` and ``SparseAdam``; or none: the backward pass itself steps the classes of the
         minibatch by Adagrad with one sum per class, which needs no time in proportion to n_classes (float32
-        on the CPU, one process). These steps do not depend on the scale of the loss.
+        on the CPU, one process). These steps do not depend on the scale of the loss or of the hidden states.
     learning_rate : float
-        Of ``gradients="fused"``; assign to the attribute to change it.
+        Of ``gradients="fused"``: what the first step of a class adds to the score of its row, at most and
+        nearly. Assign to the attribute to change it.
     steps_per_batch : int
-        Steps of the classes in one backward pass with ``gradients="fused"``, each on newly drawn classes, for
-        the same hidden states. Two pay where the encoder takes far longer than the layer: classes keep up
-        with hidden states that change fast.
+        Steps of the classes in one backward pass with ``gradients="fused"``, for the same hidden states. Each
+        after the first draws a quarter as many classes anew. More than two pay where the encoder takes far
+        longer than the layer: classes keep up with hidden states that change fast.
     whiten : bool
         With ``gradients="fused"``, shorten steps along directions in which all hidden states are long, by the
         inverse square root of their second moments (in blocks of 256 features).
@@ -151,12 +159,12 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_classes: int,
         bias: bool = True,
         *,
-        n_shared: int = 1024,
+        n_shared: int | Literal["auto"] = "auto",
         class_counts: ArrayLike | None = None,
-        class_exponent: float = 0.5,
+        class_exponent: float = 0.75,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
-        learning_rate: float = 0.1,
-        steps_per_batch: int = 1,
+        learning_rate: float = 10.0,
+        steps_per_batch: int = 2,
         whiten: bool = True,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
@@ -173,7 +181,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         check_positive(
             in_features=in_features,
             n_classes=n_classes,
-            n_shared=n_shared,
+            n_shared=None if n_shared == "auto" else n_shared,
             steps_per_batch=steps_per_batch,
             tree_components=tree_components,
             refit_every=None if refit_every == "auto" else refit_every,
@@ -218,7 +226,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
         self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
         self._recent = RecentRows()
-        self._draws: ClassDraws | None = None
+        self._draws: dict[int, ClassDraws] = {}
         self._draws_of = (-1, -1)
         self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int32, Float32]]] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -237,13 +245,13 @@ class ExtremeSoftmax(SoftmaxLayer):
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
-        self._recent, self._draws = RecentRows(), None
+        self._recent, self._draws = RecentRows(), {}
         self._kept.clear()
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, n_classes={self.n_classes}, bias={self.bias is not None},"
-            f" n_shared={self.n_shared}, gradients={self.gradients!r}"
+            f" n_shared={self.n_shared!r}, gradients={self.gradients!r}"
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -336,10 +344,20 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
+        n_drawn = self._n_drawn()
         ((classes, minus_log_pi),) = self._choose(h, y)
         # Few lengths for compiled code, whatever the number of rows that are not ignored.
-        n_targets = min(self.n_shared // 2, -(-len(y) // _PADDING) * _PADDING)
-        return padded(classes, minus_log_pi, min(self.n_shared + n_targets, self.n_classes), h.device)
+        n_targets = min(n_drawn // 2, -(-len(y) // _PADDING) * _PADDING)
+        return padded(classes, minus_log_pi, min(n_drawn + n_targets, self.n_classes), h.device)
+
+    def _n_drawn(self) -> int:
+        """Return how many classes the next training step draws."""
+        if self.n_shared != "auto":
+            return min(self.n_shared, self.n_classes)
+        if self.n_classes <= _EXACT_CLASSES:
+            return self.n_classes
+        grown = int(self.n_steps) // _SHARED_UNIT * _SHARED_UNIT
+        return min(max(grown, _FIRST_SHARED), _MOST_SHARED, self.n_classes)
 
     def _choose(self, h: Tensor, y: Tensor) -> list[tuple[Int32, Float32]]:
         """Draw the class sets of a training step, remember its rows, and count it.
@@ -354,33 +372,39 @@ class ExtremeSoftmax(SoftmaxLayer):
         if key in self._kept:
             return self._kept[key]
         self._keep(h, y)
-        self.n_steps += 1
-        draws, Z, labels = self._current_draws(), self.noise.project(h), y.cpu().numpy()
-        n_sets = self.steps_per_batch if self.gradients == "fused" else 1
-        sets = [draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0) for i in range(n_sets)]
-        if self.n_shared < self.n_classes:
-            sets = [add_targets(drawn, labels, self.n_shared // 2) for drawn in sets]
+        n_drawn, n_sets = self._n_drawn(), self.steps_per_batch if self.gradients == "fused" else 1
+        self.n_steps.add_(1)
+        sizes = [n_drawn] + [-(-n_drawn // _LATER_SHARE)] * (n_sets - 1)
+        Z, labels = self.noise.project(h), y.cpu().numpy()
+        sets = [
+            draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
+            for i, draws in enumerate(self._current_draws(sizes))
+        ]
+        if n_drawn < self.n_classes:
+            sets = [add_targets(drawn, labels, n_drawn // 2) for drawn in sets]
         self._kept[key] = sets
         while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
         return sets
 
-    def _current_draws(self) -> ClassDraws:
+    def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
+        """Return the draws of sets of these sizes, and forget those of others."""
         version = (int(self.noise.version), self.noise.generation)
-        if self._draws is None or self._draws_of != version:
+        if self._draws_of != version or self._draws.keys() != set(sizes):
             counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
-            tree, cells = self.noise.tree, None
+            weights, tree, cells = class_weights(counts, self.class_exponent), self.noise.tree, None
             if tree is not None:
                 cells = TreeCells.build(tree, counts, _LEAVES_PER_CELL, exponent=self.class_exponent)
-            self._draws = ClassDraws(class_weights(counts, self.class_exponent), self.n_shared, cells)
+            self._draws = {size: ClassDraws(weights, size, cells) for size in set(sizes)}
             self._draws_of = version
-        return self._draws
+        return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
-        if self.n_shared >= self.n_classes:
+        n_most = _MOST_SHARED if self.n_shared == "auto" else self.n_shared
+        if n_most >= self.n_classes:
             return False  # the softmax is exact
         if self.refit_every == "auto":
-            return not has_many_classes(self.n_classes, self.n_shared, BatchConfig())
+            return not has_many_classes(self.n_classes, n_most, BatchConfig())
         return self.refit_every is not None
 
     def _refit_is_due(self, n_steps: int) -> bool:
