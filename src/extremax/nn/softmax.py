@@ -1,10 +1,10 @@
 """ExtremeSoftmax: an output layer whose training step scores the classes that a minibatch shares.
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
-training step compares all rows with one set of classes, of which one matrix product makes all scores: the
-targets of the rows, and classes drawn by a power of the class frequencies. Once there is a label tree,
-half of the draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact,
-and so is the loss in evaluation mode.
+training step compares all rows with one set of classes, of which one matrix product makes all scores, drawn
+by a power of the class frequencies, and each row with its target. Once there is a label tree, half of the
+draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact, and so is the
+loss in evaluation mode.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ GRADIENTS = ("dense", "sparse", "fused")
 # takes longer than what its classes gain: docs/lab-notes.md.
 _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
-# n_shared="auto". A young layer learns from any classes, and many steps are worth more than exact ones; later,
-# log Z of few classes is too small, and the encoder learns to be too sure: docs/lab-notes.md.
-_FIRST_SHARED, _MOST_SHARED, _SHARED_UNIT = 512, 2048, 256
+# n_shared="auto": first classes, and how many at most. A young layer learns more from many steps than from
+# many classes; later, few classes make log Z too small, and the encoder too sure: docs/lab-notes.md.
+_FIRST_SHARED, _MOST_SHARED = 512, 4096
+_FIRST_STEPS = 1024  # training steps before sets grow
 _EXACT_CLASSES = 1024  # no more classes than this are all compared
 _LATER_SHARE = 4  # later steps of a minibatch draw a quarter of the classes
-_PADDING = 64  # rows; sets are padded for a multiple of it
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
 KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
 
@@ -68,6 +68,13 @@ class SoftmaxOutput(NamedTuple):
     losses: Tensor
 
 
+class StepSets(NamedTuple):
+    """Class sets of a training step: how many classes the first has, at most, and classes and -log pi of each."""
+
+    n_drawn: int
+    sets: list[tuple[Int32, Float32]]
+
+
 class ExtremeSoftmax(SoftmaxLayer):
     """Softmax over `n_classes`, trained on classes that the rows of a minibatch share.
 
@@ -84,10 +91,9 @@ class ExtremeSoftmax(SoftmaxLayer):
     bias : bool
         Whether classes have a bias.
     n_shared : int or "auto"
-        Classes that are drawn for a minibatch, at most. All rows are compared with the targets of the others
-        too, of which the n_shared / 2 most frequent ones count. With all classes the loss is the exact
-        softmax. "auto": 512, then as many as training steps were made, up to 2,048; all of up to 1,024
-        classes.
+        Classes that are drawn for a minibatch, at most. With all classes the loss is the exact softmax.
+        "auto": 512, then 2,048 from the 1,024th training step on and 4,096 from the 2,048th; all, where there
+        are no more than 1,024 classes.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -103,8 +109,9 @@ class ExtremeSoftmax(SoftmaxLayer):
         nearly. Assign to the attribute to change it.
     steps_per_batch : int
         Steps of the classes in one backward pass with ``gradients="fused"``, for the same hidden states. Each
-        after the first draws a quarter as many classes anew. More than two pay where the encoder takes far
-        longer than the layer: classes keep up with hidden states that change fast.
+        after the first draws a quarter as many classes anew, and compares all rows with the targets of the
+        others too, of which the n_shared / 2 most frequent ones count. More than two pay where the encoder
+        takes far longer than the layer: classes keep up with hidden states that change fast.
     whiten : bool
         With ``gradients="fused"``, shorten steps along directions in which all hidden states are long, by the
         inverse square root of their second moments (in blocks of 256 features).
@@ -228,7 +235,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self._recent = RecentRows()
         self._draws: dict[int, ClassDraws] = {}
         self._draws_of = (-1, -1)
-        self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int32, Float32]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], StepSets] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
 
@@ -320,7 +327,7 @@ class ExtremeSoftmax(SoftmaxLayer):
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
                 f" {self.weight.device}. Use 'dense' or 'sparse'."
             )
-        sets = self._choose(h, y)
+        sets = self._choose(h, y).sets
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
             self._no_biases = np.zeros(self.n_classes if self.bias is None else 0, np.float32)
@@ -344,22 +351,21 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
-        n_drawn = self._n_drawn()
-        ((classes, minus_log_pi),) = self._choose(h, y)
-        # Few lengths for compiled code, whatever the number of rows that are not ignored.
-        n_targets = min(n_drawn // 2, -(-len(y) // _PADDING) * _PADDING)
-        return padded(classes, minus_log_pi, min(n_drawn + n_targets, self.n_classes), h.device)
+        n_drawn, (drawn,) = self._choose(h, y)
+        return padded(*drawn, n_drawn, h.device)
 
     def _n_drawn(self) -> int:
         """Return how many classes the next training step draws."""
         if self.n_shared != "auto":
             return min(self.n_shared, self.n_classes)
+        n_steps, n_drawn = int(self.n_steps), _FIRST_SHARED
         if self.n_classes <= _EXACT_CLASSES:
-            return self.n_classes
-        grown = int(self.n_steps) // _SHARED_UNIT * _SHARED_UNIT
-        return min(max(grown, _FIRST_SHARED), _MOST_SHARED, self.n_classes)
+            n_drawn = self.n_classes
+        elif n_steps >= _FIRST_STEPS:
+            n_drawn = 1 << n_steps.bit_length()
+        return min(n_drawn, _MOST_SHARED, self.n_classes)
 
-    def _choose(self, h: Tensor, y: Tensor) -> list[tuple[Int32, Float32]]:
+    def _choose(self, h: Tensor, y: Tensor) -> StepSets:
         """Draw the class sets of a training step, remember its rows, and count it.
 
         Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
@@ -380,12 +386,12 @@ class ExtremeSoftmax(SoftmaxLayer):
             draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
             for i, draws in enumerate(self._current_draws(sizes))
         ]
-        if n_drawn < self.n_classes:
-            sets = [add_targets(drawn, labels, n_drawn // 2) for drawn in sets]
-        self._kept[key] = sets
+        # As negatives of a first step, targets do not repay their share of the product: docs/lab-notes.md.
+        sets[1:] = [add_targets(drawn, labels, max(n_drawn // 2, 1)) for drawn in sets[1:]]
+        self._kept[key] = StepSets(n_drawn, sets)
         while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
-        return sets
+        return self._kept[key]
 
     def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
         """Return the draws of sets of these sizes, and forget those of others."""
