@@ -380,7 +380,7 @@ def test_huge_hidden_states_leave_no_trace_invariant(data, length):
 
 @pytest.mark.parametrize("length", [1e3, 1e12])
 def test_a_step_of_long_hidden_states_planted(length):
-    """Their squares do not overflow; steps along later rows are at most halved, however long the rows were."""
+    """Their squares do not overflow; steps along later rows are hardly halved, however long these were."""
     rng = np.random.default_rng(0)
     moments = HiddenMoments(8)
     moments.reset()

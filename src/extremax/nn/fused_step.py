@@ -156,7 +156,7 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
 
 
 def _scale(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
-    """Return the hidden states x at unit mean square, whitened or not, and the size that they usually have."""
+    """Return hidden states at unit mean square, whitened or not, and the size that they usually have."""
     if moments is None:
         size = root_mean_square(x)
         return x * np.float32(1.0 / size), size

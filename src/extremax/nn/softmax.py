@@ -1,9 +1,9 @@
 """ExtremeSoftmax: an output layer whose training step scores the classes that a minibatch shares.
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
-training step compares all rows with one set of classes, of which one matrix product makes all scores, drawn
-by a power of the class frequencies, and each row with its target. Once there is a label tree, half of the
-draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact, and so is the
+training step compares each row with its target and with one set of classes for all rows, whose scores one
+matrix product makes. They are drawn by a power of the class frequencies; once there is a label tree, half of
+them come from the cells of the tree that the rows belong to. Inclusion probabilities are exact, and so is the
 loss in evaluation mode.
 """
 
@@ -69,7 +69,7 @@ class SoftmaxOutput(NamedTuple):
 
 
 class StepSets(NamedTuple):
-    """Class sets of a training step: how many classes the first has, at most, and classes and -log pi of each."""
+    """Class sets of a training step: the most classes of the first, and classes and -log pi of each."""
 
     n_drawn: int
     sets: list[tuple[Int32, Float32]]
