@@ -592,7 +592,7 @@ class Layout:
             is_sharded, comes_sharded = hasattr(tensor, "to_local"), hasattr(value, "to_local")
             if is_sharded and not comes_sharded and value.shape == tensor.shape:
                 local = value[self.shards.start : self.shards.stop]
-                state[prefix + name] = self.share(local.to(_local(tensor).device))
+                state[prefix + name] = self.share(local)  # moves it to the device of the mesh
             elif not is_sharded and comes_sharded:
                 state[prefix + name] = _local(value)
             elif not is_sharded and tensor.ndim > 0 and len(value) == self.shards.n_classes:
