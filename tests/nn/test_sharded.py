@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import load
 
 import extremax
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
+from layer_kinds import KINDS
 
 SIZES = (1, 2, 3, 4)
 
@@ -102,14 +103,6 @@ def test_training_again_counts_and_draws_again_invariant(one_process, gradients)
     assert draw() == first
     layer.load_state_dict(other.state_dict())
     assert draw() != first
-
-
-KINDS = {
-    "dense": {"gradients": "dense"},
-    "sparse": {"gradients": "sparse"},
-    "whitened": {"gradients": "fused"},
-    "plain": {"gradients": "fused", "whiten": False},
-}
 
 
 @pytest.mark.parametrize("old", KINDS)

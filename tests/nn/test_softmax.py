@@ -20,6 +20,7 @@ from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, 
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
 from extremax.tree import LabelTree
+from layer_kinds import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -589,14 +590,6 @@ def test_state_without_moments_is_loaded(data):
     assert torch.equal(layer.weight, plain.weight)
     assert not layer.hidden_moments.moments.any()
     assert float(layer.hidden_moments.n_rows) == 0.0
-
-
-KINDS = {
-    "dense": {"gradients": "dense"},
-    "sparse": {"gradients": "sparse"},
-    "whitened": {"gradients": "fused"},
-    "plain": {"gradients": "fused", "whiten": False},
-}
 
 
 @pytest.mark.parametrize("old", KINDS)
