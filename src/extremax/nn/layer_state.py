@@ -15,9 +15,9 @@ SUMS = ("squares", "bias_squares")
 def adapt_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
     """Give a state the Adagrad sums and moments of hidden states that a layer has.
 
-    What the layer has not is left out, and what the state has not starts anew. New tensors are on the device
-    of the state's other ones: with ``assign=True`` they become the layer's, side by side. A state without the
-    sums is not that of a layer, and stays as it is.
+    What the layer lacks is left out, and what the state lacks starts anew. New tensors are on the device of
+    the state: with ``assign=True`` they become tensors of the layer beside the state's own. A state without
+    the sums is not that of a layer, and stays as it is.
     """
     old = {name: state_dict[prefix + name] for name in SUMS if prefix + name in state_dict}
     for name, value in old.items():

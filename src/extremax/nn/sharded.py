@@ -79,10 +79,10 @@ class ShardedExtremeSoftmax(OutputLayer):
     With ``rows="same"`` nothing is gathered: 3 collectives, the two all-reduces of the forward pass and an
     all-reduce of the gradient of the hidden states. Each step of `steps_per_batch` after the first makes two
     more in the backward pass, all-reduces of 4 N and 8 N bytes as in the forward pass. Whitening needs none:
-    every rank sees all rows. Weights and their gradients do not travel, except on a
-    mesh of two dimensions: there the gradient of each of the two tables takes an all-reduce over the other
-    dimension. The exact loss in evaluation mode has the collectives of the forward pass; `predict_topk` has
-    the gathers, and an all-gather of (16 k + 8) N bytes from each rank.
+    every rank sees all rows. Weights and their gradients do not travel, except on a mesh of two dimensions:
+    there the gradient of each of the two tables takes an all-reduce over the other dimension. The exact loss
+    in evaluation mode has the collectives of the forward pass; `predict_topk` has the gathers, and an
+    all-gather of (16 k + 8) N bytes from each rank.
 
     Parameters
     ----------
