@@ -6,6 +6,7 @@ ranks. Tables may be on any device, in any floating-point type; gradients are in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from extremax.nn.hidden_moments import HiddenMoments, unit_size
 from extremax.nn.shard_group import ShardGroup, add_terms
-from extremax.nn.shared_classes import SharedSet, SoftmaxTerms, score_terms, smoothed_losses
+from extremax.nn.shared_classes import SharedSet, SoftmaxTerms
 from extremax.runtime.products import one_blas_thread
 
 
@@ -74,19 +75,27 @@ class LocalStep:
     learning_rate: float
 
     def score(self, x: Tensor, labels: Tensor, shared: SharedSet) -> Scored:
-        """Compare rows x (n, d) with a set; labels (n,) are places in the table, -1 elsewhere."""
+        """Compare rows x (n, d) with a set; labels (n,) are places in the table, -1 elsewhere.
+
+        The terms are those of `extremax.nn.shared_classes.shared_terms`.
+        """
         here = (labels >= 0).nonzero().squeeze(1)
         classes, slots = _with_targets(shared.classes, labels[here])
-        table = self.weight[classes].float()
-        n_set = len(shared.classes)
-        scores, own = x @ table[:n_set].T, (x[here] * table[slots]).sum(dim=1)
+        table, n_set = self.weight[classes].float(), len(shared.classes)
+        shift, own = shared.minus_log_pi, (x[here] * table[slots]).sum(dim=1)
         if self.bias is not None:
             biases = self.bias[classes].float()
-            scores, own = scores + biases[:n_set], own + biases[slots]
-        with torch.enable_grad():
-            scores, own = scores.requires_grad_(), own.requires_grad_()
-            terms = score_terms(own, scores, labels, shared, smooths=False, here=here)
-        return Scored(classes, table, here, slots, (own, scores), terms)
+            shift, own = shift + biases[:n_set], own + biases[slots]
+        scores = torch.addmm(shift, x, table[:n_set].T)
+        inside = slots < n_set
+        scores[here[inside], slots[inside]] = -math.inf  # a target enters once, with its own score
+        column = own.new_full((len(x),), -math.inf).index_copy_(0, here, own)
+        top = torch.maximum(scores.amax(dim=1), column) if n_set else column
+        top = top.clamp(min=torch.finfo(top.dtype).min)  # a rank without classes has no score
+        ratios, own_ratios = scores.sub_(top.unsqueeze(1)).exp_(), (column - top).exp_()
+        total = ratios.sum(dim=1) + own_ratios
+        terms = SoftmaxTerms(top + total.log(), own.new_zeros(len(x)).index_copy_(0, here, own), None)
+        return Scored(classes, table, here, slots, ratios, own_ratios[here], total, terms)
 
     def scale(self, x: Tensor) -> Tensor:
         """Return the rows that steps go along."""
@@ -125,8 +134,10 @@ class Scored:
         Rows whose targets this rank has.
     slots : (n_here,)
         Places of these targets in `classes`.
-    scores : ((n_here,), (n, S))
-        Of the targets and of the set, which `terms` can be differentiated in.
+    ratios, own_ratios : (n, S), (n_here,)
+        exp(score - log pi) of the set and of the targets, in units of the largest of a row.
+    total : (n,)
+        Sum of the ratios of a row.
     terms
         Of the loss.
     """
@@ -135,13 +146,15 @@ class Scored:
     table: Tensor
     here: Tensor
     slots: Tensor
-    scores: tuple[Tensor, Tensor]
+    ratios: Tensor
+    own_ratios: Tensor
+    total: Tensor
     terms: SoftmaxTerms
 
-    def differentiate(self, outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Slopes:
-        """Return the derivatives of outputs that were made from `terms`."""
-        own, others = torch.autograd.grad(outputs, self.scores, grads)
-        return own, others
+    def differentiate(self, of_log_sum: Tensor, of_own: Tensor) -> Slopes:
+        """Return the derivatives of a loss in the scores, from those in the terms."""
+        factor = of_log_sum / self.total
+        return self.own_ratios * factor[self.here] + of_own[self.here], self.ratios * factor.unsqueeze(1)
 
     def spread(self, slopes: Slopes, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of `table` and of its biases, for rows (n, d)."""
@@ -186,16 +199,14 @@ class StepInBackward(torch.autograd.Function):
             row_weights = -grads[1]  # a target's own score has this slope
             unit = float(row_weights.abs().mean()) if len(x) else 0.0
             scaled = step.scale(x)
-            slopes = scored.differentiate([scored.terms.log_sum, scored.terms.own], grads)
+            slopes = scored.differentiate(*grads)
             if ctx.needs_input_grad[0]:
                 grad_h = scored.pull(slopes).to(ctx.dtype)
             step.update(scored, slopes, scaled, unit or 1.0)
             for shared in step.sets[1:]:
                 scored = step.score(x, labels, shared)
-                with torch.enable_grad():
-                    terms = add_terms(scored.terms, step.shards)
-                    losses = smoothed_losses(terms, 0.0, step.shards.n_classes)
-                slopes = scored.differentiate([losses], [row_weights])
+                fraction = (scored.terms.log_sum - add_terms(scored.terms, step.shards).log_sum).exp()
+                slopes = scored.differentiate(row_weights * fraction, -row_weights)
                 step.update(scored, slopes, scaled, unit or 1.0)
         return grad_h, None, None, None
 

@@ -183,24 +183,17 @@ def shared_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
             biases = torch.gather(bias, 0, both, sparse_grad=sparse).to(dtype)
             own = own + biases[:n_own]
             scores = scores + biases[n_own:]
-        return score_terms(own, scores, y, shared, smooths=smooths, here=here)
-
-
-def score_terms(
-    own: Tensor, scores: Tensor, y: Tensor, shared: SharedSet, *, smooths: bool, here: Tensor | None
-) -> SoftmaxTerms:
-    """Return the terms of the loss from the scores of the targets (n_here,) and of the set (n, S)."""
-    column = own
-    if here is not None:
-        column = own.new_full((len(scores),), -math.inf).index_copy(0, here, own)
-        own = own.new_zeros(len(scores)).index_copy(0, here, own)
-    is_target = shared.classes == y.unsqueeze(1)
-    logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
-    log_sum = torch.logsumexp(torch.cat([column.unsqueeze(1), logits], dim=1), dim=1)
-    if not smooths:
-        return SoftmaxTerms(log_sum, own, None)
-    inverse_pi = shared.minus_log_pi.exp().masked_fill(is_target, 0.0)
-    return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
+        column = own
+        if here is not None:
+            column = own.new_full((len(h),), -math.inf).index_copy(0, here, own)
+            own = own.new_zeros(len(h)).index_copy(0, here, own)
+        is_target = shared.classes == y.unsqueeze(1)
+        logits = (scores + shared.minus_log_pi).masked_fill(is_target, -math.inf)
+        log_sum = torch.logsumexp(torch.cat([column.unsqueeze(1), logits], dim=1), dim=1)
+        if not smooths:
+            return SoftmaxTerms(log_sum, own, None)
+        inverse_pi = shared.minus_log_pi.exp().masked_fill(is_target, 0.0)
+        return SoftmaxTerms(log_sum, own, own + (scores * inverse_pi).sum(dim=1))
 
 
 def _rows(weight: Tensor, classes: Tensor, *, sparse: bool) -> Tensor:
