@@ -580,7 +580,7 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
 
 
 def test_state_without_moments_is_loaded(data):
-    """As of a layer that does not whiten, or of the sharded one: moments start anew."""
+    """As of a layer that does not whiten: moments start anew."""
     plain = make_layer(gradients="fused", whiten=False)
     assert not any(name.startswith("hidden_moments") for name in plain.state_dict())
     layer = make_layer(gradients="fused")

@@ -26,7 +26,7 @@ class ReplicatedMoments(HiddenMoments):
 
     They are equal on all ranks, bit for bit: a rank adds the same rows in the same order as the others, in
     products on one thread, whatever the number of its threads. Ranks on different kinds of processors may
-    round differently, by one part in 10^7; each steps its own classes, so that nothing needs equal bits.
+    round differently. Each steps its own classes, so that nothing needs equal bits.
     """
 
     @classmethod
