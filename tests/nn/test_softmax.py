@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from extremax.data import planted_hierarchy
-from extremax.nn import ExtremeSoftmax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 from extremax.nn.hidden_moments import HiddenMoments
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
 from extremax.tree import LabelTree
+from layer_kinds import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -620,7 +621,7 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
 
 
 def test_state_without_moments_is_loaded(data):
-    """As of a layer that does not whiten, or of the sharded one: moments start anew."""
+    """As of a layer that does not whiten: moments start anew."""
     plain = make_layer(gradients="fused", whiten=False)
     assert not any(name.startswith("hidden_moments") for name in plain.state_dict())
     layer = make_layer(gradients="fused")
@@ -630,14 +631,6 @@ def test_state_without_moments_is_loaded(data):
     assert torch.equal(layer.weight, plain.weight)
     assert not layer.hidden_moments.moments.any()
     assert float(layer.hidden_moments.n_rows) == 0.0
-
-
-KINDS = {
-    "dense": {"gradients": "dense"},
-    "sparse": {"gradients": "sparse"},
-    "whitened": {"gradients": "fused"},
-    "plain": {"gradients": "fused", "whiten": False},
-}
 
 
 @pytest.mark.parametrize("old", KINDS)
@@ -666,6 +659,38 @@ def test_state_of_other_gradients_is_loaded_reference(data, old, new):
     wrong = ExtremeSoftmax(WIDTH, N_CLASSES + 1, **KINDS[old])
     with pytest.raises(RuntimeError, match="size mismatch"):
         second.load_state_dict(wrong.state_dict())
+
+
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
+def test_assigned_tensors_are_where_the_state_is_invariant(old, new):
+    """With assign=True, what starts anew is beside what came, wherever the layer was."""
+    for of_state, of_layer in (("cpu", "meta"), ("meta", "cpu"), ("cpu", "cpu")):
+        state = ExtremeSoftmax(WIDTH, N_CLASSES, device=of_state, **KINDS[old]).state_dict()
+        layer = ExtremeSoftmax(WIDTH, N_CLASSES, device=of_layer, **KINDS[new])
+        layer.load_state_dict(state, assign=True)
+        assert {name: value.device.type for name, value in layer.state_dict().items()} == dict.fromkeys(
+            layer.state_dict(), of_state
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(ExtremeSoftmax, {"n_shared": 24}), (AdversarialSoftmax, {"n_negatives": 4})]
+)
+def test_rows_of_the_earlier_model_are_dropped_with_a_state_reference(data, kind, options):
+    """The next tree is fitted on rows of the loaded model alone."""
+    hidden, y = tensors(data, 60)
+    layer = kind(WIDTH, N_CLASSES, refit_every=1, n_jobs=1, **options)
+    given = copy.deepcopy(layer.state_dict())
+    layer(hidden[:20], y[:20])
+    layer.load_state_dict(given)
+    layer(hidden[20:40], y[20:40])
+    assert not bool(layer.noise.has_tree)
+    layer(hidden[40:60], y[40:60])
+    expected = kind(WIDTH, N_CLASSES, n_jobs=1, **options)
+    expected.fit_tree(hidden[20:40], y[20:40])
+    for name, value in expected.noise.state_dict().items():
+        assert torch.equal(layer.noise.state_dict()[name], value), name
 
 
 def test_state_of_an_encoder_alone_keeps_the_layer(data):

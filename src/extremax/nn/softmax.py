@@ -22,7 +22,16 @@ from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
 from extremax.nn.hidden_moments import HiddenMoments
-from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, copy_into, n_processes
+from extremax.nn.layer import (
+    RecentRows,
+    SoftmaxLayer,
+    check_class_counts,
+    check_gradients,
+    check_positive,
+    copy_into,
+    n_processes,
+)
+from extremax.nn.layer_state import adapt_state
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -36,9 +45,8 @@ from extremax.nn.shared_classes import (
 from extremax.noise import class_weights
 from extremax.runtime.threads import resolve_threads
 from extremax.training.class_sets import TreeCells
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Int32
 
-GRADIENTS = ("dense", "sparse", "fused")
 # Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit
 # takes longer than what its classes gain: docs/lab-notes.md.
 _FIRST_REFIT = 4096
@@ -194,10 +202,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             refit_every=None if refit_every == "auto" else refit_every,
             refit_rows=refit_rows,
         )
-        if gradients not in GRADIENTS:
-            raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
-        check_smoothing(label_smoothing)
-        check_fused(gradients, label_smoothing)
+        check_gradients(gradients, label_smoothing)
         if gradients == "fused" and dtype not in (None, torch.float32):
             raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
         counts = check_class_counts(class_counts, n_classes)
@@ -264,14 +269,7 @@ class ExtremeSoftmax(SoftmaxLayer):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take the state of a layer with other `gradients` or `whiten` too: what it has not starts anew."""
         self._kept.clear()
-        moments = prefix + "hidden_moments."
-        if self.hidden_moments is None:
-            drop_moments(state_dict, prefix)
-        elif prefix + "squares" in state_dict and moments + "moments" not in state_dict:
-            device = state_dict[prefix + "squares"].device
-            for name, buffer in self.hidden_moments.named_buffers():
-                state_dict[moments + name] = torch.zeros_like(buffer, device=device)
-        start_other_sums(self, state_dict, prefix)
+        adapt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # -- forward
@@ -418,41 +416,3 @@ class ExtremeSoftmax(SoftmaxLayer):
             return n_steps > 0 and n_steps % self.refit_every == 0
         times = n_steps // _FIRST_REFIT
         return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
-
-
-def drop_moments(state_dict: dict[str, Any], prefix: str) -> None:
-    """Remove the moments of hidden states from the state of a layer."""
-    for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
-        del state_dict[name]
-
-
-def start_other_sums(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Replace Adagrad's sums in a state by new ones, where layer or state has none."""
-    for name in ("squares", "bias_squares"):
-        value, buffer = state_dict.get(prefix + name), layer.get_buffer(name)
-        if value is not None and (len(value) == 0) != (len(buffer) == 0):
-            device = value.device if buffer.is_meta else buffer.device
-            state_dict[prefix + name] = torch.full_like(buffer, INITIAL_SQUARE, device=device)
-
-
-def check_smoothing(label_smoothing: float) -> None:
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
-
-
-def check_fused(gradients: str, label_smoothing: float) -> None:
-    if gradients == "fused" and label_smoothing > 0.0:
-        raise ValueError(
-            "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
-        )
-
-
-def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
-    """Return the counts as numbers, or ones unless they are given."""
-    counts: Float64
-    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
-    if counts.shape != (n_classes,):
-        raise ValueError(
-            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
-        )
-    return counts
