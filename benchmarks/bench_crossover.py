@@ -80,7 +80,7 @@ def make_output(method: str, width: int, counts: Tensor, rate: float) -> tuple[A
         exact = Exact(width, counts)
         return exact, [torch.optim.Adagrad(exact.parameters(), lr=rate)]
     shared = Shared(width, counts, method)
-    shared.layer.learning_rate = rate
+    shared.layer.learning_rate = rate * width  # in units of the scores
     if method == "fused":
         return shared, []
     return shared, [torch.optim.Adagrad(shared.layer.parameters(), lr=rate)]

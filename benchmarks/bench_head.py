@@ -272,7 +272,7 @@ METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
     "extremax": _ours,
     "extremax sparse": lambda task, counts: _ours(task, counts, gradients="sparse"),
     "extremax fused": lambda task, counts: _ours(task, counts, gradients="fused"),
-    "extremax fused, 2 steps": lambda task, counts: _ours(task, counts, gradients="fused", steps_per_batch=2),
+    "extremax fused, 8 steps": lambda task, counts: _ours(task, counts, gradients="fused", steps_per_batch=8),
     "uniform 256": lambda task, counts: Sampled(task, counts, n=256, by_frequency=False),
     "uniform 1024": lambda task, counts: Sampled(task, counts, n=1024, by_frequency=False),
     "frequency 256": lambda task, counts: Sampled(task, counts, n=256, by_frequency=True),

@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, shard_group
 from extremax.nn.shared_classes import ClassDraws, SharedSet, shared_losses
+from extremax.nn.softmax import StepSets
 
 N_CLASSES, WIDTH = 23, 6  # 23 classes are 12 and 11, or 8, 8 and 7
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -390,7 +391,7 @@ def check_fused_step(rank, size, folder):
 
 def compare_fused_steps(mine, parts, *, n_shared=50, rows="own", class_counts=None, **options):
     """Train three minibatches, and one process on the same class sets; return both layers."""
-    options |= {"gradients": "fused", "learning_rate": 0.05}
+    options = {"gradients": "fused", "learning_rate": 0.05 * WIDTH, "steps_per_batch": 1, **options}
     layer = make_layer(n_shared=n_shared, rows=rows, class_counts=class_counts, **options)
     single = ExtremeSoftmax(WIDTH, N_CLASSES, n_jobs=1, **options)
     with torch.no_grad():
@@ -406,8 +407,8 @@ def compare_fused_steps(mine, parts, *, n_shared=50, rows="own", class_counts=No
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("extremax.nn.softmax.n_processes", lambda: 1)  # it refuses several processes
             sets = [(classes.astype(np.int32), shift) for classes, shift in whole_sets(layer)]
-            assert len(sets) == options.get("steps_per_batch", 1)
-            patch.setattr(single, "_choose", lambda h, y: sets)
+            assert len(sets) == options["steps_per_batch"]
+            patch.setattr(single, "_choose", lambda h, y: StepSets(50, sets))
             losses = torch.split(single(theirs, y).losses, [int((y != -100).sum()) for _, y in parts])
             torch.stack([own.mean() for own in losses]).mean().backward()
         torch.testing.assert_close(out.losses, losses[mine], rtol=1e-4, atol=1e-4)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.hidden_moments import HiddenMoments, root_mean_square
+from extremax.nn.hidden_moments import HiddenMoments, scale_rows
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64, Int32
@@ -75,7 +75,7 @@ class FusedStep(torch.autograd.Function):
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled, size = _scale(x, step.moments)
+            scaled, size = scale_rows(x, step.moments)
             if ctx.needs_input_grad[0]:
                 grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
             _update(scaled, size, scored, step)
@@ -153,15 +153,6 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
 
     run(differentiate, len(blocks), n_threads)
     return grad_h
-
-
-def _scale(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
-    """Return hidden states at unit mean square, whitened or not, and the size that they usually have."""
-    if moments is None:
-        size = root_mean_square(x)
-        return x * np.float32(1.0 / size), size
-    scaled = moments.add(x)
-    return scaled, moments.size() or root_mean_square(x)
 
 
 def _update(scaled: Float32, size: float, scored: _Scored, step: FusedArguments) -> None:

@@ -131,6 +131,13 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
     return out
 
 
+def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
+    """Return hidden states at unit mean square, whitened or not, and the size that they usually have."""
+    scaled = unit_size(x) if moments is None else moments.add(x)
+    size = 0.0 if moments is None else moments.size()
+    return scaled, max(size, _LEAST) if size else root_mean_square(x)
+
+
 def unit_size(x: Float32) -> Float32:
     """Return x at unit mean square."""
     scaled: Float32 = x * np.float32(1.0 / root_mean_square(x))

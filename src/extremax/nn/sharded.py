@@ -115,7 +115,8 @@ class ShardedExtremeSoftmax(OutputLayer):
         state dict has DTensors. "fused": none; the backward pass itself steps the rank's classes by Adagrad
         with one sum per class.
     learning_rate : float
-        Of ``gradients="fused"``; assign to the attribute to change it.
+        Of ``gradients="fused"``, in units of the scores as in `ExtremeSoftmax`; assign to the attribute to
+        change it.
     steps_per_batch : int
         Steps of the classes in one backward pass with ``gradients="fused"``, each on newly drawn classes, for
         the same hidden states.
@@ -178,9 +179,9 @@ class ShardedExtremeSoftmax(OutputLayer):
         rows: Literal["own", "same"] = "own",
         n_shared: int = 1536,
         class_counts: ArrayLike | None = None,
-        class_exponent: float = 0.5,
+        class_exponent: float = 0.75,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
-        learning_rate: float = 0.1,
+        learning_rate: float = 10.0,
         steps_per_batch: int = 1,
         whiten: bool = True,
         label_smoothing: float = 0.0,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extremax.nn.hidden_moments import HiddenMoments, unit_size
+from extremax.nn.hidden_moments import HiddenMoments, scale_rows
 from extremax.nn.shard_group import ShardGroup, add_terms
 from extremax.nn.shared_classes import SharedSet, SoftmaxTerms
 from extremax.runtime.products import one_blas_thread
@@ -97,20 +97,20 @@ class LocalStep:
         terms = SoftmaxTerms(top + total.log(), own.new_zeros(len(x)).index_copy_(0, here, own), None)
         return Scored(classes, table, here, slots, ratios, own_ratios[here], total, terms)
 
-    def scale(self, x: Tensor) -> Tensor:
-        """Return the rows that steps go along."""
-        rows = np.ascontiguousarray(x.cpu().numpy())
+    def scale(self, x: Tensor) -> ScaledRows:
+        """Return the rows that steps go along, and the size that hidden states usually have."""
         with one_blas_thread():
-            scaled = unit_size(rows) if self.moments is None else self.moments.add(rows)
-        return torch.from_numpy(scaled).to(x.device)
+            scaled, size = scale_rows(np.ascontiguousarray(x.cpu().numpy()), self.moments)
+        return torch.from_numpy(scaled).to(x.device), size
 
-    def update(self, scored: Scored, slopes: Slopes, scaled: Tensor, unit: float) -> None:
+    def update(self, scored: Scored, slopes: Slopes, rows: ScaledRows, unit: float) -> None:
         """Step the classes of a set and the targets outside of it; `unit` is that of the slopes."""
+        scaled, size = rows
         gradient, bias_gradient = (part.div_(unit) for part in scored.spread(slopes, scaled))
-        classes, rate = scored.classes, self.learning_rate
+        classes, rate = scored.classes, self.learning_rate / scaled.shape[1]
         sums = self.squares[classes] + gradient.square().mean(dim=1, keepdim=True)
         self.squares[classes] = sums
-        self.weight[classes] -= (rate * gradient * sums.rsqrt()).to(self.weight.dtype)
+        self.weight[classes] -= (rate / size * gradient * sums.rsqrt()).to(self.weight.dtype)
         if self.bias is not None:
             sums = self.bias_squares[classes] + bias_gradient.square()
             self.bias_squares[classes] = sums
@@ -119,6 +119,8 @@ class LocalStep:
 
 # Derivatives of a loss in the scores of the targets (n_here,) and of the set (n, S).
 Slopes = tuple[Tensor, Tensor]
+# Hidden states (n, d) at unit mean square, and their size.
+ScaledRows = tuple[Tensor, float]
 
 
 @dataclass(frozen=True)
