@@ -496,6 +496,8 @@ def test_tree_is_fitted_at_doubling_steps():
     assert layer._keeps_rows()
     assert not ExtremeSoftmax(4, 65 * 64 + 1, n_shared=64)._keeps_rows()
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
+    for n_classes, keeps in ((4096, False), (4097, True), (65_536, True), (65_537, False)):
+        assert ExtremeSoftmax(1, n_classes)._keeps_rows() == keeps
 
 
 def test_sets_grow_with_the_steps_reference():

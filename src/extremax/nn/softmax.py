@@ -129,8 +129,8 @@ class ExtremeSoftmax(SoftmaxLayer):
         Rows with this target are left out.
     refit_every : int, "auto" or None
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
-        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each shared one, where
-        cells no longer pay. None: only when `fit_tree` is called.
+        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
+        65,536 if that is "auto", where cells no longer pay. None: only when `fit_tree` is called.
     refit_rows : int
         See `refit_every`.
     tree_components : int
@@ -404,11 +404,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
-        n_most = _MOST_SHARED if self.n_shared == "auto" else self.n_shared
-        if n_most >= self.n_classes:
+        most, usual = (_MOST_SHARED, _EXACT_CLASSES) if self.n_shared == "auto" else [self.n_shared] * 2
+        if most >= self.n_classes:
             return False  # the softmax is exact
         if self.refit_every == "auto":
-            return not has_many_classes(self.n_classes, n_most, BatchConfig())
+            return not has_many_classes(self.n_classes, usual, BatchConfig())
         return self.refit_every is not None
 
     def _refit_is_due(self, n_steps: int) -> bool:
