@@ -19,7 +19,7 @@ from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 
 sys.path.append(str(Path(__file__).parent))
 
-from two_processes import N_CLASSES, WIDTH, Model, one_step, rows
+from nn.two_processes import N_CLASSES, WIDTH, Model, one_step, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
