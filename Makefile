@@ -13,15 +13,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := dev
 # Arguments for the main run of the suite, for example: make tests PYTEST_ARGS="-x tests/test_tree.py"
-PYTEST_ARGS ?= -n auto --dist loadfile
+# The order of files is that of tests/conftest.py.
+PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 # Assertions of the tests are rewritten, and modules compiled, once and not in each of the many processes.
 export PYTHONDONTWRITEBYTECODE :=
 # The files that have tests marked `small`: the others need not be imported to be left out, torch among them.
 SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
 # Interpreted kernels are bounds-checked by numpy, and run the loops that NUMBA_BOUNDSCHECK puts in the place of
-# vector instructions: so `make test` runs small tests interpreted, and bounds-checked what that run leaves out,
-# which are several threads and a fit that is too long. `make test-all` runs all small tests both ways.
-NOT_INTERPRETED := tests/kernels/test_phases.py tests/training/test_class_sets.py
+# vector instructions: so `make test` runs small tests interpreted, and bounds-checked those of several threads, which that run
+# has not. `make test-all` runs all small tests both ways.
+NOT_INTERPRETED := tests/kernels/test_phases.py
 CHECKED ?= $(SMALL)
 # Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
 CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
