@@ -1,7 +1,7 @@
 # make test    create .venv, install, then lint, types and the suite: under 8 minutes on two cores, kernels compiled anew
 # make test-all  the same with the tests marked `slow`, and with all tests marked `small` bounds-checked
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
-# make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
+# make test-browser  the pages in a Chromium, which must be installed; `make test-all` skips them without one
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
@@ -15,6 +15,8 @@ EXTRAS := dev
 # Arguments for the main run of the suite, for example: make tests PYTEST_ARGS="-x tests/test_tree.py"
 # The order of files is that of tests/conftest.py.
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
+# The tests have a process for each core, so that more threads than a test asks for would wait for one another.
+ONE_THREAD := LOKY_MAX_CPU_COUNT=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Assertions of the tests are rewritten, and modules compiled, once and not in each of the many processes.
 export PYTHONDONTWRITEBYTECODE :=
 # The files that have tests marked `small`: the others need not be imported to be left out, torch among them.
@@ -24,6 +26,7 @@ SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
 # has not. `make test-all` runs all small tests both ways.
 NOT_INTERPRETED := tests/kernels/test_phases.py
 CHECKED ?= $(SMALL)
+KIND ?= small and not slow
 # Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
 CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes,
@@ -42,15 +45,15 @@ test: lint
 	$(MAKE) tests-interpreted
 
 test-all: lint
-	$(MAKE) --jobs=2 types tests PYTEST_ARGS='$(PYTEST_ARGS) -m "slow or not slow"'
-	$(MAKE) tests-boundscheck
-	$(MAKE) tests-interpreted
+	$(MAKE) --jobs=2 types tests ONE_THREAD= PYTEST_ARGS='$(PYTEST_ARGS) -m "slow or not slow"'
+	$(MAKE) tests-boundscheck KIND=small
+	$(MAKE) tests-interpreted KIND=small
 
 quick: lint .cache/kernels-fresh
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
 test-browser: install .cache/kernels-fresh
-	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q tests/browser
+	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q -m "slow or not slow" tests/browser
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md $(BENCH_ARGS)
@@ -104,13 +107,13 @@ types: install
 	mkdir -p .cache && touch $@
 
 tests: install .cache/kernels-fresh
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 tests-boundscheck: install .cache/kernels-fresh
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -n auto --dist loadfile -m small $(CHECKED)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "$(KIND)" $(CHECKED)
 
 tests-interpreted: install
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m small $(SMALL)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "$(KIND)" $(SMALL)
 
 ANNIF := .cache/annif
 test-annif: $(ANNIF)/.installed

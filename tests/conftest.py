@@ -27,11 +27,12 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # later finds them compiled.  Long files come before short ones: none is left to one process at the end.
 FIRST = (
     "test_sklearn_checks.py",
-    "nn/test_softmax.py",
+    "training/test_sparse_trainer.py",
     "test_estimator.py",
-    "nn/test_integration.py",
-    "nn/test_sharded.py",
     "data/test_foreign_files.py",
+    "nn/test_sharded.py",
+    "nn/test_integration.py",
+    "nn/test_softmax.py",
     "serve/test_server.py",
     "distributed/test_dask.py",
     "test_docs.py",
@@ -40,7 +41,6 @@ FIRST = (
     "experiments/test_runner.py",
     "tree/test_label_tree.py",
     "training/test_row_trainer.py",
-    "training/test_sparse_trainer.py",
     "test_examples.py",
     "storage/test_foreign_models.py",
     "runtime/test_stated_memory.py",

@@ -62,8 +62,8 @@ CHECKS: dict[str, Callable[[str], None]] = {
 LAUNCHERS = {"sharded_head.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
 
 
-# Each a second way to what tests/nn/test_sharded.py and docs/howto/pytorch.md run.
-SLOW = {"sharded_head.py", "pytorch_head.py"}
+# Each a second way to what tests/nn/test_sharded.py, docs/howto/pytorch.md and docs/howto/embeddings.md run.
+SLOW = {"sharded_head.py", "pytorch_head.py", "embeddings_in_memory.py"}
 
 
 def test_examples_were_found() -> None:
