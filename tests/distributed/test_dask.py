@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from itertools import pairwise
 
 import numpy as np
