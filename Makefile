@@ -38,11 +38,10 @@ QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_typ
 .PHONY: test test-all test-annif test-browser quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
   format clean
 
-# mypy has one thread, and so runs beside the tests.
+# mypy has one thread and some tests wait for a clock or a process, so that others run beside them.
 test: lint
-	$(MAKE) --jobs=2 types tests
+	$(MAKE) --jobs=3 types tests tests-interpreted
 	$(MAKE) tests-boundscheck CHECKED="$(NOT_INTERPRETED)"
-	$(MAKE) tests-interpreted
 
 test-all: lint
 	$(MAKE) --jobs=2 types tests ONE_THREAD= PYTEST_ARGS='$(PYTEST_ARGS) -m "slow or not slow"'
