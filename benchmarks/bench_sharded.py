@@ -5,15 +5,17 @@
 
 Processes talk by gloo over the loopback interface, with one thread each. Constants: a small all-reduce, bytes
 per second of large collectives, multiplications of a product of the step's shape, scores of a softmax, rows
-that are read and written by index. Steps: hidden states that want a gradient, the step of the layer with
-gradients="fused" and with dense gradients and AdamW, without an encoder. The prediction is in processor
-seconds of one process:
+that are read and written by index, a decomposition of moments. Steps: hidden states that want a gradient,
+the step of the layer with gradients="fused" and with dense gradients and AdamW, without an encoder. The
+prediction is in processor seconds of one process:
 
     overhead + 6 small all-reduces + 3 N d T / products + N T softmax + 16 d T / row bytes
+    + 2 N d^2 / products + decomposition / 8
     + (8 N d + 24 N) / bandwidth,        T = S / P + min(S / 2, N) / P classes of a process
 
 with the overhead of the smallest step in one process, multiply-adds per second of the product, seconds per
-score of a softmax and its gradient, bytes per second of rows read and written, and of a large all-reduce.
+score of a softmax and its gradient, bytes per second of rows read and written, and of a large all-reduce. The
+second line is whitening: every process has the rows of all, and decomposes moments in every eighth step.
 """
 
 from __future__ import annotations
@@ -78,11 +80,13 @@ def figures(work: Callable[[], object], repeats: int) -> dict[str, float]:
     }
 
 
-def measure_constants(size: int, repeats: int, *, tiny: bool) -> list[dict[str, Any]]:
+def measure_constants(size: int, repeats: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
     import torch
     import torch.distributed as dist
 
-    small, n_large = torch.zeros(256), 1 << (12 if tiny else 24)
+    from extremax.nn.hidden_moments import inverse_root
+
+    small, n_large = torch.zeros(256), 1 << (12 if cases is TINY else 24)
     rows: list[dict[str, Any]] = []
     if size > 1:
         rows.append({"case": "all-reduce of 1 kB", **figures(lambda: dist.all_reduce(small), 10 * repeats)})
@@ -112,7 +116,16 @@ def measure_constants(size: int, repeats: int, *, tiny: bool) -> list[dict[str, 
     found = figures(read_and_write, repeats)
     found["bytes/s"] = 1024 * 128 * 4 * 2 * 1e3 / found["processor ms"]
     rows.append({"case": "1,024 rows of 128 read and written", **found})
+    for width in sorted({case.width for case in cases}):
+        x = torch.randn(1024, width)
+        moment = (x.T @ x).numpy()
+        found = figures(lambda moment=moment: inverse_root(moment, 1024.0), repeats)
+        rows.append({"case": decomposition(width), **found})
     return rows
+
+
+def decomposition(width: int) -> str:
+    return f"decomposition of the moments of {width} features"
 
 
 def measure_step(case: Case, rank: int, size: int, repeats: int) -> dict[str, Any]:
@@ -149,7 +162,7 @@ def run_rank(rank: int, size: int, folder: Path, repeats: int, cases: Sequence[C
     torch.set_num_threads(1)
     store = f"file://{folder}/meeting{size}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-    found = measure_constants(size, repeats, tiny=len(cases) == len(TINY))
+    found = measure_constants(size, repeats, cases)
     found += [measure_step(case, rank, size, repeats) for case in cases]
     if rank == 0:
         (folder / f"{size}.json").write_text(json.dumps(found))
@@ -200,6 +213,7 @@ def add_predictions(found: dict[int, list[dict[str, Any]]], cases: Sequence[Case
             n, d = case.n_rows, case.width
             n_set = (case.n_shared + min(case.n_shared // 2, n)) / size
             work = 3 * n * d * n_set / products + n * n_set * softmax
+            work += 2 * n * d * d / products + first[decomposition(d)]["processor ms"] / 1e3 / 8
             traffic = 16 * d * n_set / row_bytes
             sent = (8 * n * d + 24 * n) / bandwidth if size > 1 else 0.0
             collectives = 6 * call if size > 1 else 0.0

@@ -125,7 +125,7 @@ def main() -> None:
     torch.manual_seed(0)
     encoder = DistributedDataParallel(Encoder())
     head = ShardedExtremeSoftmax(
-        WIDTH, len(counts), n_shared=options.shared, class_counts=counts, gradients="fused", learning_rate=0.1
+        WIDTH, len(counts), n_shared=options.shared, class_counts=counts, gradients="fused"
     )
     sparse = torch.optim.SparseAdam([encoder.module.bag.weight], lr=2e-3)
     dense = torch.optim.Adam(encoder.module.norm.parameters(), lr=2e-3)
@@ -142,7 +142,7 @@ def main() -> None:
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(len(train.y))
         for rows in order[: len(order) // batch * batch].reshape(-1, batch):
-            head.learning_rate = 0.1 * max(0.02, 1.0 - step / n_steps)
+            head.learning_rate = 10.0 * max(0.02, 1.0 - step / n_steps)
             columns, offsets, y = train.take(rows)
             sparse.zero_grad()
             dense.zero_grad()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, shard_group
 from extremax.nn.shared_classes import ClassDraws, SharedSet, shared_losses
+from extremax.nn.softmax import StepSets
 
 N_CLASSES, WIDTH = 23, 6  # 23 classes are 12 and 11, or 8, 8 and 7
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -80,13 +81,22 @@ def dense(tensor):
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
-def whole_set(layer):
-    """The classes that the ranks drew in the latest step, as one set of all classes."""
-    classes, minus_log_pi = next(reversed(layer._kept.values()))
+def whole_sets(layer):
+    """The classes that the ranks drew in the latest minibatch, as sets of all classes, one for each step."""
+    mine = [
+        (classes + layer.class_range[0], shift) for classes, shift in next(reversed(layer._kept.values()))
+    ]
     found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (classes + layer.class_range[0], minus_log_pi))
-    parts = [np.concatenate(part) for part in zip(*found, strict=True)]
-    return SharedSet(torch.from_numpy(parts[0]), torch.from_numpy(parts[1]))
+    dist.all_gather_object(found, mine)
+    return [
+        tuple(np.concatenate(part) for part in zip(*of_ranks, strict=True))
+        for of_ranks in zip(*found, strict=True)
+    ]
+
+
+def whole_set(layer):
+    (drawn,) = whole_sets(layer)
+    return SharedSet(*map(torch.from_numpy, drawn))
 
 
 def reference(parts, shared, *, bias=True, smoothing=0.0, n_classes=N_CLASSES):
@@ -201,7 +211,7 @@ def check_ranks_without_classes(rank, size, folder):
         x, y = rows(size, n_classes=n_classes)[rank]
         for gradients in ("dense", "sparse", "fused"):
             torch.manual_seed(5)
-            layer = make_layer(n_classes, n_shared=2, gradients=gradients)
+            layer = make_layer(n_classes, n_shared=2, gradients=gradients, steps_per_batch=2)
             before = local(layer.weight).detach().clone()
             for step in range(2):
                 hidden = x.clone().requires_grad_(step == 0)  # an encoder may be frozen
@@ -213,6 +223,10 @@ def check_ranks_without_classes(rank, size, folder):
             assert len(set(following)) == 1
             if gradients == "fused":
                 assert bool((local(layer.weight) != before).any(dim=1).all())
+                moments = [None] * size
+                dist.all_gather_object(moments, layer.hidden_moments.moments)
+                assert all(torch.equal(moments[0], other) for other in moments)
+                assert bool(moments[0].any())
 
 
 def check_wrong_input_on_one_rank(rank, size, folder):
@@ -305,6 +319,13 @@ def check_collectives(rank, size, folder):
             found, _ = count(out.loss.backward)
             assert found == {"allreduce_": 1}, found
     compare_bytes(rank, size)
+    several = make_layer(n_shared=9, gradients="fused", steps_per_batch=3)
+    x, y = rows(size)[rank]
+    x.requires_grad_()
+    found, out = count(lambda: several(x, y))
+    assert found == gathered, found
+    found, _ = count(out.loss.backward)
+    assert found == {"_allgather_base_": 1, "allreduce_": 4, "_reduce_scatter_base_": 1}, found
     layer.eval()
     found, _ = count(lambda: layer(*rows(size)[rank]))
     assert found == gathered, found
@@ -324,51 +345,88 @@ def compare_bytes(rank, size):
 
         return wrapped
 
-    layer = make_layer(n_shared=9)
-    x, y = rows(size, uneven=False)[rank]
-    x, y = x.requires_grad_(), y.clamp(min=0)
-    n, total = len(y), size * len(y)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_group, "_all_gather", recorded(shard_group._all_gather, 1))
-        patch.setattr(shard_group, "_reduce_scatter", recorded(shard_group._reduce_scatter, 1))
-        patch.setattr(dist, "all_reduce", recorded(dist.all_reduce, 0))
-        layer(x, y).loss.backward()
-    forward = [8, n * (4 * WIDTH + 8), 4 * total, 8 * total]
-    assert sent == [*forward, 4 * n, 4 * total * WIDTH], sent
+    for options in ({}, {"gradients": "fused", "steps_per_batch": 2}):
+        sent.clear()
+        layer = make_layer(n_shared=9, **options)
+        x, y = rows(size, uneven=False)[rank]
+        x, y = x.requires_grad_(), y.clamp(min=0)
+        n, total = len(y), size * len(y)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shard_group, "_all_gather", recorded(shard_group._all_gather, 1))
+            patch.setattr(shard_group, "_reduce_scatter", recorded(shard_group._reduce_scatter, 1))
+            patch.setattr(dist, "all_reduce", recorded(dist.all_reduce, 0))
+            layer(x, y).loss.backward()
+        sums = [4 * total, 8 * total]
+        more = sums if options else []
+        assert sent == [8, n * (4 * WIDTH + 8), *sums, 4 * n, *more, 4 * total * WIDTH], sent
 
 
 def check_fused_step(rank, size, folder):
     """Steps in backward are those of the layer of one process, whose kernels are others."""
-    for bias in (True, False):
-        options = {"n_shared": 50, "gradients": "fused", "bias": bias, "learning_rate": 0.05}
-        layer = make_layer(**options)
-        single = ExtremeSoftmax(WIDTH, N_CLASSES, n_jobs=1, whiten=False, **options)
-        with torch.no_grad():
-            single.weight.copy_(tables()[0])
-            if bias:
-                single.bias.copy_(tables()[1])
-        parts = rows(size, uneven=False)
-        x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    for options in (
+        {},
+        {"bias": False, "whiten": False},
+        {"n_shared": 9, "class_counts": COUNTS, "steps_per_batch": 3},
+        {"n_shared": 9, "whiten": False, "steps_per_batch": 2},
+        {"rows": "same", "n_shared": 9, "steps_per_batch": 2},
+    ):
+        parts = rows(size if options.get("rows", "own") == "own" else 1)
+        layer, single = compare_fused_steps(rank % len(parts), parts, **options)
         start, stop = layer.class_range
-        for _ in range(3):
-            hidden = parts[rank][0].clone().requires_grad_()
-            layer(hidden, parts[rank][1]).loss.backward()
-            theirs = x.clone().requires_grad_()
-            with pytest.MonkeyPatch.context() as patch:  # it refuses several processes
-                patch.setattr("extremax.nn.softmax.n_processes", lambda: 1)
-                single(theirs, y).loss.backward()
-            mine = slice(rank * len(hidden), (rank + 1) * len(hidden))
-            torch.testing.assert_close(hidden.grad, size * theirs.grad[mine], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(local(layer.weight), single.weight[start:stop], rtol=1e-4, atol=1e-5)
-        if bias:
-            torch.testing.assert_close(local(layer.bias), single.bias[start:stop], rtol=1e-4, atol=1e-5)
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        for name in ("weight", "squares") + (("bias", "bias_squares") if layer.bias is not None else ()):
+            ours, theirs = local(getattr(layer, name)), getattr(single, name)[start:stop].detach()
+            torch.testing.assert_close(ours, theirs, **close)
         assert not layer.weight.requires_grad
-        # Classes that were not drawn stay: one process of one drawn class steps that and the targets.
-        few = make_layer(n_shared=1, gradients="fused", rows="same")
-        x, y = rows(1)[0]
-        few(x, torch.full_like(y, 0)).loss.backward()
-        moved = (local(few.weight) != tables()[0][start:stop]).any(dim=1).sum()
-        assert 1 <= int(moved) <= 2
+        if options.get("whiten", True):
+            compare_moments(layer, single)
+    # Classes that were not drawn stay: one process of one drawn class steps that and the targets.
+    few = make_layer(n_shared=1, gradients="fused", rows="same")
+    x, y = rows(1)[0]
+    few(x, torch.full_like(y, 0)).loss.backward()
+    start, stop = few.class_range
+    moved = (local(few.weight) != tables()[0][start:stop]).any(dim=1).sum()
+    assert 1 <= int(moved) <= 2
+
+
+def compare_fused_steps(mine, parts, *, n_shared=50, rows="own", class_counts=None, **options):
+    """Train three minibatches, and one process on the same class sets; return both layers."""
+    options = {"gradients": "fused", "learning_rate": 0.05 * WIDTH, "steps_per_batch": 1, **options}
+    layer = make_layer(n_shared=n_shared, rows=rows, class_counts=class_counts, **options)
+    single = ExtremeSoftmax(WIDTH, N_CLASSES, n_jobs=1, **options)
+    with torch.no_grad():
+        single.weight.copy_(tables()[0])
+        if single.bias is not None:
+            single.bias.copy_(tables()[1])
+    x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    for _ in range(3):
+        hidden = parts[mine][0].clone().requires_grad_()
+        out = layer(hidden, parts[mine][1])
+        out.loss.backward()
+        theirs = x.clone().requires_grad_()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("extremax.nn.softmax.n_processes", lambda: 1)  # it refuses several processes
+            sets = [(classes.astype(np.int32), shift) for classes, shift in whole_sets(layer)]
+            assert len(sets) == options["steps_per_batch"]
+            patch.setattr(single, "_choose", lambda h, y: StepSets(50, sets))
+            losses = torch.split(single(theirs, y).losses, [int((y != -100).sum()) for _, y in parts])
+            torch.stack([own.mean() for own in losses]).mean().backward()
+        torch.testing.assert_close(out.losses, losses[mine], rtol=1e-4, atol=1e-4)
+        ours = torch.split(theirs.grad * len(parts), [len(y) for _, y in parts])[mine]
+        torch.testing.assert_close(hidden.grad, ours, rtol=1e-4, atol=1e-4)
+    return layer, single
+
+
+def compare_moments(layer, single):
+    """Moments are the same bits on all ranks, and those of one process."""
+    moments = dict(layer.hidden_moments.named_buffers())
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, moments)
+    for name, value in moments.items():
+        assert all(torch.equal(value, other[name]) for other in found), name
+        theirs = single.hidden_moments.get_buffer(name)
+        torch.testing.assert_close(value, theirs, rtol=1e-4, atol=1e-4)
+    assert int(layer.hidden_moments.n_steps) == 3
 
 
 def check_sum_of_exponentials(rank, size, folder):
@@ -381,7 +439,7 @@ def check_sum_of_exponentials(rank, size, folder):
     with torch.no_grad():
         for _ in range(n):
             values.append(layer(x, y).losses.double().exp().numpy())
-            classes, minus_log_pi = next(reversed(layer._kept.values()))
+            ((classes, minus_log_pi),) = next(reversed(layer._kept.values()))
             seen[classes] += 1
             stated[classes] = np.exp(-minus_log_pi)
         exact = layer.target_log_prob(x, y).double().neg().exp().numpy()
@@ -552,6 +610,7 @@ def state_of(gradients):
     if gradients == "fused":
         start, stop = layer.class_range
         layer.squares.to_local().copy_(torch.arange(start, stop)[:, None])
+        layer.hidden_moments.add(rows(1)[0][0].numpy())
     return layer
 
 
@@ -569,7 +628,9 @@ def check_conversion(rank, size, folder):
         torch.testing.assert_close(single(x).detach(), layer(x), **CLOSE)
         if gradients == "fused":
             assert torch.equal(single.squares[:, 0], torch.arange(N_CLASSES).float())
+            assert float(single.hidden_moments.n_rows) == len(rows(1)[0][0])
             single.squares += 1
+            single.hidden_moments.add(x.numpy())
         single.fit_tree(x, torch.arange(len(x)) % N_CLASSES)  # its tree is left out
         with torch.no_grad():
             single.weight += 1
@@ -578,6 +639,8 @@ def check_conversion(rank, size, folder):
         assert torch.equal(local(layer.weight), single.weight[start:stop])
         if gradients == "fused":
             assert torch.equal(local(layer.squares), single.squares[start:stop])
+            for name, value in layer.hidden_moments.named_buffers():
+                assert torch.equal(value, single.hidden_moments.get_buffer(name)), name
         assert layer._current_draws().n_classes == stop - start
     with pytest.raises(RuntimeError, match="size mismatch"):
         layer.load_state_dict(ExtremeSoftmax(WIDTH, N_CLASSES + 1, gradients="fused").state_dict())
@@ -597,6 +660,7 @@ def check_checkpoints(rank, size, folder):
         for name, value in fresh.state_dict().items():
             assert torch.equal(local(value), local(expected[name])), name
         assert fresh.n_steps == 5
+    load_other_moments(size, folder)
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     def trained():
@@ -625,6 +689,27 @@ def check_checkpoints(rank, size, folder):
     step(layer, optimizer)
     step(other, again)
     torch.testing.assert_close(local(other.weight), local(layer.weight), **CLOSE)
+
+
+def load_other_moments(size, folder):
+    """Checkpoints with moments into a layer without, and the other way round."""
+    plain = ShardedExtremeSoftmax(WIDTH, N_CLASSES, gradients="fused", whiten=False)
+    state = plain.state_dict()
+    load(state, checkpoint_id=folder / "checkpoint-fused")
+    plain.load_state_dict(state)
+    assert torch.equal(local(plain.weight), local(state_of("fused").weight))
+    if size == 2:
+        save(plain.state_dict(), checkpoint_id=folder / "checkpoint-plain")
+    layer = ShardedExtremeSoftmax(WIDTH, N_CLASSES, gradients="fused")
+    state = layer.state_dict()
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    load(state, checkpoint_id=folder / "checkpoint-plain", planner=planner)
+    layer.load_state_dict(state)
+    assert torch.equal(local(layer.squares), local(plain.squares))
+    assert int(layer.hidden_moments.n_steps) == 0
+    layer.hidden_moments.add(rows(1)[0][0].numpy())
+    layer.load_state_dict(plain.state_dict())
+    assert not any(bool(buffer.any()) for buffer in layer.hidden_moments.buffers())
 
 
 def check_mesh_of_two_dimensions(rank, size, folder):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 class Wrapped(nn.Module):
     def __init__(self, gradients):
         super().__init__()
-        self.model = Model(n_shared=16, gradients=gradients, learning_rate=0.05)
+        self.model = Model(n_shared=16, gradients=gradients, learning_rate=0.5)
 
     def forward(self, x, labels):
         return {"loss": self.model(x, labels)}

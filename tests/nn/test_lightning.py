@@ -23,7 +23,7 @@ def test_lightning_trains_validates_and_restores(tmp_path, gradients):
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.model = Model(n_shared=16, gradients=gradients, learning_rate=0.05)
+            self.model = Model(n_shared=16, gradients=gradients, learning_rate=0.5)
 
         def training_step(self, batch, _):
             return self.model(*batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint import load
 
 import extremax
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
+from layer_kinds import KINDS
 
 SIZES = (1, 2, 3, 4)
 
@@ -70,6 +72,8 @@ def test_without_process_group_rejects():
     ("options", "sentence"),
     [
         ({"n_shared": 0}, "n_shared is 0"),
+        ({"steps_per_batch": 0}, "steps_per_batch is 0"),
+        ({"gradients": "fused", "label_smoothing": 0.1}, "gradients='fused' has no label smoothing"),
         ({"rows": "all"}, "rows is 'all'; use 'own' or 'same'"),
         ({"gradients": "none"}, "gradients is 'none'"),
         ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
@@ -90,7 +94,7 @@ def test_training_again_counts_and_draws_again_invariant(one_process, gradients)
 
     def draw():
         torch.manual_seed(0)
-        found = layer._shared_set(y, y)
+        (found,) = layer._class_sets(y, y)
         assert int(layer.n_steps) == 1
         return found.minus_log_pi.tolist()
 
@@ -101,21 +105,39 @@ def test_training_again_counts_and_draws_again_invariant(one_process, gradients)
     assert draw() != first
 
 
-@pytest.mark.parametrize("old", ["dense", "sparse", "fused"])
-@pytest.mark.parametrize("new", ["dense", "sparse", "fused"])
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
 def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
-    """Tables come along, and Adagrad's sums where both have them."""
-    first = ShardedExtremeSoftmax(4, 10, gradients=old, class_counts=range(1, 11))
-    fresh = ShardedExtremeSoftmax(4, 10, gradients=new).unsharded_state_dict()
+    """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
+    first = ShardedExtremeSoftmax(4, 10, class_counts=range(1, 11), **KINDS[old])
+    fresh = ShardedExtremeSoftmax(4, 10, **KINDS[new]).unsharded_state_dict()
     first(torch.ones(3, 4), torch.arange(3)).loss.backward()
     given = first.unsharded_state_dict()
     for state in (first.state_dict(), given):
-        second = ShardedExtremeSoftmax(4, 10, gradients=new)
-        second(torch.ones(3, 4), torch.arange(3)).loss.backward()
-        second.load_state_dict(state)
-        for name, value in second.unsharded_state_dict().items():
-            has_both = given[name].shape == value.shape
-            assert torch.equal(value, given[name] if has_both else fresh[name]), name
+        for device, assign in (("cpu", False), ("cpu", True), ("meta", True)):
+            second = ShardedExtremeSoftmax(4, 10, device=device, **KINDS[new])
+            if device == "cpu":
+                second(torch.ones(3, 4), torch.arange(3)).loss.backward()
+            second.load_state_dict(copy.deepcopy(state), assign=assign)
+            for name, value in second.unsharded_state_dict().items():
+                has_both = name in given and given[name].shape == value.shape
+                assert torch.equal(value, given[name] if has_both else fresh[name]), name
+            second(torch.ones(3, 4), torch.arange(3)).loss.backward()
+
+
+def test_moments_stay_in_float32_on_the_cpu(one_process):
+    """Whatever the type and the device of the tables."""
+    layer = ShardedExtremeSoftmax(4, 10, gradients="fused").double()
+    assert layer.hidden_moments.moments.dtype == torch.float32
+    layer(torch.ones(3, 4), torch.arange(3)).loss.backward()
+    assert layer.weight.dtype == torch.float64
+    assert layer.weight.to_local().any()
+    layer.to("meta")
+    assert layer.hidden_moments.moments.is_meta
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    layer(torch.ones(3, 4), torch.arange(3)).loss.backward()
+    assert int(layer.hidden_moments.n_steps) == 1
 
 
 def test_wrong_input_rejects(one_process):

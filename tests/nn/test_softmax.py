@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from extremax.data import planted_hierarchy
-from extremax.nn import ExtremeSoftmax
+from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 from extremax.nn.hidden_moments import HiddenMoments
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
 from extremax.tree import LabelTree
+from layer_kinds import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -101,7 +102,7 @@ def test_sum_of_exponentials_has_the_right_mean_identity(data, tree):
     layer = make_layer(data, class_counts=np.bincount(data.y, minlength=N_CLASSES))
     hidden, y = tensors(data, 6)
     weight, bias = layer.weight.detach(), layer.bias.detach()
-    draws, Z = layer._current_draws(), layer.noise.project(hidden)
+    (draws,), Z = layer._current_draws([24]), layer.noise.project(hidden)
     assert draws.cells is not None
     values = []
     for positions in np.random.default_rng(1).random((3000, 2)):
@@ -141,7 +142,7 @@ def test_training_loss_has_the_right_mean_enumeration_identity(n_shared):
     layer = ExtremeSoftmax(4, 12, n_shared=n_shared, class_counts=counts, refit_every=None, n_jobs=1)
     hidden, y = torch.from_numpy(rng.normal(size=(6, 4))), torch.tensor([0, 5, 5, 11, 3, 7])
     weight, bias = (torch.from_numpy(rng.normal(size=size)) for size in ((12, 4), 12))
-    draws = layer._current_draws()
+    (draws,) = layer._current_draws([n_shared])
     # The set changes with the position only where a cumulated probability has this fraction.
     edges = np.unique(np.concatenate([[0.0, 1.0], draws.everywhere % 1.0]))
     mean = torch.zeros(6, dtype=torch.float64)
@@ -183,7 +184,7 @@ def test_smoothing_has_the_right_mean_identity(data):
     """The mean score of all classes that smoothing subtracts is estimated without bias."""
     layer = make_layer(data)
     hidden, y = tensors(data, 6)
-    draws, Z = layer._current_draws(), layer.noise.project(hidden)
+    (draws,), Z = layer._current_draws([24]), layer.noise.project(hidden)
     values = []
     for positions in np.random.default_rng(1).random((3000, 2)):
         shared = padded(*draws.draw(Z, positions), 24, torch.device("cpu"))
@@ -203,7 +204,8 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
     hidden, y = tensors(data, 40)
     found = {}
     for gradients in ("dense", "sparse", "fused"):
-        layer = make_layer(data, gradients=gradients, bias=bias, learning_rate=0.05, whiten=False)
+        options = {"learning_rate": 0.05 * WIDTH, "whiten": False, "steps_per_batch": 1}
+        layer = make_layer(data, gradients=gradients, bias=bias, **options)
         before = [p.detach().clone() for p in layer.parameters()]
         h = hidden.clone().requires_grad_()
         torch.manual_seed(3)
@@ -218,9 +220,10 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
         torch.testing.assert_close(found[gradients][2], grad, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(found[gradients][3], losses, rtol=1e-5, atol=1e-5)
     fused = found["fused"][0]
-    # Sums over the 40 rows, in units of the size of the hidden states.
-    sums = 40 * dense.weight.grad / hidden.square().mean().sqrt()
-    step = 0.05 * sums / (sums.square().mean(1, keepdim=True) + INITIAL_SQUARE).sqrt()
+    # Sums over the 40 rows, in units of the size of the hidden states; steps in units of its inverse.
+    size = hidden.square().mean().sqrt()
+    sums = 40 * dense.weight.grad / size
+    step = 0.05 / size * sums / (sums.square().mean(1, keepdim=True) + INITIAL_SQUARE).sqrt()
     torch.testing.assert_close(fused.weight.detach(), before[0] - step, rtol=1e-4, atol=1e-6)
     assert fused.weight.grad is None
     if bias:
@@ -234,7 +237,7 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
 
 def test_whitened_steps_reference(data):
     """Two minibatches of two steps each, by double precision, dense gradients and the formula."""
-    options = {"gradients": "fused", "learning_rate": 0.05, "steps_per_batch": 2}
+    options = {"gradients": "fused", "learning_rate": 0.05 * WIDTH, "steps_per_batch": 2}
     layer = make_layer(data, refit_every=None, **options)
     dense = make_layer(data, refit_every=None).double()
     sums = np.zeros((WIDTH, WIDTH))
@@ -243,9 +246,11 @@ def test_whitened_steps_reference(data):
     for batch in range(2):
         hidden, y = (t[n * batch : n * (batch + 1)] for t in tensors(data))
         torch.manual_seed(batch)
-        sets = layer._choose(hidden, y)
+        sets = layer._choose(hidden, y).sets
         assert len(sets) == 2
-        assert not np.array_equal(sets[0][0], sets[1][0])
+        assert not np.isin(sets[1][0], sets[0][0]).all()
+        assert len(sets[0][0]) <= 24
+        assert len(sets[1][0]) <= 6 + 12  # a quarter of the classes, and half as many targets
         torch.manual_seed(batch)
         h = hidden.clone().requires_grad_()
         layer(h, y).loss.backward()
@@ -271,7 +276,7 @@ def test_whitened_steps_reference(data):
                 slope = n * dense.bias.grad.numpy()
                 squares += np.square(gradient).mean(axis=1, keepdims=True)
                 bias_squares += np.square(slope)
-                dense.weight -= torch.from_numpy(0.05 * gradient / np.sqrt(squares))
+                dense.weight -= torch.from_numpy(0.05 / np.sqrt(mean) * gradient / np.sqrt(squares))
                 dense.bias -= torch.from_numpy(0.05 * slope / np.sqrt(bias_squares))
         torch.testing.assert_close(layer.weight.double(), dense.weight.detach(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(layer.bias.double(), dense.bias.detach(), rtol=1e-3, atol=1e-4)
@@ -308,7 +313,7 @@ def test_no_hidden_state_has_a_length_planted():
 
 
 def test_fused_step_does_not_depend_on_scales_invariant(data):
-    """A loss or hidden states 64 times as large: the same steps of the classes, in units of the latter."""
+    """A loss or hidden states 64 times as large: the same steps, in units of the inverse of the latter."""
     hidden, y = tensors(data, 40)
     found = []
     for loss_scale, hidden_scale in ((1.0, 1.0), (64.0, 1.0), (1.0, 64.0)):
@@ -327,15 +332,16 @@ def test_fused_step_does_not_depend_on_scales_invariant(data):
     assert torch.equal(step, step_2)
     assert torch.equal(bias, bias_2)
     torch.testing.assert_close(grad_2, 64 * grad)
-    torch.testing.assert_close(step_3, step, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(64 * step_3, step, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(bias_3, bias, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(grad_3, grad / 64, rtol=1e-3, atol=1e-6)
 
 
 def test_classes_that_no_row_wants_move_little(data):
     """The first step of a drawn class is in proportion to its probability; that of a target is whole."""
-    layer = make_layer(gradients="fused", learning_rate=1.0, scale=0.0, n_shared=90)
+    layer = make_layer(gradients="fused", learning_rate=WIDTH, scale=0.0, n_shared=90)
     hidden, y = tensors(data, 20)
+    hidden /= hidden.square().mean().sqrt()
     layer(hidden, y).loss.backward()
     length = layer.weight.detach().square().mean(1).sqrt()
     wanted = torch.zeros(N_CLASSES, dtype=torch.bool)
@@ -349,7 +355,7 @@ def test_two_calls_before_one_backward_gradient(data):
     hidden, y = tensors(data, 80)
     found = {}
     for gradients in ("dense", "fused"):
-        layer = make_layer(gradients=gradients, n_shared=N_CLASSES, learning_rate=0.5)
+        layer = make_layer(gradients=gradients, n_shared=N_CLASSES, learning_rate=5.0)
         first, second = (part.clone().requires_grad_() for part in hidden.split(40))
         (layer(first, y[:40]).loss + layer(second, y[40:]).loss).backward()
         found[gradients] = torch.cat([first.grad, second.grad])
@@ -371,6 +377,22 @@ def test_huge_hidden_states_leave_no_trace_invariant(data, length):
     for name, value in layer.state_dict().items():
         assert torch.isfinite(value).all(), name
     assert (layer.weight != held).any(dim=1)[y].all()
+
+
+@pytest.mark.parametrize("length", [1e3, 1e12])
+def test_a_step_of_long_hidden_states_planted(length):
+    """Their squares do not overflow; steps along later rows are hardly halved, however long these were."""
+    rng = np.random.default_rng(0)
+    moments = HiddenMoments(8)
+    moments.reset()
+    for _ in range(40):
+        usual = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
+    found = moments.add((length * rng.normal(size=(50, 8))).astype(np.float32))
+    assert abs(np.square(found).mean() - 1.0) < 1e-3
+    assert abs(np.square(usual).mean() - 1.0) < 0.2
+    for _ in range(16):  # until the next decomposition
+        later = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
+    assert 0.15 < np.square(later).mean() < 0.6
 
 
 def test_huge_hidden_states_of_a_wide_layer_reference():
@@ -445,7 +467,7 @@ def test_planted_classes_recovers(data, gradients):
     )
     trained = [p for p in layer.parameters() if p.requires_grad]
     optimiser = torch.optim.Adagrad(trained, lr=0.3) if trained else None
-    layer.learning_rate = 0.3
+    layer.learning_rate = 5.0
     torch.manual_seed(0)
     for _ in range(8):
         for rows in torch.randperm(len(y)).split(200):
@@ -474,6 +496,26 @@ def test_tree_is_fitted_at_doubling_steps():
     assert layer._keeps_rows()
     assert not ExtremeSoftmax(4, 65 * 64 + 1, n_shared=64)._keeps_rows()
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
+    for n_classes, keeps in ((4096, False), (4097, True), (65_536, True), (65_537, False)):
+        assert ExtremeSoftmax(1, n_classes)._keeps_rows() == keeps
+
+
+def test_sets_grow_with_the_steps_reference():
+    layer = ExtremeSoftmax(4, 5000, gradients="fused", refit_every=None, n_jobs=1)
+    hidden, y = torch.randn(6, 4), torch.arange(6)
+    for n_steps, size in ((0, 512), (1023, 512), (1024, 2048), (2047, 2048), (2048, 4096), (99_000, 4096)):
+        layer.n_steps.fill_(n_steps)
+        n_drawn, ((classes, _), (later, _)) = layer._choose(hidden, y)
+        assert len(classes) == n_drawn == size
+        assert size // 4 <= len(later) <= size // 4 + 6
+        assert np.isin(y, later).all()
+    assert set(layer._draws) == {4096, 1024}
+    for n_classes, n_steps, size in ((1500, 0, 512), (1500, 1024, 1500), (1024, 0, 1024), (20, 0, 20)):
+        layer = ExtremeSoftmax(4, n_classes, refit_every=None)
+        layer.n_steps.fill_(n_steps)
+        _, ((classes, minus_log_pi),) = layer._choose(hidden, y)
+        assert len(classes) == size
+        assert (size == n_classes) == (not minus_log_pi.any())
 
 
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
@@ -519,21 +561,23 @@ def test_fused_step_does_not_depend_on_threads_invariant():
 
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_the_same_seed_in_every_epoch_reference(data, gradients):
-    """Other rows with the same random numbers get a set with their own targets, and count as a step."""
+    """Other rows with the same random numbers get later sets with their own targets, and count as a step."""
     layer = make_layer(gradients=gradients, n_shared=20, refit_every=None)
     parts = [tuple(t[rows] for t in tensors(data)) for rows in torch.arange(15).split(5)]
-    known = layer._current_draws()
+    (known,) = layer._current_draws([20])
     for step, (hidden, y) in enumerate(parts, 1):
         torch.manual_seed(7)
         positions = torch.rand(2, dtype=torch.float64).numpy()
         torch.manual_seed(7)
-        (found, *_) = layer._choose(hidden, y)
-        expected = add_targets(known.draw(np.empty((5, 0), np.float32), positions), y.numpy(), 10)
+        found, *later = layer._choose(hidden, y).sets
+        assert len(later) == (gradients == "fused")
+        assert all(np.isin(y, classes).all() for classes, _ in later)
+        expected = known.draw(np.empty((5, 0), np.float32), positions)
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert int(layer.n_steps) == step
         torch.manual_seed(7)  # as activation checkpointing does
-        (again, *_) = layer._choose(hidden, y)
+        again, *_ = layer._choose(hidden, y).sets
         assert all(a is b for a, b in zip(found, again, strict=True))
         assert int(layer.n_steps) == step
 
@@ -579,7 +623,7 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
 
 
 def test_state_without_moments_is_loaded(data):
-    """As of a layer that does not whiten, or of the sharded one: moments start anew."""
+    """As of a layer that does not whiten: moments start anew."""
     plain = make_layer(gradients="fused", whiten=False)
     assert not any(name.startswith("hidden_moments") for name in plain.state_dict())
     layer = make_layer(gradients="fused")
@@ -589,14 +633,6 @@ def test_state_without_moments_is_loaded(data):
     assert torch.equal(layer.weight, plain.weight)
     assert not layer.hidden_moments.moments.any()
     assert float(layer.hidden_moments.n_rows) == 0.0
-
-
-KINDS = {
-    "dense": {"gradients": "dense"},
-    "sparse": {"gradients": "sparse"},
-    "whitened": {"gradients": "fused"},
-    "plain": {"gradients": "fused", "whiten": False},
-}
 
 
 @pytest.mark.parametrize("old", KINDS)
@@ -627,6 +663,38 @@ def test_state_of_other_gradients_is_loaded_reference(data, old, new):
         second.load_state_dict(wrong.state_dict())
 
 
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
+def test_assigned_tensors_are_where_the_state_is_invariant(old, new):
+    """With assign=True, what starts anew is beside what came, wherever the layer was."""
+    for of_state, of_layer in (("cpu", "meta"), ("meta", "cpu"), ("cpu", "cpu")):
+        state = ExtremeSoftmax(WIDTH, N_CLASSES, device=of_state, **KINDS[old]).state_dict()
+        layer = ExtremeSoftmax(WIDTH, N_CLASSES, device=of_layer, **KINDS[new])
+        layer.load_state_dict(state, assign=True)
+        assert {name: value.device.type for name, value in layer.state_dict().items()} == dict.fromkeys(
+            layer.state_dict(), of_state
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(ExtremeSoftmax, {"n_shared": 24}), (AdversarialSoftmax, {"n_negatives": 4})]
+)
+def test_rows_of_the_earlier_model_are_dropped_with_a_state_reference(data, kind, options):
+    """The next tree is fitted on rows of the loaded model alone."""
+    hidden, y = tensors(data, 60)
+    layer = kind(WIDTH, N_CLASSES, refit_every=1, n_jobs=1, **options)
+    given = copy.deepcopy(layer.state_dict())
+    layer(hidden[:20], y[:20])
+    layer.load_state_dict(given)
+    layer(hidden[20:40], y[20:40])
+    assert not bool(layer.noise.has_tree)
+    layer(hidden[40:60], y[40:60])
+    expected = kind(WIDTH, N_CLASSES, n_jobs=1, **options)
+    expected.fit_tree(hidden[20:40], y[20:40])
+    for name, value in expected.noise.state_dict().items():
+        assert torch.equal(layer.noise.state_dict()[name], value), name
+
+
 def test_state_of_an_encoder_alone_keeps_the_layer(data):
     layer = make_layer(gradients="fused")
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer)
@@ -646,7 +714,7 @@ def test_training_again_counts_and_draws_again_invariant(data, gradients):
 
     def train():
         torch.manual_seed(0)
-        sets = [layer._choose(*part)[0] for part in zip(hidden.split(20), y.split(20), strict=True)]
+        sets = [layer._choose(*part).sets[0] for part in zip(hidden.split(20), y.split(20), strict=True)]
         assert int(layer.n_steps) == 3
         return sets
 
@@ -668,7 +736,8 @@ def test_counts_without_a_tree_are_loaded(data):
     fresh = make_layer()
     fresh(hidden, y)
     fresh.load_state_dict(layer.state_dict())
-    np.testing.assert_array_equal(fresh._current_draws().everywhere, layer._current_draws().everywhere)
+    (found,), (expected,) = fresh._current_draws([24]), layer._current_draws([24])
+    np.testing.assert_array_equal(found.everywhere, expected.everywhere)
 
 
 def test_copy_draws_the_same_invariant(data):

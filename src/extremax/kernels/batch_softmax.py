@@ -259,8 +259,9 @@ def penalized_softmax(
 
 @njit
 def apply_shared(
-    gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate, limit
-):
+    gradients, coefficients, x, positive, slots, classes, first, last, n_set, model, learning_rate,
+    bias_rate, limit,
+):  # fmt: skip
     """Update the classes in slots [first, last) by Adagrad or SGD.
 
     The slots are all below `n_set`, classes of the set, or all from `n_set` on, positives outside of it.
@@ -275,6 +276,8 @@ def apply_shared(
         Rows, coefficients of their positives and the slots of those.
     classes
         Class of each slot.
+    learning_rate, bias_rate
+        Of weights and of biases.
     limit
         Longest step of Adagrad with one sum per class.
     """
@@ -295,12 +298,12 @@ def apply_shared(
         label, g, c = classes[slot], gradients[slot], sums[slot - first]
         w = model.weights[label]
         if model.squares.shape[1] == 0:
-            model.biases[label] -= learning_rate * c
+            model.biases[label] -= bias_rate * c
             for k in range(n_features):
                 w[k] -= learning_rate * g[k]
             continue
         model.bias_squares[label] += c * c
-        model.biases[label] -= learning_rate * c * rsqrt32(model.bias_squares[label])
+        model.biases[label] -= bias_rate * c * rsqrt32(model.bias_squares[label])
         if model.squares.shape[1] == 1:
             norm = np.float32(0.0)
             for k in range(n_features):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.hidden_moments import HiddenMoments, unit_size
+from extremax.nn.hidden_moments import HiddenMoments, scale_rows
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64, Int32
@@ -51,8 +51,9 @@ class FusedArguments(NamedTuple):
 class FusedStep(torch.autograd.Function):
     """Losses of the rows; the backward pass steps weights and biases.
 
-    The steps do not depend on the scale of the loss or of the hidden states: gradients are taken in units of
-    the mean weight of a row, and of the root mean square of the hidden states or their running moments.
+    What the steps do to the scores does not depend on the scale of the loss or of the hidden states:
+    gradients are in units of the mean weight of a row and of the root mean square of the hidden states, steps
+    in units of its inverse.
     """
 
     @staticmethod
@@ -60,9 +61,6 @@ class FusedStep(torch.autograd.Function):
         x, labels = np.ascontiguousarray(h.float().numpy()), y.numpy().astype(np.int32)
         with one_blas_thread():
             scored = _score(x, labels, step.sets[0], step)
-        if ctx.needs_input_grad[0]:
-            # Another backward pass may step the classes before this one's.
-            scored = scored._replace(targets=step.model.weights[labels])
         ctx.rows, ctx.scored = (x, labels), scored
         ctx.step, ctx.dtype = step, h.dtype
         return torch.from_numpy(scored.losses.astype(np.float32))
@@ -77,13 +75,12 @@ class FusedStep(torch.autograd.Function):
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled = unit_size(x) if step.moments is None else step.moments.add(x)
-            if scored.targets is not None:
-                grad = _differentiate(scored, scored.targets, unit, step.n_threads)
-                grad_h = torch.from_numpy(grad).to(ctx.dtype)
-            _update(scaled, scored, step)
+            scaled, size = scale_rows(x, step.moments)
+            if ctx.needs_input_grad[0]:
+                grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
+            _update(scaled, size, scored, step)
             for drawn in step.sets[1:]:
-                _update(scaled, _weigh(_score(x, labels, drawn, step), relative), step)
+                _update(scaled, size, _weigh(_score(x, labels, drawn, step), relative), step)
         return grad_h, None, None, None
 
 
@@ -93,15 +90,13 @@ class _Scored(NamedTuple):
     Attributes
     ----------
     classes : (S + targets outside of the set,)
-    table : (S, in_features)
-        Weights of the set.
+    table : (S + targets outside of the set, in_features)
+        Their weights: a copy, since another backward pass may step the classes before this one's.
     slots : (n,)
         Place of each row's target in `classes`.
     coefficients, positive : (n, S), (n,)
         Derivatives of the losses in the scores of the set, and of the targets.
     losses : (n,)
-    targets : (n, in_features)
-        Weights of the rows' targets, where the hidden states want a gradient.
     """
 
     classes: Int32
@@ -110,7 +105,6 @@ class _Scored(NamedTuple):
     coefficients: Float32
     positive: Float32
     losses: Float64
-    targets: Float32 | None = None
 
 
 def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedArguments) -> _Scored:
@@ -118,7 +112,8 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
     n, width = len(x), len(members)
     slots, extra = np.empty(n, np.int32), np.empty(n, np.int32)
     n_extra = find_slots(members, width, labels, step.place, slots, extra)
-    table = model.weights[members]
+    classes = np.concatenate([members, extra[:n_extra]])
+    table = model.weights[classes]
     scores = np.empty((n, width), np.float32)
     positive, losses = np.empty(n, np.float32), np.empty(n)
     shift = minus_log_pi + model.biases[members]
@@ -126,13 +121,12 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
 
     def score(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(x[a:b], table.T, out=scores[a:b])
+        np.matmul(x[a:b], table[:width].T, out=scores[a:b])
         shared_softmax(
             scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
         )
 
     run(score, len(blocks), step.n_threads)
-    classes = np.concatenate([members, extra[:n_extra]])
     return _Scored(classes, table, slots, scores, positive, losses)
 
 
@@ -144,37 +138,39 @@ def _weigh(scored: _Scored, relative: Float32) -> _Scored:
     )
 
 
-def _differentiate(scored: _Scored, targets: Float32, unit: float, n_threads: int) -> Float32:
+def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
     """Return the gradient of the hidden states (n, in_features)."""
-    grad_h = np.empty_like(targets)
-    blocks, positive = split(len(targets), _ROW_BLOCK), scored.positive
+    coefficients, positive, table = scored.coefficients, scored.positive, scored.table
+    n, width = coefficients.shape
+    grad_h = np.empty((n, table.shape[1]), np.float32)
+    blocks = split(n, _ROW_BLOCK)
 
     def differentiate(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(scored.coefficients[a:b], scored.table, out=grad_h[a:b])
-        grad_h[a:b] += positive[a:b, None] * targets[a:b]
+        np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
+        grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
         grad_h[a:b] *= np.float32(unit)
 
     run(differentiate, len(blocks), n_threads)
     return grad_h
 
 
-def _update(scaled: Float32, scored: _Scored, step: FusedArguments) -> None:
+def _update(scaled: Float32, size: float, scored: _Scored, step: FusedArguments) -> None:
     """Step the classes of a set and the targets outside of it."""
     classes, _, slots, coefficients, positive, *_ = scored
-    width, model = len(scored.table), step.model
+    width, model = coefficients.shape[1], step.model
     blocks = split(width, _CLASS_BLOCK)
     blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
     gradients = np.zeros((len(classes), scaled.shape[1]), np.float32)
-    rate, limit = np.float32(step.learning_rate), np.float32(np.inf)
+    rate = step.learning_rate / scaled.shape[1]
+    rates = np.float32(rate / size), np.float32(rate)
 
     def update(i: int) -> None:
         a, b = blocks[i]
         if a < width:
             np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
-        apply_shared(
-            gradients, coefficients, scaled, positive, slots, classes, a, b, width, model, rate, limit
-        )
+        rows = coefficients, scaled, positive, slots, classes
+        apply_shared(gradients, *rows, a, b, width, model, *rates, np.float32(np.inf))
 
     run(update, len(blocks), step.n_threads)
     if not step.has_bias:

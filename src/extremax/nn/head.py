@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, n_processes
+from extremax.nn.layer import RecentRows, SoftmaxLayer, check_class_counts, check_positive, n_processes
 from extremax.nn.noise_state import NoiseState
 from extremax.parameters import rename_parameters
 
@@ -161,12 +161,7 @@ class AdversarialSoftmax(SoftmaxLayer):
             raise ValueError(f"objective is {objective!r}; use {' or '.join(map(repr, OBJECTIVES))}.")
         if not 0.0 < tree_share <= 1.0:
             raise ValueError(f"tree_share is {tree_share}; it must be above 0 and at most 1.")
-        counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts, np.float64)
-        if counts.shape != (n_classes,):
-            raise ValueError(
-                f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes}"
-                " classes."
-            )
+        counts = check_class_counts(class_counts, n_classes)
         self.in_features = in_features
         self.n_classes = n_classes
         self.n_negatives = n_negatives

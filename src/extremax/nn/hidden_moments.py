@@ -13,6 +13,7 @@ hidden states have a matrix for each block of 256 features.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ _BLOCK = 256  # features: a decomposition takes their number cubed
 _MEMORY = 0.99  # weight of the earlier rows, per step
 _RIDGE = 1e-3  # of the mean eigenvalue, added to each
 _LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
-_EVERY_STEP, _EVERY = 16, 8  # steps: first a new decomposition in each, then in every eighth
+_EVERY_STEP, _EVERY = 16, 16  # steps: first a new decomposition in each, then in every sixteenth
+_LEAST = 1.0 / (float(np.finfo(np.float32).max) / 4)
+_LONGEST = 100.0  # mean square of the rows of a step, in those of the earlier rows
 
 
 class HiddenMoments(nn.Module):
@@ -62,19 +65,25 @@ class HiddenMoments(nn.Module):
     def add(self, x: Float32) -> Float32:
         """Add the rows x (n, in_features) of a step and return x' (n, in_features).
 
-        Rows whose squares overflow are left out, and returned at unit mean square.
+        Rows of 10 times the usual length and more count as rows of 10 times that length, and are returned at
+        unit mean square. So are rows whose squares overflow, which are left out of the moments.
         """
-        moments, directions = self.moments.numpy(), self.directions.numpy()
         if len(x) == 0 or not np.isfinite(x).all():
             return x  # the loss is not a number either
+        moments, directions = self.moments.numpy(), self.directions.numpy()
         bounds = [(a, min(a + _BLOCK, self.in_features)) for a in range(0, self.in_features, _BLOCK)]
         with np.errstate(over="ignore", invalid="ignore"):
-            sums = [np.float32(_MEMORY) * moments[a:b, : b - a] + x[:, a:b].T @ x[:, a:b] for a, b in bounds]
+            new = [x[:, a:b].T @ x[:, a:b] for a, b in bounds]
+            factor = self._shorten(len(x), _traces(new))
+            sums = [
+                np.float32(_MEMORY) * moments[a:b, : b - a] + np.float32(factor * factor) * block
+                for (a, b), block in zip(bounds, new, strict=True)
+            ]
         # No entry is larger than the largest of the diagonal.
-        if not all(np.trace(block, dtype=np.float64) <= _LARGEST for block in sums):
+        if not _traces(sums) <= _LARGEST:
             return unit_size(x)
         n_steps = int(self.n_steps)
-        self.n_steps += 1
+        self.n_steps.add_(1)
         self.n_rows.mul_(_MEMORY).add_(len(x))
         out = np.empty_like(x)
         for (a, b), block in zip(bounds, sums, strict=True):
@@ -82,7 +91,28 @@ class HiddenMoments(nn.Module):
             if n_steps < _EVERY_STEP or n_steps % _EVERY == 0:
                 directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
             np.matmul(x[:, a:b], directions[a:b, : b - a], out=out[:, a:b])
-        return out
+        return out if factor == 1.0 else unit_size(out)
+
+    def size(self) -> float:
+        """Return the root mean square of the rows so far, 0 if there were none."""
+        n_rows = float(self.n_rows)
+        return math.sqrt(self._square_sum() / n_rows / self.in_features) if n_rows else 0.0
+
+    def _square_sum(self) -> float:
+        moments = self.moments.numpy()
+        return _traces([moments[a : a + _BLOCK] for a in range(0, self.in_features, _BLOCK)])
+
+    def _shorten(self, n: int, square_sum: float) -> float:
+        """Return the factor that n rows with this sum of squares enter the moments with."""
+        earlier = self._square_sum()
+        if earlier == 0.0 or not math.isfinite(square_sum):
+            return 1.0
+        longer = (square_sum / n) / (earlier / float(self.n_rows))
+        return 1.0 if longer <= _LONGEST else math.sqrt(_LONGEST / longer)
+
+
+def _traces(blocks: Sequence[Float32]) -> float:
+    return sum(float(np.trace(block, dtype=np.float64)) for block in blocks)
 
 
 def inverse_root(moment: Float32, n_rows: float) -> Float32:
@@ -101,8 +131,23 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
     return out
 
 
+def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
+    """Return hidden states at unit mean square, whitened or not, and the size that they usually have."""
+    scaled = unit_size(x) if moments is None else moments.add(x)
+    size = 0.0 if moments is None else moments.size()
+    return scaled, max(size, _LEAST) if size else root_mean_square(x)
+
+
 def unit_size(x: Float32) -> Float32:
     """Return x at unit mean square."""
-    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if len(x) else 0.0
-    scaled: Float32 = x * np.float32(1.0 / (size or 1.0))
+    scaled: Float32 = x * np.float32(1.0 / root_mean_square(x))
     return scaled
+
+
+def root_mean_square(x: Float32) -> float:
+    """Return the size of the entries of x, 1 if there is none other than 0 or if it cannot be told.
+
+    Sizes whose inverse float32 has not are taken for the least that it has.
+    """
+    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if x.size else 0.0
+    return max(size, _LEAST) if math.isfinite(size) and size else 1.0

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from extremax.tree.tuning import fit_tuned
 from extremax.types import Float32, Float64, Int32
 
 BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
+GRADIENTS = ("dense", "sparse", "fused")
 
 
 class OutputLayer(nn.Module):
@@ -117,6 +118,10 @@ class SoftmaxLayer(OutputLayer):
     def _keeps_rows(self) -> bool:
         """Whether the tree will be fitted again, on the latest rows."""
         raise NotImplementedError
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self._recent = RecentRows()  # hidden states of the earlier model
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # -- the tree
 
@@ -296,6 +301,28 @@ def check_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1.")
+
+
+def check_gradients(gradients: str, label_smoothing: float) -> None:
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+    if gradients == "fused" and label_smoothing > 0.0:
+        raise ValueError(
+            "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
+        )
+
+
+def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
+    """Return the counts as numbers, or ones unless they are given."""
+    counts: Float64
+    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
+    if counts.shape != (n_classes,):
+        raise ValueError(
+            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+        )
+    return counts
 
 
 def n_processes() -> int:

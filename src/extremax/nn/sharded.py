@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from extremax.nn.layer import BLOCK_SCORES, OutputLayer, check_positive
+from extremax.nn.layer import (
+    BLOCK_SCORES,
+    OutputLayer,
+    check_class_counts,
+    check_gradients,
+    check_positive,
+)
+from extremax.nn.layer_state import adapt_state
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shard_group import (
     AverageGradient,
@@ -25,6 +32,7 @@ from extremax.nn.shard_group import (
     add_terms,
     gather_rows,
 )
+from extremax.nn.sharded_step import LocalStep, ReplicatedMoments, StepInBackward
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
     ClassDraws,
@@ -35,16 +43,7 @@ from extremax.nn.shared_classes import (
     shared_terms,
     smoothed_losses,
 )
-from extremax.nn.softmax import (
-    GRADIENTS,
-    KEPT_DRAWS,
-    SoftmaxOutput,
-    check_class_counts,
-    check_fused,
-    check_smoothing,
-    drop_moments,
-    start_other_sums,
-)
+from extremax.nn.softmax import KEPT_DRAWS, SoftmaxOutput
 from extremax.noise import class_weights
 from extremax.types import Float32, Int32, Int64
 
@@ -78,10 +77,12 @@ class ShardedExtremeSoftmax(OutputLayer):
     - reduce-scatter of the gradient of the hidden states, 4 N d bytes.
 
     With ``rows="same"`` nothing is gathered: 3 collectives, the two all-reduces of the forward pass and an
-    all-reduce of the gradient of the hidden states. Weights and their gradients do not travel, except on a
-    mesh of two dimensions: there the gradient of each of the two tables takes an all-reduce over the other
-    dimension. The exact loss in evaluation mode has the collectives of the forward pass; `predict_topk` has
-    the gathers, and an all-gather of (16 k + 8) N bytes from each rank.
+    all-reduce of the gradient of the hidden states. Each step of `steps_per_batch` after the first makes two
+    more in the backward pass, all-reduces of 4 N and 8 N bytes as in the forward pass. Whitening needs none:
+    every rank sees all rows. Weights and their gradients do not travel, except on a mesh of two dimensions:
+    there the gradient of each of the two tables takes an all-reduce over the other dimension. The exact loss
+    in evaluation mode has the collectives of the forward pass; `predict_topk` has the gathers, and an
+    all-gather of (16 k + 8) N bytes from each rank.
 
     Parameters
     ----------
@@ -114,7 +115,15 @@ class ShardedExtremeSoftmax(OutputLayer):
         state dict has DTensors. "fused": none; the backward pass itself steps the rank's classes by Adagrad
         with one sum per class.
     learning_rate : float
-        Of ``gradients="fused"``; assign to the attribute to change it.
+        Of ``gradients="fused"``, in units of the scores as in `ExtremeSoftmax`; assign to the attribute to
+        change it.
+    steps_per_batch : int
+        Steps of the classes in one backward pass with ``gradients="fused"``, each on newly drawn classes, for
+        the same hidden states.
+    whiten : bool
+        With ``gradients="fused"``, shorten steps along directions in which all hidden states are long, by the
+        inverse square root of their second moments (in blocks of 256 features). Every rank computes it for
+        the rows of all ranks, on its CPU.
     label_smoothing : float
         As in ``torch.nn.CrossEntropyLoss``, in training mode; not with ``gradients="fused"``.
     ignore_index : int
@@ -170,24 +179,25 @@ class ShardedExtremeSoftmax(OutputLayer):
         rows: Literal["own", "same"] = "own",
         n_shared: int = 1536,
         class_counts: ArrayLike | None = None,
-        class_exponent: float = 0.5,
+        class_exponent: float = 0.75,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
-        learning_rate: float = 0.1,
+        learning_rate: float = 10.0,
+        steps_per_batch: int = 1,
+        whiten: bool = True,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_positive(in_features=in_features, n_classes=n_classes, n_shared=n_shared)
-        check_smoothing(label_smoothing)
-        if gradients not in GRADIENTS:
-            raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
+        check_positive(
+            in_features=in_features, n_classes=n_classes, n_shared=n_shared, steps_per_batch=steps_per_batch
+        )
+        check_gradients(gradients, label_smoothing)
         if rows not in ("own", "same"):
             raise ValueError(f"rows is {rows!r}; use 'own' or 'same'.")
         counts = check_class_counts(class_counts, n_classes)
         self._layout = Layout.of(mesh, class_dim, n_classes)
-        check_fused(gradients, label_smoothing)
         if gradients == "fused" and self._layout.replicas is not None:
             raise ValueError(
                 "gradients='fused' steps the shards of each rank alone, and a mesh of two dimensions has"
@@ -196,6 +206,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         self.in_features, self.n_classes = in_features, n_classes
         self.rows, self.n_shared, self.class_exponent = rows, n_shared, class_exponent
         self.gradients, self.learning_rate = gradients, learning_rate
+        self.steps_per_batch = steps_per_batch
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         shards = self._layout.shards
         known = class_weights(counts, 1.0)
@@ -217,8 +228,10 @@ class ShardedExtremeSoftmax(OutputLayer):
         else:
             self.register_buffer("squares", torch.empty(0, 1, device=device))
             self.register_buffer("bias_squares", torch.empty(0, device=device))
+        steps_whitened = whiten and gradients == "fused"
+        self.hidden_moments = ReplicatedMoments.on(in_features, device) if steps_whitened else None
         self._draws: ClassDraws | None = None
-        self._kept: OrderedDict[tuple[float | bytes, ...], tuple[Int64, Float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int64, Float32]]] = OrderedDict()
         self.reset_parameters()
 
     def _parameter(self, local: Tensor) -> nn.Parameter:
@@ -227,13 +240,15 @@ class ShardedExtremeSoftmax(OutputLayer):
         return nn.Parameter(whole, requires_grad=self.gradients != "fused")
 
     def reset_parameters(self) -> None:
-        """Set weights to zero and biases to log-frequencies, and forget steps and Adagrad's sums."""
+        """Set weights to zero and biases to log-frequencies, and forget steps, Adagrad's sums and moments."""
         with torch.no_grad():
             self.weight.zero_()
             self.n_steps.zero_()
             _local(self.squares).fill_(INITIAL_SQUARE)
             _local(self.bias_squares).fill_(INITIAL_SQUARE)
             _local(self.noise.class_counts).copy_(torch.from_numpy(self._counts))
+            if self.hidden_moments is not None:
+                self.hidden_moments.reset()
             if self.bias is not None:
                 _local(self.bias).copy_(torch.from_numpy(self._prior))
         self._draws = None
@@ -275,17 +290,16 @@ class ShardedExtremeSoftmax(OutputLayer):
         here = (labels >= 0).nonzero().squeeze(1)
         weight, bias = self._tables()
         smoothing = 0.0 if exact else self.label_smoothing
-        shared = None if exact else self._shared_set(y, labels[here])
-        if shards.n_local == 0:
-            steps = shared is not None and self.gradients == "fused"
-            terms = _no_terms(h, weight, bias, smooths=smoothing > 0.0, steps=steps)
-        elif shared is None:
+        sets = None if exact else self._class_sets(y, labels[here])
+        if sets is not None and self.gradients == "fused":
+            terms = self._fused_terms(h, labels, sets)
+        elif shards.n_local == 0:
+            terms = _no_terms(h, weight, bias, smooths=smoothing > 0.0)
+        elif sets is None:
             terms = self._exact_terms(h, labels, here, weight, bias)
-        elif self.gradients == "fused":
-            terms = self._fused_terms(h, labels, here, shared)
         else:
             how = {"smooths": smoothing > 0.0, "sparse": self.gradients == "sparse"}
-            terms = shared_terms(h, labels, weight, bias, shared, here=here, **how)
+            terms = shared_terms(h, labels, weight, bias, sets[0], here=here, **how)
         losses = smoothed_losses(add_terms(terms, shards), smoothing, self.n_classes)
         if sizes is None:
             return losses
@@ -339,46 +353,52 @@ class ShardedExtremeSoftmax(OutputLayer):
                 own = own + bias[y].to(total.dtype)
         return SoftmaxTerms(total, own.new_zeros(len(h)).index_copy(0, here, own), None)
 
-    def _fused_terms(self, h: Tensor, labels: Tensor, here: Tensor, shared: SharedSet) -> SoftmaxTerms:
-        bias = None if self.bias is None else _local(self.bias).detach()
+    def _fused_terms(self, h: Tensor, labels: Tensor, sets: Sequence[SharedSet]) -> SoftmaxTerms:
         step = LocalStep(
+            sets=sets,
+            shards=self._layout.shards,
             weight=_local(self.weight).detach(),
-            bias=bias,
+            bias=None if self.bias is None else _local(self.bias).detach(),
             squares=_local(self.squares),
             bias_squares=_local(self.bias_squares),
+            moments=self.hidden_moments,
             learning_rate=float(self.learning_rate),
         )
         # A backward pass must come even where nothing else wants a gradient.
         wanted = torch.zeros((), requires_grad=torch.is_grad_enabled())
-        found = StepInBackward.apply(h, (labels, here, shared), step, wanted)  # type: ignore[no-untyped-call]
+        found = StepInBackward.apply(h, labels, step, wanted)  # type: ignore[no-untyped-call]
         return SoftmaxTerms(found[0], found[1], None)
 
-    def _shared_set(self, y: Tensor, own: Tensor) -> SharedSet:
+    def _class_sets(self, y: Tensor, own: Tensor) -> list[SharedSet]:
         """Draw this rank's classes of a training step, given the targets of all rows, and count it.
 
         ``own`` are the targets among this rank's classes, as places in its table. A rank without classes
         takes its random number and counts the step too.
 
         Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
-        the same classes: a pair of both that came before gives the set that it gave then.
+        the same classes: a pair of both that came before gives the sets that it gave then.
         """
         seed = int(torch.randint(1 << 62, ()))
         key = draw_key([seed], y)
         if key not in self._kept:
             self.n_steps += 1
             drawn = self._draw_classes(seed, own.cpu().numpy())
-            self._kept[key] = drawn[0].astype(np.int64), drawn[1]
+            self._kept[key] = [(classes.astype(np.int64), minus_log_pi) for classes, minus_log_pi in drawn]
             while len(self._kept) > KEPT_DRAWS:
                 self._kept.popitem(last=False)
-        return SharedSet(*(torch.from_numpy(part).to(y.device) for part in self._kept[key]))
+        tensors = [[torch.from_numpy(part).to(y.device) for part in kept] for kept in self._kept[key]]
+        return [SharedSet(*each) for each in tensors]
 
-    def _draw_classes(self, seed: int, own: Int64) -> tuple[Int32, Float32]:
+    def _draw_classes(self, seed: int, own: Int64) -> list[tuple[Int32, Float32]]:
+        n_sets = self.steps_per_batch if self.gradients == "fused" else 1
         if self._layout.shards.n_local == 0:
-            return np.empty(0, np.int32), np.empty(0, np.float32)
-        draws = self._current_draws()
-        positions = np.random.default_rng([seed, dist.get_rank()]).random(2)
-        drawn = draws.draw(np.empty((0, 0), np.float32), positions)
-        return drawn if draws.size == draws.n_classes else add_targets(drawn, own, draws.size // 2)
+            return [(np.empty(0, np.int32), np.empty(0, np.float32))] * n_sets
+        draws, no_projection = self._current_draws(), np.empty((0, 0), np.float32)
+        positions = np.random.default_rng([seed, dist.get_rank()]).random((n_sets, 2))
+        sets = [draws.draw(no_projection, position) for position in positions]
+        if draws.size == draws.n_classes:
+            return sets
+        return [add_targets(drawn, own, draws.size // 2) for drawn in sets]
 
     def _current_draws(self) -> ClassDraws:
         if self._draws is None or self.noise.is_new:
@@ -491,9 +511,9 @@ class ShardedExtremeSoftmax(OutputLayer):
                 destination[prefix + name] = self._layout.share(destination[prefix + name].detach())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take the state of an `ExtremeSoftmax` too, and of a layer with other `gradients` or `whiten`."""
         self._kept.clear()
-        drop_moments(state_dict, prefix)  # an ExtremeSoftmax has these
-        start_other_sums(self, state_dict, prefix)
+        adapt_state(self, state_dict, prefix)
         self._layout.take_shards(state_dict, prefix, dict(self.named_parameters(recurse=False)))
         self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -573,7 +593,7 @@ class Layout:
             is_sharded, comes_sharded = hasattr(tensor, "to_local"), hasattr(value, "to_local")
             if is_sharded and not comes_sharded and value.shape == tensor.shape:
                 local = value[self.shards.start : self.shards.stop]
-                state[prefix + name] = self.share(local.to(_local(tensor).device))
+                state[prefix + name] = self.share(local)  # moves it to the device of the mesh
             elif not is_sharded and comes_sharded:
                 state[prefix + name] = _local(value)
             elif not is_sharded and tensor.ndim > 0 and len(value) == self.shards.n_classes:
@@ -609,85 +629,9 @@ def _scores(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return scores.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool, steps: bool) -> SoftmaxTerms:
-    """Return the terms of a rank without classes, linked to all that other ranks differentiate.
-
-    Where other ranks step in the backward pass, this one takes part in its collectives, even if nothing wants
-    a gradient.
-    """
+def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool) -> SoftmaxTerms:
+    """Return the terms of a rank without classes, linked to all that other ranks differentiate."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     zeros = h[:, :0].sum(dim=1).to(dtype) + weight.sum().to(dtype)
     zeros = zeros if bias is None else zeros + bias.sum().to(dtype)
-    zeros = zeros + torch.zeros_like(zeros, requires_grad=steps and torch.is_grad_enabled())
     return SoftmaxTerms(torch.full_like(zeros, -math.inf), zeros, zeros.clone() if smooths else None)
-
-
-@dataclass(frozen=True)
-class LocalStep:
-    """Tables of a rank that `StepInBackward` reads and updates."""
-
-    weight: Tensor
-    bias: Tensor | None
-    squares: Tensor
-    bias_squares: Tensor
-    learning_rate: float
-
-    def update(self, classes: Tensor, gradient: Tensor, bias_gradient: Tensor | None) -> None:
-        """Step the given classes, each named once, by Adagrad with one sum per class."""
-        sums = self.squares[classes] + gradient.square().mean(dim=1, keepdim=True)
-        self.squares[classes] = sums
-        self.weight[classes] -= (self.learning_rate * gradient * sums.rsqrt()).to(self.weight.dtype)
-        if self.bias is not None and bias_gradient is not None:
-            sums = self.bias_squares[classes] + bias_gradient.square()
-            self.bias_squares[classes] = sums
-            self.bias[classes] -= (self.learning_rate * bias_gradient * sums.rsqrt()).to(self.bias.dtype)
-
-
-class StepInBackward(torch.autograd.Function):
-    """Terms of the loss; the backward pass steps the classes of the minibatch.
-
-    The classes are copied into a small table, which `shared_terms` takes and differentiates. Gradients of the
-    step are in the units of `FusedStep`: the mean weight of a row, and the root mean square of the hidden
-    states.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, batch: tuple[Tensor, Tensor, SharedSet], step: LocalStep, _: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        labels, here, shared = batch
-        classes, slots = _with_targets(shared.classes, labels)
-        with torch.enable_grad():
-            x = h.detach().requires_grad_(ctx.needs_input_grad[0])
-            table = step.weight[classes].float().requires_grad_()
-            bias = None if step.bias is None else step.bias[classes].float().requires_grad_()
-            small = SharedSet(torch.arange(len(shared.classes), device=h.device), shared.minus_log_pi)
-            terms = shared_terms(x, slots, table, bias, small, smooths=False, sparse=False, here=here)
-        ctx.step, ctx.classes, ctx.inputs, ctx.terms = step, classes, (x, table, bias), terms
-        return terms.log_sum.detach(), terms.own.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, table, bias = ctx.inputs
-        inputs = [table] + ([] if bias is None else [bias]) + ([x] if x.requires_grad else [])
-        found = torch.autograd.grad([ctx.terms.log_sum, ctx.terms.own], inputs, grads)
-        with torch.no_grad():
-            # The gradient of a target's score is minus the weight of its row.
-            unit = float(grads[1].abs().mean()) if len(x) else 0.0
-            size = float(x.float().square().mean().sqrt()) if len(x) else 0.0
-            gradient = found[0] / ((unit or 1.0) * (size or 1.0))
-            ctx.step.update(ctx.classes, gradient, None if bias is None else found[1] / (unit or 1.0))
-        return found[-1] if x.requires_grad else None, None, None, None
-
-
-def _with_targets(classes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the classes (S,), ascending, followed by targets that are not among them; places of the labels.
-
-    Labels of -1 stay.
-    """
-    targets = torch.unique(labels[labels >= 0])
-    extra = targets[torch.isin(targets, classes, invert=True)]
-    both = torch.cat([classes, extra])
-    order = both.argsort()
-    place = order[torch.searchsorted(both[order], labels.clamp(min=0)).clamp(max=len(both) - 1)]
-    return both, torch.where(labels >= 0, place, -1)

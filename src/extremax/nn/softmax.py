@@ -1,15 +1,16 @@
 """ExtremeSoftmax: an output layer whose training step scores the classes that a minibatch shares.
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
-training step compares all rows with one set of classes, of which one matrix product makes all scores: the
-targets of the rows, and classes drawn by the square root of class frequencies. Once there is a label tree,
-half of the draws come from the cells of the tree that the rows belong to. Inclusion probabilities are exact,
-and so is the loss in evaluation mode.
+training step compares each row with its target and with one set of classes for all rows, whose scores one
+matrix product makes. They are drawn by a power of the class frequencies; once there is a label tree, half of
+them come from the cells of the tree that the rows belong to. Inclusion probabilities are exact, and so is the
+loss in evaluation mode.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -21,7 +22,16 @@ from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
 from extremax.nn.hidden_moments import HiddenMoments
-from extremax.nn.layer import RecentRows, SoftmaxLayer, check_positive, copy_into, n_processes
+from extremax.nn.layer import (
+    RecentRows,
+    SoftmaxLayer,
+    check_class_counts,
+    check_gradients,
+    check_positive,
+    copy_into,
+    n_processes,
+)
+from extremax.nn.layer_state import adapt_state
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
@@ -35,14 +45,18 @@ from extremax.nn.shared_classes import (
 from extremax.noise import class_weights
 from extremax.runtime.threads import resolve_threads
 from extremax.training.class_sets import TreeCells
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Int32
 
-GRADIENTS = ("dense", "sparse", "fused")
 # Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit
 # takes longer than what its classes gain: docs/lab-notes.md.
 _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
-_PADDING = 64  # rows; sets are padded for a multiple of it
+# n_shared="auto": first classes, and how many at most. A young layer learns more from many steps than from
+# many classes; later, few classes make log Z too small, and the encoder too sure: docs/lab-notes.md.
+_FIRST_SHARED, _MOST_SHARED = 512, 4096
+_FIRST_STEPS = 1024  # training steps before sets grow
+_EXACT_CLASSES = 1024  # no more classes than this are all compared
+_LATER_SHARE = 4  # later steps of a minibatch draw a quarter of the classes
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
 KEPT_DRAWS = 64  # sets that activation checkpointing may ask for again
 
@@ -62,6 +76,13 @@ class SoftmaxOutput(NamedTuple):
     losses: Tensor
 
 
+class StepSets(NamedTuple):
+    """Class sets of a training step: the most classes of the first, and classes and -log pi of each."""
+
+    n_drawn: int
+    sets: list[tuple[Int32, Float32]]
+
+
 class ExtremeSoftmax(SoftmaxLayer):
     """Softmax over `n_classes`, trained on classes that the rows of a minibatch share.
 
@@ -77,10 +98,10 @@ class ExtremeSoftmax(SoftmaxLayer):
         Classes 0 to n_classes - 1.
     bias : bool
         Whether classes have a bias.
-    n_shared : int
-        Classes that are drawn for a minibatch, at most. All rows are compared with the targets of the others
-        too, of which the n_shared / 2 most frequent ones count. With all classes the loss is the exact
-        softmax.
+    n_shared : int or "auto"
+        Classes that are drawn for a minibatch, at most. With all classes the loss is the exact softmax.
+        "auto": 512, then 2,048 from the 1,024th training step on and 4,096 from the 2,048th; all, where there
+        are no more than 1,024 classes.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -90,13 +111,15 @@ class ExtremeSoftmax(SoftmaxLayer):
         Dense gradients, for any optimizer and for ``DistributedDataParallel`` and FSDP; sparse ones, for
         ``SGD``, ``Adagrad`` and ``SparseAdam``; or none: the backward pass itself steps the classes of the
         minibatch by Adagrad with one sum per class, which needs no time in proportion to n_classes (float32
-        on the CPU, one process). These steps do not depend on the scale of the loss.
+        on the CPU, one process). These steps do not depend on the scale of the loss or of the hidden states.
     learning_rate : float
-        Of ``gradients="fused"``; assign to the attribute to change it.
+        Of ``gradients="fused"``: what the first step of a class adds to the score of its row, at most and
+        nearly. Assign to the attribute to change it.
     steps_per_batch : int
-        Steps of the classes in one backward pass with ``gradients="fused"``, each on newly drawn classes, for
-        the same hidden states. Two pay where the encoder takes far longer than the layer: classes keep up
-        with hidden states that change fast.
+        Steps of the classes in one backward pass with ``gradients="fused"``, for the same hidden states. Each
+        after the first draws a quarter as many classes anew, and compares all rows with the targets of the
+        others too, of which the n_shared / 2 most frequent ones count. More than two pay where the encoder
+        takes far longer than the layer: classes keep up with hidden states that change fast.
     whiten : bool
         With ``gradients="fused"``, shorten steps along directions in which all hidden states are long, by the
         inverse square root of their second moments (in blocks of 256 features).
@@ -106,8 +129,8 @@ class ExtremeSoftmax(SoftmaxLayer):
         Rows with this target are left out.
     refit_every : int, "auto" or None
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
-        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each shared one, where
-        cells no longer pay. None: only when `fit_tree` is called.
+        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
+        65,536 if that is "auto", where cells no longer pay. None: only when `fit_tree` is called.
     refit_rows : int
         See `refit_every`.
     tree_components : int
@@ -151,12 +174,12 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_classes: int,
         bias: bool = True,
         *,
-        n_shared: int = 1024,
+        n_shared: int | Literal["auto"] = "auto",
         class_counts: ArrayLike | None = None,
-        class_exponent: float = 0.5,
+        class_exponent: float = 0.75,
         gradients: Literal["dense", "sparse", "fused"] = "dense",
-        learning_rate: float = 0.1,
-        steps_per_batch: int = 1,
+        learning_rate: float = 10.0,
+        steps_per_batch: int = 2,
         whiten: bool = True,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
@@ -173,16 +196,13 @@ class ExtremeSoftmax(SoftmaxLayer):
         check_positive(
             in_features=in_features,
             n_classes=n_classes,
-            n_shared=n_shared,
+            n_shared=None if n_shared == "auto" else n_shared,
             steps_per_batch=steps_per_batch,
             tree_components=tree_components,
             refit_every=None if refit_every == "auto" else refit_every,
             refit_rows=refit_rows,
         )
-        if gradients not in GRADIENTS:
-            raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
-        check_smoothing(label_smoothing)
-        check_fused(gradients, label_smoothing)
+        check_gradients(gradients, label_smoothing)
         if gradients == "fused" and dtype not in (None, torch.float32):
             raise ValueError(f"gradients='fused' needs parameters in float32, and dtype is {dtype}.")
         counts = check_class_counts(class_counts, n_classes)
@@ -218,9 +238,9 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
         self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
         self._recent = RecentRows()
-        self._draws: ClassDraws | None = None
+        self._draws: dict[int, ClassDraws] = {}
         self._draws_of = (-1, -1)
-        self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int32, Float32]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[float | bytes, ...], StepSets] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
 
@@ -237,26 +257,19 @@ class ExtremeSoftmax(SoftmaxLayer):
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
-        self._recent, self._draws = RecentRows(), None
+        self._recent, self._draws = RecentRows(), {}
         self._kept.clear()
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, n_classes={self.n_classes}, bias={self.bias is not None},"
-            f" n_shared={self.n_shared}, gradients={self.gradients!r}"
+            f" n_shared={self.n_shared!r}, gradients={self.gradients!r}"
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take the state of a layer with other `gradients` or `whiten` too: what it has not starts anew."""
         self._kept.clear()
-        moments = prefix + "hidden_moments."
-        if self.hidden_moments is None:
-            drop_moments(state_dict, prefix)
-        elif prefix + "squares" in state_dict and moments + "moments" not in state_dict:
-            device = state_dict[prefix + "squares"].device
-            for name, buffer in self.hidden_moments.named_buffers():
-                state_dict[moments + name] = torch.zeros_like(buffer, device=device)
-        start_other_sums(self, state_dict, prefix)
+        adapt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # -- forward
@@ -312,7 +325,7 @@ class ExtremeSoftmax(SoftmaxLayer):
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
                 f" {self.weight.device}. Use 'dense' or 'sparse'."
             )
-        sets = self._choose(h, y)
+        sets = self._choose(h, y).sets
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
             self._no_biases = np.zeros(self.n_classes if self.bias is None else 0, np.float32)
@@ -336,12 +349,21 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
-        ((classes, minus_log_pi),) = self._choose(h, y)
-        # Few lengths for compiled code, whatever the number of rows that are not ignored.
-        n_targets = min(self.n_shared // 2, -(-len(y) // _PADDING) * _PADDING)
-        return padded(classes, minus_log_pi, min(self.n_shared + n_targets, self.n_classes), h.device)
+        n_drawn, (drawn,) = self._choose(h, y)
+        return padded(*drawn, n_drawn, h.device)
 
-    def _choose(self, h: Tensor, y: Tensor) -> list[tuple[Int32, Float32]]:
+    def _n_drawn(self) -> int:
+        """Return how many classes the next training step draws."""
+        if self.n_shared != "auto":
+            return min(self.n_shared, self.n_classes)
+        n_steps, n_drawn = int(self.n_steps), _FIRST_SHARED
+        if self.n_classes <= _EXACT_CLASSES:
+            n_drawn = self.n_classes
+        elif n_steps >= _FIRST_STEPS:
+            n_drawn = 1 << n_steps.bit_length()
+        return min(n_drawn, _MOST_SHARED, self.n_classes)
+
+    def _choose(self, h: Tensor, y: Tensor) -> StepSets:
         """Draw the class sets of a training step, remember its rows, and count it.
 
         Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
@@ -354,33 +376,39 @@ class ExtremeSoftmax(SoftmaxLayer):
         if key in self._kept:
             return self._kept[key]
         self._keep(h, y)
-        self.n_steps += 1
-        draws, Z, labels = self._current_draws(), self.noise.project(h), y.cpu().numpy()
-        n_sets = self.steps_per_batch if self.gradients == "fused" else 1
-        sets = [draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0) for i in range(n_sets)]
-        if self.n_shared < self.n_classes:
-            sets = [add_targets(drawn, labels, self.n_shared // 2) for drawn in sets]
-        self._kept[key] = sets
+        n_drawn, n_sets = self._n_drawn(), self.steps_per_batch if self.gradients == "fused" else 1
+        self.n_steps.add_(1)
+        sizes = [n_drawn] + [-(-n_drawn // _LATER_SHARE)] * (n_sets - 1)
+        Z, labels = self.noise.project(h), y.cpu().numpy()
+        sets = [
+            draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
+            for i, draws in enumerate(self._current_draws(sizes))
+        ]
+        # As negatives of a first step, targets do not repay their share of the product: docs/lab-notes.md.
+        sets[1:] = [add_targets(drawn, labels, max(n_drawn // 2, 1)) for drawn in sets[1:]]
+        self._kept[key] = StepSets(n_drawn, sets)
         while len(self._kept) > KEPT_DRAWS:
             self._kept.popitem(last=False)
-        return sets
+        return self._kept[key]
 
-    def _current_draws(self) -> ClassDraws:
+    def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
+        """Return the draws of sets of these sizes, and forget those of others."""
         version = (int(self.noise.version), self.noise.generation)
-        if self._draws is None or self._draws_of != version:
+        if self._draws_of != version or self._draws.keys() != set(sizes):
             counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
-            tree, cells = self.noise.tree, None
+            weights, tree, cells = class_weights(counts, self.class_exponent), self.noise.tree, None
             if tree is not None:
                 cells = TreeCells.build(tree, counts, _LEAVES_PER_CELL, exponent=self.class_exponent)
-            self._draws = ClassDraws(class_weights(counts, self.class_exponent), self.n_shared, cells)
+            self._draws = {size: ClassDraws(weights, size, cells) for size in set(sizes)}
             self._draws_of = version
-        return self._draws
+        return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
-        if self.n_shared >= self.n_classes:
+        most, usual = (_MOST_SHARED, _EXACT_CLASSES) if self.n_shared == "auto" else [self.n_shared] * 2
+        if most >= self.n_classes:
             return False  # the softmax is exact
         if self.refit_every == "auto":
-            return not has_many_classes(self.n_classes, self.n_shared, BatchConfig())
+            return not has_many_classes(self.n_classes, usual, BatchConfig())
         return self.refit_every is not None
 
     def _refit_is_due(self, n_steps: int) -> bool:
@@ -388,41 +416,3 @@ class ExtremeSoftmax(SoftmaxLayer):
             return n_steps > 0 and n_steps % self.refit_every == 0
         times = n_steps // _FIRST_REFIT
         return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
-
-
-def drop_moments(state_dict: dict[str, Any], prefix: str) -> None:
-    """Remove the moments of hidden states from the state of a layer."""
-    for name in [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]:
-        del state_dict[name]
-
-
-def start_other_sums(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Replace Adagrad's sums in a state by new ones, where layer or state has none."""
-    for name in ("squares", "bias_squares"):
-        value, buffer = state_dict.get(prefix + name), layer.get_buffer(name)
-        if value is not None and (len(value) == 0) != (len(buffer) == 0):
-            device = value.device if buffer.is_meta else buffer.device
-            state_dict[prefix + name] = torch.full_like(buffer, INITIAL_SQUARE, device=device)
-
-
-def check_smoothing(label_smoothing: float) -> None:
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
-
-
-def check_fused(gradients: str, label_smoothing: float) -> None:
-    if gradients == "fused" and label_smoothing > 0.0:
-        raise ValueError(
-            "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
-        )
-
-
-def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
-    """Return the counts as numbers, or ones unless they are given."""
-    counts: Float64
-    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
-    if counts.shape != (n_classes,):
-        raise ValueError(
-            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
-        )
-    return counts

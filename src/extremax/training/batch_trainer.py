@@ -424,6 +424,7 @@ class _Batch:
                 width,
                 model,
                 np.float32(rate),
+                np.float32(rate),
                 np.float32(self.max_step),
             )
 
