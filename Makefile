@@ -49,7 +49,7 @@ test-all: lint
 	$(MAKE) tests-interpreted KIND=small
 
 quick: lint .cache/kernels-fresh
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
 test-browser: install .cache/kernels-fresh
 	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q -m "slow or not slow" tests/browser
