@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The first call of a kernel compiles it, which no deadline allows for; the suite is the same in every run and
@@ -19,3 +21,35 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Some virtual machines announce AMX and do not allow it: a product in bfloat16 then ends the process with an
 # illegal instruction.  The variable is oneDNN's own, read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# Where to begin, for a run of several processes that each take whole files (`--no-loadscope-reorder`).  In
+# the first file one process compiles most kernels; the second meanwhile tests what needs few of them, and
+# later finds them compiled.  Long files come before short ones: none is left to one process at the end.
+FIRST = (
+    "test_sklearn_checks.py",
+    "training/test_sparse_trainer.py",
+    "test_estimator.py",
+    "data/test_foreign_files.py",
+    "nn/test_sharded.py",
+    "nn/test_integration.py",
+    "nn/test_softmax.py",
+    "serve/test_server.py",
+    "distributed/test_dask.py",
+    "test_docs.py",
+    "test_benchmarks.py",
+    "cli/test_cli_commands.py",
+    "experiments/test_runner.py",
+    "tree/test_label_tree.py",
+    "training/test_row_trainer.py",
+    "test_examples.py",
+    "storage/test_foreign_models.py",
+    "runtime/test_stated_memory.py",
+    "training/test_interruption.py",
+    "test_robust_features.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))

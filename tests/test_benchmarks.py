@@ -25,7 +25,17 @@ def is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-@pytest.mark.parametrize("name", run_all.benchmark_names())
+# Those of three seconds and more.
+SLOW = {
+    *("bench_beam", "bench_crossover", "bench_dask", "bench_serve", "bench_sharded", "bench_sparse"),
+    *("bench_start", "bench_update", "paper_steps", "text"),
+}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in run_all.benchmark_names()
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_tiny_benchmark_writes_finite_figures(name, tmp_path, monkeypatch):
     """In this process: a new one would import and load the compiled kernels again."""
     monkeypatch.chdir(tmp_path)  # a benchmark may write, but not into the repository
@@ -47,6 +57,12 @@ def test_tiny_benchmark_writes_finite_figures(name, tmp_path, monkeypatch):
 def test_every_file_is_a_benchmark_or_known_not_to_be():
     files = {path.stem for path in BENCHMARKS.glob("*.py")}
     assert files - NOT_BENCHMARKS == set(run_all.benchmark_names())
+    assert set(run_all.benchmark_names()) >= SLOW
+
+
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_slow_benchmark_can_be_imported(name):
+    assert callable(importlib.import_module(name).main)
 
 
 def test_run_goes_on_after_a_failure(tmp_path, capfd):

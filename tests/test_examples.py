@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -60,11 +62,29 @@ CHECKS: dict[str, Callable[[str], None]] = {
 LAUNCHERS = {"sharded_head.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
 
 
+# Each a second way to what tests/nn/test_sharded.py, docs/howto/pytorch.md and docs/howto/embeddings.md run.
+SLOW = {"sharded_head.py", "pytorch_head.py", "embeddings_in_memory.py"}
+
+
 def test_examples_were_found() -> None:
-    assert {path.name for path in EXAMPLES} >= set(CHECKS)
+    assert {path.name for path in EXAMPLES} >= set(CHECKS) | SLOW
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_names_that_an_example_imports_exist(path: Path) -> None:
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = [(str(node.module), alias.name) for node in found for alias in node.names]
+    own = [(module, name) for module, name in names if module.split(".")[0] == "extremax"]
+    assert own
+    for module, name in own:
+        assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow) if path.name in SLOW else path for path in EXAMPLES],
+    ids=lambda path: path.name,
+)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
     more = {"PYTHONPATH": str(PROJECT / "src"), "EXTREMAX_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -6,6 +6,7 @@ that tuning has reached: a figure beyond it means that test rows were seen in tr
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.preprocessing import LabelBinarizer, normalize
 from extremax import ExtremeClassifier, TextClassifier, evaluate
 from extremax.data import TextFeatures, load_icd10cm
 
-pytest.importorskip("simple_icd_10_cm")
+pytestmark = pytest.mark.skipif(find_spec("simple_icd_10_cm") is None, reason="needs the codes of ICD-10-CM")
 
 
 def test_default_on_frequent_codes() -> None:

@@ -657,7 +657,7 @@ def test_text_features_are_chosen_by_options(folder: Path, tmp_path: Path) -> No
 
 
 def test_demo_answers(tmp_path: Path) -> None:
-    done = cli("demo", "--out", tmp_path / "demo", "--rows", 1500, "--n-epochs", 2)
+    done = cli("demo", "--out", tmp_path / "demo", "--rows", 1000, "--n-epochs", 2)
     lines = done.stdout.splitlines()
     figures = {
         line.split("\t")[0]: [float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:4]

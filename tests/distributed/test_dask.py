@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -36,23 +35,28 @@ class DaskWithoutSVMs(DaskExtremeClassifier):
     _numbers = NO_SVMS
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Three worker processes; their start takes seconds, so that all tests share them."""
-    with distributed.LocalCluster(
-        n_workers=3, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
-    ) as found:
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"]
+)
+def cluster(request):
+    """Two workers; where they are processes, their start takes seconds: all tests share them."""
+    with start_cluster(2, processes=request.param) as found:
         yield found
+
+
+def start_cluster(n_workers, processes):
+    return distributed.LocalCluster(
+        n_workers=n_workers,
+        processes=processes,
+        threads_per_worker=1,
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    )
 
 
 @pytest.fixture(scope="module")
 def client(cluster):
-    """Two of the workers."""
-    cluster.scale(2)
     with distributed.Client(cluster) as found:
-        give_up = time.monotonic() + 60
-        while (len(cluster.workers), len(found.nthreads())) != (2, 2) and time.monotonic() < give_up:
-            time.sleep(0.02)
         yield found
 
 
@@ -106,9 +110,9 @@ def assert_same_model(found, local):
     assert found.model_.describe() == local.model_.describe()
 
 
+@pytest.mark.slow
 @pytest.mark.invariance
-def test_three_workers_one_of_them_killed(cluster, problem) -> None:
-    """The first test of the file: those after it run on two workers."""
+def test_three_workers_one_of_them_killed(problem) -> None:
     X, labels = problem
     parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
     local = ExtremeClassifier(**parameters).fit(X, labels)
@@ -120,7 +124,7 @@ def test_three_workers_one_of_them_killed(cluster, problem) -> None:
             os.kill(pid, signal.SIGKILL)
             killed.append(address)
 
-    with distributed.Client(cluster) as client:
+    with start_cluster(3, processes=True) as cluster, distributed.Client(cluster) as client:
         assert len(client.nthreads()) == 3
         clf = DaskExtremeClassifier(client, **parameters)
         clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])

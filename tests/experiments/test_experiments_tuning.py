@@ -184,7 +184,7 @@ import sqlalchemy
 from extremax.experiments import load_recipe, tune
 from extremax.experiments.rows import load_rows
 
-folder = Path(sys.argv[1])
+folder, step = Path(sys.argv[1]), int(sys.argv[2])
 recipe = load_recipe(folder / "recipe.toml")
 rows = load_rows(recipe)
 tune(recipe, folder / "first", rows=rows, n_jobs=1)  # compiles
@@ -213,16 +213,18 @@ def child(out, n_writes):
 n_writes = 0
 while child(folder / f"out{n_writes}", n_writes) == 9:
     assert child(folder / f"out{n_writes}", 10**6) == 0, n_writes
-    n_writes += 1
+    n_writes += step
 print(n_writes)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_search_killed_before_any_write_is_resumed(tmp_path: Path) -> None:
-    """A process that ends before its first write, its second, and so on to its last."""
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_search_killed_before_any_write_is_resumed(tmp_path: Path, step: int) -> None:
+    """A process that ends before its first write, the one `step` later, and so on to its last."""
     write_recipe(tmp_path, n_rows=200, n_classes=8, n_epochs=1, more=SPACE.replace("= 4", "= 1"))
-    done = subprocess.run([sys.executable, "-c", KILLS, str(tmp_path)], capture_output=True, text=True)
+    command = [sys.executable, "-c", KILLS, str(tmp_path), str(step)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout) > 15
 

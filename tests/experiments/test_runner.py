@@ -341,7 +341,7 @@ def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
     """SIGKILL, again and again, whenever a new checkpoint has just appeared or is being written."""
     recipe = write_recipe(tmp_path, n_rows=4000, n_epochs=12)
     command = [sys.executable, "-m", "extremax", "run", str(recipe), "--checkpoint-seconds", "0", "--out"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    run(load_recipe(recipe), tmp_path / "whole")
     out = tmp_path / "killed"
     for epoch in (2, 6):
         with subprocess.Popen(

@@ -39,7 +39,7 @@ def test_a_crash_and_a_hang_are_failures_of_their_case(
     (tmp_path / "fuzz" / "__init__.py").write_text("")
     (tmp_path / "fuzz" / "driver.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(driver, "FIRST_LIMIT", 20.0)
+    monkeypatch.setattr(driver, "FIRST_LIMIT", 6.0)
     report = driver.run_cases("models", 0, 8, bases)
     assert [seed for seed, _ in report.failures] == [3, 5]
     assert "ended the process with -6" in report.failures[0][1]

@@ -162,6 +162,7 @@ print(sum(count_up.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow  # test_compile.py has a kernel that is compiled sooner
 @several_threads
 def test_second_process_finds_the_compiled_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

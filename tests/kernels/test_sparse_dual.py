@@ -157,6 +157,7 @@ def test_weights_are_the_dual_variables_times_the_rows(n_rounds):
     assert (duals[candidates.classes < 0] == 0.0).all()
 
 
+@pytest.mark.small
 @pytest.mark.identity
 def test_scores_are_offsets_and_products():
     data = make_rows()
@@ -216,6 +217,7 @@ def test_correction_is_the_same_for_any_number_of_threads():
         np.testing.assert_array_equal(run.state.duals, runs[0].state.duals)
 
 
+@pytest.mark.small
 @pytest.mark.identity
 def test_few_negatives_keep_all_positives():
     data = make_rows()

@@ -11,7 +11,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parent))
 
-from two_processes import Model, rows
+from nn.two_processes import Model, rows
 
 # transformers and what it imports warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")

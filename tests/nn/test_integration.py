@@ -19,7 +19,7 @@ from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 
 sys.path.append(str(Path(__file__).parent))
 
-from two_processes import N_CLASSES, WIDTH, Model, one_step, rows
+from nn.two_processes import N_CLASSES, WIDTH, Model, one_step, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -310,43 +310,45 @@ def test_onnx_of_inference_reference(tmp_path):
 # -- several processes
 
 
-def run_two(kind, folder):
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """Run all of two_processes.py once: the start of its processes takes longer than what they do."""
+    folder = tmp_path_factory.mktemp("two_processes")
     script = Path(__file__).parent / "two_processes.py"
     source = str(Path(extremax.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), kind, str(folder)],
+        [sys.executable, str(script), str(folder)],
         capture_output=True,
         text=True,
         env=environment,
         timeout=900,  # a busy machine is no failure
     )
     assert done.returncode == 0, done.stderr
+    return folder
 
 
-def test_distributed_data_parallel_reference(tmp_path):
+def test_distributed_data_parallel_reference(two_processes):
     """Exact classes: a step of two processes is that of one. Drawn ones: both processes stay the same."""
-    run_two("ddp", tmp_path)
     expected = Model(n_shared=N_CLASSES)
     one_step(expected, *rows())
-    first, second = (torch.load(tmp_path / f"exact{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = (torch.load(two_processes / f"exact{rank}.pt", weights_only=True) for rank in range(2))
     for name, value in expected.named_parameters():
         torch.testing.assert_close(first[name], value.detach(), **CLOSE)
         assert torch.equal(first[name], second[name])
-    first, second = (torch.load(tmp_path / f"sampled{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = (torch.load(two_processes / f"sampled{rank}.pt", weights_only=True) for rank in range(2))
     for name, _ in expected.named_parameters():
         assert torch.equal(first[name], second[name])
     assert bool(first["layer.noise.has_tree"])
 
 
-def test_fully_sharded_training_evaluation_and_checkpoint_reference(tmp_path):
-    run_two("fsdp", tmp_path)
+def test_fully_sharded_training_evaluation_and_checkpoint_reference(two_processes):
     expected = Model(n_shared=N_CLASSES)
     one_step(expected, *rows())
     expected.eval()
     x, y = rows()
     for rank in range(2):
-        found = torch.load(tmp_path / f"fsdp{rank}.pt", weights_only=True)
+        found = torch.load(two_processes / f"fsdp{rank}.pt", weights_only=True)
         with torch.no_grad():
             torch.testing.assert_close(found["log_prob"], expected(x), **CLOSE)
             torch.testing.assert_close(found["loss"], expected(x, y), **CLOSE)

@@ -10,7 +10,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from two_processes import Model, rows
+from nn.two_processes import Model, rows
 
 # Lightning and what it imports warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")

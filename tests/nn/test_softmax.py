@@ -771,7 +771,7 @@ def test_meta_device_and_reset_invariant(gradients):
         assert ExtremeSoftmax(WIDTH, N_CLASSES).weight.is_meta
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_double_precision_gradient(data, smoothing):
     """Finite differences in float64, of the loss over drawn classes and of the exact one."""
     layer = make_layer(data, dtype=torch.float64, label_smoothing=smoothing)

@@ -1,4 +1,4 @@
-"""The two processes of test_integration.py: ``python two_processes.py {ddp,fsdp} FOLDER``.
+"""The two processes of test_integration.py: ``python two_processes.py FOLDER``.
 
 They are forked from one, assert what they can, and save what the test compares with one process.
 """
@@ -169,24 +169,25 @@ def run_fsdp(rank, folder):
         assert torch.equal(other.eval()(x), log_prob)
 
 
-def run_rank(kind, rank, folder):
+def run_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
-        {"ddp": run_ddp, "fsdp": run_fsdp}[kind](rank, folder)
+        run_ddp(rank, folder)
+        run_fsdp(rank, folder)
     finally:
         dist.destroy_process_group()
 
 
 def main():
-    kind, folder = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     children = []
     for rank in range(2):
         child = os.fork()  # before torch has a thread: imports are made once
         if child == 0:
             code = 1
             try:
-                run_rank(kind, rank, folder)
+                run_rank(rank, folder)
                 code = 0
             except BaseException:
                 traceback.print_exc()

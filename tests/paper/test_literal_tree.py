@@ -88,6 +88,7 @@ def test_alternation_raises_the_likelihood_of_the_first_split():
     assert alternated.log_likelihood.sum() > first_split.log_prob(Z, y).sum()
 
 
+@pytest.mark.small
 def test_classes_without_rows_keep_a_leaf():
     Z, y = clouds(9, 80)
     Z, y = Z[y != 4], y[y != 4]

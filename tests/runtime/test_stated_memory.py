@@ -41,8 +41,15 @@ def slow(*kinds: str) -> list[Any]:
 @pytest.mark.parametrize(
     "kind",
     [
-        "candidates_float64",
-        *slow("csc", "candidates", "candidates_memmap", "shared_memmap", "shared_fortran", "shared_float64"),
+        *slow(
+            "candidates_float64",
+            "csc",
+            "candidates",
+            "candidates_memmap",
+            "shared_memmap",
+            "shared_fortran",
+            "shared_float64",
+        ),
         *slow("rows", "rows_memmap", "rows_fortran"),
         *slow("csr", "csr_float64", "csr_rows", "csr_unpacked", "indicator", "pair"),
         *slow("wide", "wide_rows", "wide_batch"),

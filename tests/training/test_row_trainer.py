@@ -190,6 +190,7 @@ def test_memmap_invariant(optimizer, numbers, tmp_path):
     assert_same_bits(on_disk, in_memory)
 
 
+@pytest.mark.small
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("numbers", [DEFAULTS, WINDOWS], ids=["one window", "several"])
 def test_sparse_agrees_with_dense(optimizer, numbers):
