@@ -1,7 +1,7 @@
 # make test    create .venv, install, then lint, types and the suite: under 8 minutes on two cores, kernels compiled anew
 # make test-all  the same with the tests marked `slow`, and with all tests marked `small` bounds-checked
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
-# make test-browser  the pages in a Chromium, which must be installed; `make test-all` skips them without one
+# make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
@@ -52,7 +52,7 @@ quick: lint .cache/kernels-fresh
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
 
 test-browser: install .cache/kernels-fresh
-	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q -m "slow or not slow" tests/browser
+	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q tests/browser
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py --out build/benchmarks.md $(BENCH_ARGS)

@@ -17,7 +17,6 @@ from extremax.analysis import ModelPage, make_document, write_report
 from extremax.analysis.pictures import take_pictures
 from extremax.analysis.report import answer_html
 
-pytestmark = pytest.mark.slow  # the browser takes as long as hundreds of other tests
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 VERBS = ("bitten", "fell", "hit", "cut", "burnt", "stung")
 THINGS = ("dog", "roof", "car", "knife", HOSTILE)

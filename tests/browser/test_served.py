@@ -11,7 +11,6 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 live = pytest.importorskip("serve.live", reason="this package has no server")
 
-pytestmark = pytest.mark.slow  # the browser takes as long as hundreds of other tests
 PLACES = ("ladder", "roof", "stairs", "bed", "tree", "horse", "bridge", "chair", "wall", "boat")
 
 

@@ -110,7 +110,6 @@ def assert_same_model(found, local):
     assert found.model_.describe() == local.model_.describe()
 
 
-@pytest.mark.slow
 @pytest.mark.invariance
 def test_three_workers_one_of_them_killed(problem) -> None:
     X, labels = problem
