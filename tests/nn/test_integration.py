@@ -265,6 +265,30 @@ def test_activation_checkpointing_repeats_the_classes(gradients, reentrant):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
+@pytest.mark.parametrize("gradients", ["dense", "fused"])
+def test_activation_checkpointing_while_sets_grow(gradients):
+    """Both passes come before the backward pass: the first is recomputed after the step that draws more."""
+    x, y = rows()
+    x.requires_grad_()
+    results = []
+    for repeated in (False, True):
+        layer = ExtremeSoftmax(WIDTH, 5000, gradients=gradients, refit_every=None, n_jobs=1)
+        layer.n_steps.fill_(1023)
+
+        def loss(x, y, layer=layer):
+            return layer(x, y).loss
+
+        torch.manual_seed(0)
+        passes = [checkpoint(loss, x, y, use_reentrant=False) if repeated else loss(x, y) for _ in range(2)]
+        sum(passes).backward()
+        assert int(layer.n_steps) == 1025
+        assert [kept.n_drawn for kept in layer._kept.values()] == [512, 2048]
+        results.append([layer.weight.detach(), x.grad.clone()])
+        x.grad = None
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_averaged_model_identity(gradients):
     model = Model(n_shared=16, gradients=gradients)

@@ -222,6 +222,7 @@ def test_dense_sparse_and_fused_steps_agree_reference(data, bias):
     fused = found["fused"][0]
     # Sums over the 40 rows, in units of the size of the hidden states; steps in units of its inverse.
     size = hidden.square().mean().sqrt()
+    assert size > 1.0
     sums = 40 * dense.weight.grad / size
     step = 0.05 / size * sums / (sums.square().mean(1, keepdim=True) + INITIAL_SQUARE).sqrt()
     torch.testing.assert_close(fused.weight.detach(), before[0] - step, rtol=1e-4, atol=1e-6)
@@ -276,7 +277,8 @@ def test_whitened_steps_reference(data):
                 slope = n * dense.bias.grad.numpy()
                 squares += np.square(gradient).mean(axis=1, keepdims=True)
                 bias_squares += np.square(slope)
-                dense.weight -= torch.from_numpy(0.05 / np.sqrt(mean) * gradient / np.sqrt(squares))
+                size = max(1.0, min(np.sqrt(mean), np.sqrt(np.square(X).mean())))
+                dense.weight -= torch.from_numpy(0.05 / size * gradient / np.sqrt(squares))
                 dense.bias -= torch.from_numpy(0.05 * slope / np.sqrt(bias_squares))
         torch.testing.assert_close(layer.weight.double(), dense.weight.detach(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(layer.bias.double(), dense.bias.detach(), rtol=1e-3, atol=1e-4)
@@ -341,7 +343,7 @@ def test_classes_that_no_row_wants_move_little(data):
     """The first step of a drawn class is in proportion to its probability; that of a target is whole."""
     layer = make_layer(gradients="fused", learning_rate=WIDTH, scale=0.0, n_shared=90)
     hidden, y = tensors(data, 20)
-    hidden /= hidden.square().mean().sqrt()
+    hidden = hidden / hidden.square().mean().sqrt()
     layer(hidden, y).loss.backward()
     length = layer.weight.detach().square().mean(1).sqrt()
     wanted = torch.zeros(N_CLASSES, dtype=torch.bool)
@@ -379,9 +381,9 @@ def test_huge_hidden_states_leave_no_trace_invariant(data, length):
     assert (layer.weight != held).any(dim=1)[y].all()
 
 
-@pytest.mark.parametrize("length", [1e3, 1e12])
-def test_a_step_of_long_hidden_states_planted(length):
-    """Their squares do not overflow; steps along later rows are hardly halved, however long these were."""
+@pytest.mark.parametrize("length", [1e-12, 1e-3, 0.3, 3.0, 1e3, 1e12])
+def test_a_step_of_unusual_hidden_states_planted(length):
+    """Rows of unusual length make steps as long as others, and later ones hardly shorter, however long."""
     rng = np.random.default_rng(0)
     moments = HiddenMoments(8)
     moments.reset()
@@ -392,7 +394,45 @@ def test_a_step_of_long_hidden_states_planted(length):
     assert abs(np.square(usual).mean() - 1.0) < 0.2
     for _ in range(16):  # until the next decomposition
         later = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
-    assert 0.15 < np.square(later).mean() < 0.6
+    assert 0.7 < np.square(later).mean() < 1.2
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("length", [1e-3, 1e3])
+def test_first_minibatch_of_unusual_length_recovers(data, length, whiten):
+    """Weights that it makes are not too long for later rows, and these still learn."""
+    hidden, y = tensors(data, 2000)
+    reached = []
+    for first in (1.0, length):
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES, whiten=whiten)
+        layer(first * hidden[:100], y[:100]).loss.backward()
+        for rows in torch.arange(2000).split(100):
+            layer(hidden[rows], y[rows]).loss.backward()
+        reached.append(layer.log_likelihood(hidden, y))
+    assert reached[1] > reached[0] - 0.3
+
+
+def test_encoder_whose_hidden_states_grow_trains(data):
+    """From 1e-4 to above 1, as an encoder without a norm makes them: scores do not explode."""
+    hidden, y = tensors(data, 2000)
+    reached = []
+    for first in (1e-4, 1.0):
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES)
+        for step, rows in enumerate(torch.arange(2000).repeat(2).split(100)):
+            layer(hidden[rows] * min(1.0, first * 2.0**step), y[rows]).loss.backward()
+        reached.append(layer.log_likelihood(hidden, y))
+    assert reached[0] > reached[1] - 0.5
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_hidden_states_that_are_not_finite_make_no_step_invariant(data, whiten):
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused", whiten=whiten)
+    before = copy.deepcopy(layer.state_dict())
+    hidden = hidden.index_fill(1, torch.tensor([2]), torch.inf).requires_grad_()
+    layer(hidden, y).loss.backward()
+    for name, value in layer.state_dict().items():
+        assert name == "n_steps" or torch.equal(value, before[name]), name
 
 
 def test_huge_hidden_states_of_a_wide_layer_reference():
@@ -496,26 +536,40 @@ def test_tree_is_fitted_at_doubling_steps():
     assert layer._keeps_rows()
     assert not ExtremeSoftmax(4, 65 * 64 + 1, n_shared=64)._keeps_rows()
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
-    for n_classes, keeps in ((4096, False), (4097, True), (65_536, True), (65_537, False)):
+    for n_classes, keeps in ((2048, False), (2049, True), (65_536, True), (65_537, False)):
         assert ExtremeSoftmax(1, n_classes)._keeps_rows() == keeps
+    for n_classes, keeps in ((1024, False), (1025, True)):
+        assert ExtremeSoftmax(1, n_classes, refit_every=5)._keeps_rows() == keeps
 
 
 def test_sets_grow_with_the_steps_reference():
     layer = ExtremeSoftmax(4, 5000, gradients="fused", refit_every=None, n_jobs=1)
     hidden, y = torch.randn(6, 4), torch.arange(6)
-    for n_steps, size in ((0, 512), (1023, 512), (1024, 2048), (2047, 2048), (2048, 4096), (99_000, 4096)):
+    for n_steps, size in ((0, 512), (1023, 512), (1024, 2048), (99_000, 2048)):
         layer.n_steps.fill_(n_steps)
-        n_drawn, ((classes, _), (later, _)) = layer._choose(hidden, y)
+        n_drawn, ((classes, minus_log_pi), (later, _)) = layer._choose(hidden, y)
         assert len(classes) == n_drawn == size
+        np.testing.assert_allclose(minus_log_pi, -np.log(size * 0.0002), rtol=1e-5)
         assert size // 4 <= len(later) <= size // 4 + 6
         assert np.isin(y, later).all()
-    assert set(layer._draws) == {4096, 1024}
+    assert set(layer._draws) == {2048, 512}
     for n_classes, n_steps, size in ((1500, 0, 512), (1500, 1024, 1500), (1024, 0, 1024), (20, 0, 20)):
         layer = ExtremeSoftmax(4, n_classes, refit_every=None)
         layer.n_steps.fill_(n_steps)
         _, ((classes, minus_log_pi),) = layer._choose(hidden, y)
         assert len(classes) == size
         assert (size == n_classes) == (not minus_log_pi.any())
+
+
+def test_classes_are_drawn_by_a_power_of_their_counts_identity():
+    counts = np.arange(1.0, 3001.0)
+    layer = ExtremeSoftmax(4, 3000, class_counts=counts, n_shared=200)
+    for exponent in (0.75, 0.5):
+        layer.class_exponent = exponent
+        (draws,) = layer._current_draws([200])
+        expected = 200 * counts**exponent / (counts**exponent).sum()
+        np.testing.assert_allclose(np.diff(draws.everywhere, prepend=0.0), expected)
+        assert ExtremeSoftmax(4, 5).class_exponent == 0.75
 
 
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])

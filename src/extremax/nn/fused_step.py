@@ -36,7 +36,7 @@ class FusedArguments(NamedTuple):
     place : (n_classes,)
         Holds -1 everywhere.
     moments
-        Of the hidden states, or None: steps then go along the hidden states as they are.
+        Of the hidden states, or None: steps then go along the hidden states, at unit mean square.
     """
 
     sets: Sequence[tuple[Int32, Float32]]
@@ -51,9 +51,9 @@ class FusedArguments(NamedTuple):
 class FusedStep(torch.autograd.Function):
     """Losses of the rows; the backward pass steps weights and biases.
 
-    What the steps do to the scores does not depend on the scale of the loss or of the hidden states:
-    gradients are in units of the mean weight of a row and of the root mean square of the hidden states, steps
-    in units of its inverse.
+    What the steps do to the scores does not depend on the scale of the loss, nor on that of hidden states
+    with a mean square above 1: gradients are in units of the mean weight of a row and of the root mean square
+    of the hidden states, steps in units of its inverse. Hidden states that are not finite make no step.
     """
 
     @staticmethod
@@ -78,6 +78,8 @@ class FusedStep(torch.autograd.Function):
             scaled, size = scale_rows(x, step.moments)
             if ctx.needs_input_grad[0]:
                 grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
+            if not np.isfinite(x).all():
+                return grad_h, None, None, None
             _update(scaled, size, scored, step)
             for drawn in step.sets[1:]:
                 _update(scaled, size, _weigh(_score(x, labels, drawn, step), relative), step)

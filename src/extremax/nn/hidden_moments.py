@@ -27,7 +27,7 @@ _RIDGE = 1e-3  # of the mean eigenvalue, added to each
 _LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
 _EVERY_STEP, _EVERY = 16, 16  # steps: first a new decomposition in each, then in every sixteenth
 _LEAST = 1.0 / (float(np.finfo(np.float32).max) / 4)
-_LONGEST = 100.0  # mean square of the rows of a step, in those of the earlier rows
+_USUAL = 4.0  # mean square of the rows of a step over that of the earlier rows, or its inverse, at most
 
 
 class HiddenMoments(nn.Module):
@@ -65,8 +65,9 @@ class HiddenMoments(nn.Module):
     def add(self, x: Float32) -> Float32:
         """Add the rows x (n, in_features) of a step and return x' (n, in_features).
 
-        Rows of 10 times the usual length and more count as rows of 10 times that length, and are returned at
-        unit mean square. So are rows whose squares overflow, which are left out of the moments.
+        Rows of more than twice the usual length count as rows of twice that length. They are returned at unit
+        mean square, and so are rows of less than half the usual length, and those whose squares overflow,
+        which are left out of the moments.
         """
         if len(x) == 0 or not np.isfinite(x).all():
             return x  # the loss is not a number either
@@ -74,9 +75,10 @@ class HiddenMoments(nn.Module):
         bounds = [(a, min(a + _BLOCK, self.in_features)) for a in range(0, self.in_features, _BLOCK)]
         with np.errstate(over="ignore", invalid="ignore"):
             new = [x[:, a:b].T @ x[:, a:b] for a, b in bounds]
-            factor = self._shorten(len(x), _traces(new))
+            ratio = self._relative_square(len(x), _traces(new))
+            share = np.float32(min(1.0, _USUAL / ratio))
             sums = [
-                np.float32(_MEMORY) * moments[a:b, : b - a] + np.float32(factor * factor) * block
+                np.float32(_MEMORY) * moments[a:b, : b - a] + share * block
                 for (a, b), block in zip(bounds, new, strict=True)
             ]
         # No entry is larger than the largest of the diagonal.
@@ -91,7 +93,7 @@ class HiddenMoments(nn.Module):
             if n_steps < _EVERY_STEP or n_steps % _EVERY == 0:
                 directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
             np.matmul(x[:, a:b], directions[a:b, : b - a], out=out[:, a:b])
-        return out if factor == 1.0 else unit_size(out)
+        return out if 1.0 / _USUAL <= ratio <= _USUAL else unit_size(out)
 
     def size(self) -> float:
         """Return the root mean square of the rows so far, 0 if there were none."""
@@ -102,13 +104,12 @@ class HiddenMoments(nn.Module):
         moments = self.moments.numpy()
         return _traces([moments[a : a + _BLOCK] for a in range(0, self.in_features, _BLOCK)])
 
-    def _shorten(self, n: int, square_sum: float) -> float:
-        """Return the factor that n rows with this sum of squares enter the moments with."""
+    def _relative_square(self, n: int, square_sum: float) -> float:
+        """Return the mean square of n rows with this sum over that of the earlier rows, 1 if it has none."""
         earlier = self._square_sum()
-        if earlier == 0.0 or not math.isfinite(square_sum):
+        if earlier == 0.0 or square_sum == 0.0 or not math.isfinite(square_sum):
             return 1.0
-        longer = (square_sum / n) / (earlier / float(self.n_rows))
-        return 1.0 if longer <= _LONGEST else math.sqrt(_LONGEST / longer)
+        return (square_sum / n) / (earlier / float(self.n_rows))
 
 
 def _traces(blocks: Sequence[Float32]) -> float:
@@ -132,10 +133,16 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
 
 
 def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
-    """Return hidden states at unit mean square, whitened or not, and the size that they usually have."""
+    """Return hidden states at unit mean square, whitened or not, and the size that steps are divided by.
+
+    That is the size of hidden states, at least 1: while an encoder still makes small ones, weights must not
+    become so long that scores explode as soon as they grow.
+    """
     scaled = unit_size(x) if moments is None else moments.add(x)
-    size = 0.0 if moments is None else moments.size()
-    return scaled, max(size, _LEAST) if size else root_mean_square(x)
+    size = root_mean_square(x)
+    if moments is not None and moments.size():
+        size = min(size, moments.size())
+    return scaled, max(size, 1.0)
 
 
 def unit_size(x: Float32) -> Float32:

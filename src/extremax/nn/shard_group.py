@@ -239,7 +239,7 @@ def _at_least_float32(values: Tensor) -> Tensor:
 def _to_bytes(rows: Tensor) -> Tensor:
     """Return (n, bytes of a row)."""
     width = rows.shape[1] * rows.element_size()
-    return rows.detach().contiguous().view(torch.uint8).reshape(len(rows), width)
+    return rows.detach().reshape(-1).contiguous().view(torch.uint8).reshape(len(rows), width)
 
 
 def _from_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:

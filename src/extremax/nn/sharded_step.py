@@ -204,6 +204,8 @@ class StepInBackward(torch.autograd.Function):
             slopes = scored.differentiate(*grads)
             if ctx.needs_input_grad[0]:
                 grad_h = scored.pull(slopes).to(ctx.dtype)
+            if not bool(torch.isfinite(x).all()):  # on all ranks alike
+                return grad_h, None, None, None
             step.update(scored, slopes, scaled, unit or 1.0)
             for shared in step.sets[1:]:
                 scored = step.score(x, labels, shared)

@@ -53,8 +53,8 @@ _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
 # n_shared="auto": first classes, and how many at most. A young layer learns more from many steps than from
 # many classes; later, few classes make log Z too small, and the encoder too sure: docs/lab-notes.md.
-_FIRST_SHARED, _MOST_SHARED = 512, 4096
-_FIRST_STEPS = 1024  # training steps before sets grow
+_FIRST_SHARED, _MOST_SHARED = 512, 2048
+_FIRST_STEPS = 1024  # training steps on the first number
 _EXACT_CLASSES = 1024  # no more classes than this are all compared
 _LATER_SHARE = 4  # later steps of a minibatch draw a quarter of the classes
 _GOLDEN = 0.6180339887498949  # multiples of it are far apart, modulo 1
@@ -100,8 +100,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         Whether classes have a bias.
     n_shared : int or "auto"
         Classes that are drawn for a minibatch, at most. With all classes the loss is the exact softmax.
-        "auto": 512, then 2,048 from the 1,024th training step on and 4,096 from the 2,048th; all, where there
-        are no more than 1,024 classes.
+        "auto": 512, after 1,024 training steps 2,048; all, where there are no more than 1,024 classes.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -111,10 +110,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         Dense gradients, for any optimizer and for ``DistributedDataParallel`` and FSDP; sparse ones, for
         ``SGD``, ``Adagrad`` and ``SparseAdam``; or none: the backward pass itself steps the classes of the
         minibatch by Adagrad with one sum per class, which needs no time in proportion to n_classes (float32
-        on the CPU, one process). These steps do not depend on the scale of the loss or of the hidden states.
+        on the CPU, one process). These steps do not depend on the scale of the loss.
     learning_rate : float
-        Of ``gradients="fused"``: what the first step of a class adds to the score of its row, at most and
-        nearly. Assign to the attribute to change it.
+        Of ``gradients="fused"``: about what the first step of a class adds to the score of its row, where
+        hidden states have a mean square of 1 or more; less where it is smaller. Assign to the attribute to
+        change it.
     steps_per_batch : int
         Steps of the classes in one backward pass with ``gradients="fused"``, for the same hidden states. Each
         after the first draws a quarter as many classes anew, and compares all rows with the targets of the
@@ -130,7 +130,8 @@ class ExtremeSoftmax(SoftmaxLayer):
     refit_every : int, "auto" or None
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
         after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
-        65,536 if that is "auto", where cells no longer pay. None: only when `fit_tree` is called.
+        65,536 if that is "auto", where cells no longer pay, or the softmax is exact by then. None: only when
+        `fit_tree` is called.
     refit_rows : int
         See `refit_every`.
     tree_components : int
@@ -239,7 +240,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
         self._recent = RecentRows()
         self._draws: dict[int, ClassDraws] = {}
-        self._draws_of = (-1, -1)
+        self._draws_of = (-1, -1, 0.0)
         self._kept: OrderedDict[tuple[float | bytes, ...], StepSets] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
@@ -356,12 +357,10 @@ class ExtremeSoftmax(SoftmaxLayer):
         """Return how many classes the next training step draws."""
         if self.n_shared != "auto":
             return min(self.n_shared, self.n_classes)
-        n_steps, n_drawn = int(self.n_steps), _FIRST_SHARED
         if self.n_classes <= _EXACT_CLASSES:
-            n_drawn = self.n_classes
-        elif n_steps >= _FIRST_STEPS:
-            n_drawn = 1 << n_steps.bit_length()
-        return min(n_drawn, _MOST_SHARED, self.n_classes)
+            return self.n_classes
+        n_drawn = _FIRST_SHARED if int(self.n_steps) < _FIRST_STEPS else _MOST_SHARED
+        return min(n_drawn, self.n_classes)
 
     def _choose(self, h: Tensor, y: Tensor) -> StepSets:
         """Draw the class sets of a training step, remember its rows, and count it.
@@ -393,7 +392,7 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
         """Return the draws of sets of these sizes, and forget those of others."""
-        version = (int(self.noise.version), self.noise.generation)
+        version = (int(self.noise.version), self.noise.generation, self.class_exponent)
         if self._draws_of != version or self._draws.keys() != set(sizes):
             counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
             weights, tree, cells = class_weights(counts, self.class_exponent), self.noise.tree, None
@@ -404,11 +403,11 @@ class ExtremeSoftmax(SoftmaxLayer):
         return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
-        most, usual = (_MOST_SHARED, _EXACT_CLASSES) if self.n_shared == "auto" else [self.n_shared] * 2
-        if most >= self.n_classes:
+        first, last = (_EXACT_CLASSES, _MOST_SHARED) if self.n_shared == "auto" else [self.n_shared] * 2
+        if first >= self.n_classes:
             return False  # the softmax is exact
         if self.refit_every == "auto":
-            return not has_many_classes(self.n_classes, usual, BatchConfig())
+            return last < self.n_classes and not has_many_classes(self.n_classes, first, BatchConfig())
         return self.refit_every is not None
 
     def _refit_is_due(self, n_steps: int) -> bool:
