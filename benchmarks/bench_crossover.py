@@ -3,9 +3,9 @@
     python benchmarks/bench_crossover.py --figure docs/results/head-crossover.svg   # 13 minutes; 3 GB
 
 Time per step: one step of the output layer alone on random hidden states, loss, gradients and update of its
-weights, mean processor time on one thread, the layer after 1,024 steps, when it draws the most classes.
-`F.linear_cross_entropy` has Adagrad on its dense gradient and
-chunks of at most 64 MB of scores, the layer of extremax its fused step, or dense gradients and Adagrad.
+weights, mean processor time on one thread. `F.linear_cross_entropy` has Adagrad on its dense gradient and
+chunks of at most 64 MB of scores; the layer of extremax has its fused step, or dense gradients and Adagrad,
+and draws as many classes as after 1,024 steps, its most.
 
 Loss after equal time: a linear encoder on a planted hierarchy (Zipf law, 64 features, two rows per class on
 average, at least 25,600), trained for --seconds of processor time, or for the time of three steps of

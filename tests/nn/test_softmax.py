@@ -554,11 +554,14 @@ def test_sets_grow_with_the_steps_reference():
         assert np.isin(y, later).all()
     assert set(layer._draws) == {2048, 512}
     for n_classes, n_steps, size in ((1500, 0, 512), (1500, 1024, 1500), (1024, 0, 1024), (20, 0, 20)):
-        layer = ExtremeSoftmax(4, n_classes, refit_every=None)
+        layer = ExtremeSoftmax(4, n_classes, gradients="fused", refit_every=None)
         layer.n_steps.fill_(n_steps)
-        _, ((classes, minus_log_pi),) = layer._choose(hidden, y)
+        _, ((classes, minus_log_pi), _) = layer._choose(hidden, y)
         assert len(classes) == size
         assert (size == n_classes) == (not minus_log_pi.any())
+    for n_classes, size in ((5000, 2048), (1500, 1500)):
+        _, ((classes, _),) = ExtremeSoftmax(4, n_classes, refit_every=None)._choose(hidden, y)
+        assert len(classes) == size
 
 
 def test_classes_are_drawn_by_a_power_of_their_counts_identity():

@@ -51,8 +51,9 @@ from extremax.types import Float32, Int32
 # takes longer than what its classes gain: docs/lab-notes.md.
 _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
-# n_shared="auto": first classes, and how many at most. A young layer learns more from many steps than from
-# many classes; later, few classes make log Z too small, and the encoder too sure: docs/lab-notes.md.
+# n_shared="auto": first classes of fused steps, and how many at most. A young layer learns more from many
+# steps than from many classes, if a minibatch makes two; later, few classes make log Z too small, and the
+# encoder too sure: docs/lab-notes.md.
 _FIRST_SHARED, _MOST_SHARED = 512, 2048
 _FIRST_STEPS = 1024  # training steps on the first number
 _EXACT_CLASSES = 1024  # no more classes than this are all compared
@@ -100,7 +101,8 @@ class ExtremeSoftmax(SoftmaxLayer):
         Whether classes have a bias.
     n_shared : int or "auto"
         Classes that are drawn for a minibatch, at most. With all classes the loss is the exact softmax.
-        "auto": 512, after 1,024 training steps 2,048; all, where there are no more than 1,024 classes.
+        "auto": 2,048, but 512 in the first 1,024 steps of ``gradients="fused"``; all, where there are no more
+        than 1,024 classes.
     class_counts : (n_classes,), optional
         Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
         on.
@@ -359,8 +361,8 @@ class ExtremeSoftmax(SoftmaxLayer):
             return min(self.n_shared, self.n_classes)
         if self.n_classes <= _EXACT_CLASSES:
             return self.n_classes
-        n_drawn = _FIRST_SHARED if int(self.n_steps) < _FIRST_STEPS else _MOST_SHARED
-        return min(n_drawn, self.n_classes)
+        is_young = self.gradients == "fused" and int(self.n_steps) < _FIRST_STEPS
+        return min(_FIRST_SHARED if is_young else _MOST_SHARED, self.n_classes)
 
     def _choose(self, h: Tensor, y: Tensor) -> StepSets:
         """Draw the class sets of a training step, remember its rows, and count it.
