@@ -10,12 +10,12 @@ the step of the layer with gradients="fused" and with dense gradients and AdamW,
 prediction is in processor seconds of one process:
 
     overhead + 6 small all-reduces + 3 N d T / products + N T softmax + 16 d T / row bytes
-    + 2 N d^2 / products + decomposition / 8
+    + 2 N d^2 / products + decomposition / 16
     + (8 N d + 24 N) / bandwidth,        T = S / P + min(S / 2, N) / P classes of a process
 
 with the overhead of the smallest step in one process, multiply-adds per second of the product, seconds per
 score of a softmax and its gradient, bytes per second of rows read and written, and of a large all-reduce. The
-second line is whitening: every process has the rows of all, and decomposes moments in every eighth step.
+second line is whitening: every process has the rows of all, and decomposes moments in every sixteenth step.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def add_predictions(found: dict[int, list[dict[str, Any]]], cases: Sequence[Case
             n, d = case.n_rows, case.width
             n_set = (case.n_shared + min(case.n_shared // 2, n)) / size
             work = 3 * n * d * n_set / products + n * n_set * softmax
-            work += 2 * n * d * d / products + first[decomposition(d)]["processor ms"] / 1e3 / 8
+            work += 2 * n * d * d / products + first[decomposition(d)]["processor ms"] / 1e3 / 16
             traffic = 16 * d * n_set / row_bytes
             sent = (8 * n * d + 24 * n) / bandwidth if size > 1 else 0.0
             collectives = 6 * call if size > 1 else 0.0
