@@ -142,7 +142,7 @@ def main() -> None:
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(len(train.y))
         for rows in order[: len(order) // batch * batch].reshape(-1, batch):
-            head.learning_rate = 10.0 * max(0.02, 1.0 - step / n_steps)
+            head.learning_rate = 12.8 * max(0.02, 1.0 - step / n_steps)
             columns, offsets, y = train.take(rows)
             sparse.zero_grad()
             dense.zero_grad()
