@@ -343,9 +343,9 @@ class _Application:
 
 
 async def _in_thread(call: Callable[[], Any], at_end: Callable[[], None]) -> Any:
-    """Return what a long call gives, from a thread of its own that no end of the server waits for.
+    """Return the result of a long call, made in a thread that a stopping server does not wait for.
 
-    `at_end` is called in the event loop when the thread has done its work, whoever still waits for it.
+    `at_end` is called in the event loop when the thread ends, even if the request has been given up.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -391,7 +391,7 @@ class _Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                # a body that nobody reads may have no end
+                # an unread body may be endless: close the connection
                 unread = scope["method"] == "POST" and not scope["state"].get("is_read", False)
                 if (status >= 400 and unread) or self.application.is_stopping:
                     message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
