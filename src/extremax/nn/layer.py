@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, cast
@@ -79,7 +80,7 @@ class RecentRows:
         return torch.cat([h for h, _, _ in self._parts]), torch.cat([y for _, y, _ in self._parts])
 
 
-class SoftmaxLayer(OutputLayer):
+class SoftmaxLayer(OutputLayer, ABC):
     """Scores h.w_y + b_y of all classes, and a label tree fitted on hidden states.
 
     Subclasses set the attributes below and say how a training step chooses its classes.
@@ -111,13 +112,13 @@ class SoftmaxLayer(OutputLayer):
             scores = torch.bmm(w, h.to(w.dtype).unsqueeze(-1)).squeeze(-1).float()
             return scores if bias is None else scores + bias[labels].float()
 
+    @abstractmethod
     def _refit_is_due(self, n_steps: int) -> bool:
         """Whether the tree is to be fitted before this training step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keeps_rows(self) -> bool:
         """Whether the tree will be fitted again, on the latest rows."""
-        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._recent = RecentRows()  # hidden states of the earlier model
