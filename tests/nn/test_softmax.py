@@ -277,7 +277,7 @@ def test_whitened_steps_reference(data):
                 slope = n * dense.bias.grad.numpy()
                 squares += np.square(gradient).mean(axis=1, keepdims=True)
                 bias_squares += np.square(slope)
-                size = max(1.0, min(np.sqrt(mean), np.sqrt(np.square(X).mean())))
+                size = max(1.0, np.sqrt(mean))
                 dense.weight -= torch.from_numpy(0.05 / size * gradient / np.sqrt(squares))
                 dense.bias -= torch.from_numpy(0.05 * slope / np.sqrt(bias_squares))
         torch.testing.assert_close(layer.weight.double(), dense.weight.detach(), rtol=1e-3, atol=1e-5)
@@ -408,6 +408,18 @@ def test_first_minibatch_of_unusual_length_recovers(data, length, whiten):
         layer(first * hidden[:100], y[:100]).loss.backward()
         for rows in torch.arange(2000).split(100):
             layer(hidden[rows], y[rows]).loss.backward()
+        reached.append(layer.log_likelihood(hidden, y))
+    assert reached[1] > reached[0] - 0.3
+
+
+@pytest.mark.parametrize("usual", [1.0, 100.0])
+def test_one_short_minibatch_does_no_harm(data, usual):
+    hidden, y = tensors(data, 2000)
+    hidden, reached = usual * hidden, []
+    for length in (1.0, 1e-3):
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES)
+        for step, rows in enumerate(torch.arange(2000).split(100)):
+            layer(hidden[rows] * (length if step == 15 else 1.0), y[rows]).loss.backward()
         reached.append(layer.log_likelihood(hidden, y))
     assert reached[1] > reached[0] - 0.3
 

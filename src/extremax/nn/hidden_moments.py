@@ -23,6 +23,7 @@ from extremax.types import Float32
 
 _BLOCK = 256  # features: a decomposition takes their number cubed
 _MEMORY = 0.99  # weight of the earlier rows, per step
+_SHORT_MEMORY = 0.1  # the same, where rows are far shorter than the earlier ones
 _RIDGE = 1e-3  # of the mean eigenvalue, added to each
 _LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
 _EVERY_STEP, _EVERY = 16, 16  # steps: first a new decomposition in each, then in every sixteenth
@@ -77,8 +78,10 @@ class HiddenMoments(nn.Module):
             new = [x[:, a:b].T @ x[:, a:b] for a, b in bounds]
             ratio = self._relative_square(len(x), _traces(new))
             share = np.float32(min(1.0, _USUAL / ratio))
+            # Long rows that came once must not shorten steps for ever.
+            memory = _MEMORY if ratio >= 1.0 / _USUAL else _SHORT_MEMORY
             sums = [
-                np.float32(_MEMORY) * moments[a:b, : b - a] + share * block
+                np.float32(memory) * moments[a:b, : b - a] + share * block
                 for (a, b), block in zip(bounds, new, strict=True)
             ]
         # No entry is larger than the largest of the diagonal.
@@ -86,7 +89,7 @@ class HiddenMoments(nn.Module):
             return unit_size(x)
         n_steps = int(self.n_steps)
         self.n_steps.add_(1)
-        self.n_rows.mul_(_MEMORY).add_(len(x))
+        self.n_rows.mul_(memory).add_(len(x))
         out = np.empty_like(x)
         for (a, b), block in zip(bounds, sums, strict=True):
             moments[a:b, : b - a] = block
@@ -135,14 +138,13 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
 def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
     """Return hidden states at unit mean square, whitened or not, and the size that steps are divided by.
 
-    That is the size of hidden states, at least 1: while an encoder still makes small ones, weights must not
-    become so long that scores explode as soon as they grow.
+    That is the usual size of hidden states, without moments that of x, and at least 1: rows that are short
+    for once, or while an encoder is young, must not make weights so long that the next scores explode.
     """
-    scaled = unit_size(x) if moments is None else moments.add(x)
-    size = root_mean_square(x)
-    if moments is not None and moments.size():
-        size = min(size, moments.size())
-    return scaled, max(size, 1.0)
+    if moments is None:
+        return unit_size(x), max(root_mean_square(x), 1.0)
+    scaled = moments.add(x)
+    return scaled, max(moments.size() or root_mean_square(x), 1.0)
 
 
 def unit_size(x: Float32) -> Float32:

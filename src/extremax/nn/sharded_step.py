@@ -204,14 +204,15 @@ class StepInBackward(torch.autograd.Function):
             slopes = scored.differentiate(*grads)
             if ctx.needs_input_grad[0]:
                 grad_h = scored.pull(slopes).to(ctx.dtype)
-            if not bool(torch.isfinite(x).all()):  # on all ranks alike
-                return grad_h, None, None, None
-            step.update(scored, slopes, scaled, unit or 1.0)
+            is_finite = bool(torch.isfinite(x).all())
+            if is_finite:
+                step.update(scored, slopes, scaled, unit or 1.0)
             for shared in step.sets[1:]:
                 scored = step.score(x, labels, shared)
                 fraction = (scored.terms.log_sum - add_terms(scored.terms, step.shards).log_sum).exp()
                 slopes = scored.differentiate(row_weights * fraction, -row_weights)
-                step.update(scored, slopes, scaled, unit or 1.0)
+                if is_finite:  # all ranks make the collectives
+                    step.update(scored, slopes, scaled, unit or 1.0)
         return grad_h, None, None, None
 
 
