@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -181,44 +182,51 @@ def start(*arguments: Any) -> tuple[subprocess.Popen[str], int]:
     raise AssertionError("the server did not start")
 
 
+def wait_for_active(live: Live, count: int) -> None:
+    """Wait until so many requests are being answered, besides that for the figures."""
+    deadline = time.monotonic() + 20
+    while f"extremax_active_requests {count + 1}.0" not in live.ask("/metrics")[1]:
+        assert time.monotonic() < deadline, "the requests did not arrive"
+        time.sleep(0.01)
+
+
+def wait_until_refused(port: int) -> None:
+    """Wait until a server takes no new connection."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        except ConnectionRefusedError:
+            return
+        assert time.monotonic() < deadline, "the server did not stop listening"
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM")
 def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
+    """The server has the heads of three requests; it gets the rest of their bodies while it stops."""
     process, port = start(text_folder, "--threads", 1)
     try:
         live = Live(port, None, [])
-        stop, outcomes = threading.Event(), []
-
-        def ask() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            body = json.dumps({"inputs": ["fell off a ladder"] * 200})
-            while not stop.is_set():
-                try:
-                    connection.request("POST", "/predict", body)
-                except OSError:  # it listens no more: not a lost request
-                    return
-                try:
-                    answer = connection.getresponse()
-                    outcomes.append((answer.status, len(json.loads(answer.read()))))
-                except http.client.RemoteDisconnected:  # closed before the request was read
-                    return
-                except (OSError, http.client.HTTPException) as error:
-                    outcomes.append((0, repr(error)))
-                    return
-
-        assert live.is_alive()
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
+        body = json.dumps({"inputs": ["fell off a ladder"] * 200}).encode()
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(3)]
+        for connection in connections:
+            connection.putrequest("POST", "/predict")
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body[:100])
+        wait_for_active(live, 3)
         process.send_signal(signal.SIGTERM)
+        wait_until_refused(port)
+        outcomes = []
+        for connection in connections:
+            connection.send(body[100:])
+            answer = connection.getresponse()
+            outcomes.append((answer.status, answer.getheader("Connection"), len(json.loads(answer.read()))))
+            connection.close()
         _, messages = process.communicate(timeout=20)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        assert outcomes == [(200, "close", 200)] * 3
         assert process.returncode == 0, messages
         assert messages.strip().endswith("stopped.")
-        assert outcomes
-        assert set(outcomes) == {(200, 200)}
     finally:
         process.kill()
         process.communicate()
