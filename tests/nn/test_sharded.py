@@ -125,6 +125,16 @@ def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
             second(torch.ones(3, 4), torch.arange(3)).loss.backward()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (0, 1)])
+def test_rows_of_any_stride_are_gathered_invariant(one_process, shape):
+    wide = torch.arange(60.0).reshape(10, 6)[: shape[0], ::3][:, 1:]
+    assert wide.shape == shape
+    layer = ShardedExtremeSoftmax(1, 10)
+    with torch.no_grad():
+        layer.weight.to_local().copy_(torch.arange(10.0).unsqueeze(1))
+        assert torch.equal(layer(wide), layer(wide.clone(memory_format=torch.contiguous_format)))
+
+
 def test_moments_stay_in_float32_on_the_cpu(one_process):
     """Whatever the type and the device of the tables."""
     layer = ShardedExtremeSoftmax(4, 10, gradients="fused").double()
