@@ -550,8 +550,21 @@ def test_tree_is_fitted_at_doubling_steps():
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
     for n_classes, keeps in ((2048, False), (2049, True), (65_536, True), (65_537, False)):
         assert ExtremeSoftmax(1, n_classes)._keeps_rows() == keeps
-    for n_classes, keeps in ((1024, False), (1025, True)):
-        assert ExtremeSoftmax(1, n_classes, refit_every=5)._keeps_rows() == keeps
+
+
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_no_tree_is_fitted_for_an_exact_softmax(gradients):
+    """Nor are rows kept for one: up to 2,048 classes, where only young fused layers draw."""
+    hidden, y = torch.ones(6, 4), torch.arange(6)
+    draws = {1024: False, 1025: gradients == "fused", 2048: gradients == "fused", 2049: True}
+    for n_classes, draws_first in draws.items():
+        layer = ExtremeSoftmax(4, n_classes, gradients=gradients, refit_every=5, n_jobs=1)
+        layer._keep(hidden, y)
+        assert layer._recent.n_rows == (6 if draws_first else 0)
+        layer.n_steps.fill_(2000)
+        layer._keep(hidden, y)
+        assert bool(layer.noise.has_tree) == (n_classes == 2049)
+        assert (layer._recent.n_rows == 0) == (n_classes <= 2048)
 
 
 def test_sets_grow_with_the_steps_reference():

@@ -192,6 +192,7 @@ class SoftmaxLayer(OutputLayer, ABC):
     def _keep(self, h: Tensor, y: Tensor) -> None:
         """Remember the latest rows for the next fit of the tree, and fit it when it is due."""
         if not self._keeps_rows():
+            self._recent = RecentRows()  # of steps that wanted a tree
             return
         if self._recent.n_rows and self._refit_is_due(int(self.n_steps)):
             self.fit_tree(*self._recent.tensors())

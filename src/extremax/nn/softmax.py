@@ -133,7 +133,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
         after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
         65,536 if that is "auto", where cells no longer pay, or the softmax is exact by then. None: only when
-        `fit_tree` is called.
+        `fit_tree` is called. While the softmax is exact, no tree is fitted.
     refit_rows : int
         See `refit_every`.
     tree_components : int
@@ -405,9 +405,9 @@ class ExtremeSoftmax(SoftmaxLayer):
         return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
+        if self._n_drawn() >= self.n_classes:
+            return False  # the softmax is exact from now on
         first, last = (_EXACT_CLASSES, _MOST_SHARED) if self.n_shared == "auto" else [self.n_shared] * 2
-        if first >= self.n_classes:
-            return False  # the softmax is exact
         if self.refit_every == "auto":
             return last < self.n_classes and not has_many_classes(self.n_classes, first, BatchConfig())
         return self.refit_every is not None
