@@ -424,6 +424,21 @@ def test_one_short_minibatch_does_no_harm(data, usual):
     assert reached[1] > reached[0] - 0.3
 
 
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("length", [1e-15, 1e-20, 1e-25, 1e-36])
+def test_tiny_hidden_states_make_whole_steps_invariant(data, length, whiten):
+    """Their squares have no place in float32; steps are those of rows at unit mean square, or near them."""
+    hidden, y = tensors(data, 40)
+    hidden, found = hidden / hidden.square().mean().sqrt(), []
+    for scale in (1.0, length):
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES, whiten=whiten)
+        for _ in range(3):
+            layer(scale * hidden, y).loss.backward()
+        found.append(layer.weight.detach().square().mean(dim=1).sqrt()[y])
+    assert (found[1] > 0.5 * found[0]).all()
+    assert (found[1] < 5.0 * found[0]).all()
+
+
 def test_encoder_whose_hidden_states_grow_trains(data):
     """From 1e-4 to above 1, as an encoder without a norm makes them: scores do not explode."""
     hidden, y = tensors(data, 2000)

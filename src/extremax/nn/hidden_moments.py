@@ -26,8 +26,9 @@ _MEMORY = 0.99  # weight of the earlier rows, per step
 _SHORT_MEMORY = 0.1  # the same, where rows are far shorter than the earlier ones
 _RIDGE = 1e-3  # of the mean eigenvalue, added to each
 _LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
+_SMALLEST = float(np.finfo(np.float32).tiny) * 2.0**24  # diagonal entries whose float32 has all digits
 _EVERY_STEP, _EVERY = 16, 16  # steps: first a new decomposition in each, then in every sixteenth
-_LEAST = 1.0 / (float(np.finfo(np.float32).max) / 4)
+_LEAST = float(np.finfo(np.float32).smallest_subnormal)
 _USUAL = 4.0  # mean square of the rows of a step over that of the earlier rows, or its inverse, at most
 
 
@@ -67,8 +68,8 @@ class HiddenMoments(nn.Module):
         """Add the rows x (n, in_features) of a step and return x' (n, in_features).
 
         Rows of more than twice the usual length count as rows of twice that length. They are returned at unit
-        mean square, and so are rows of less than half the usual length, and those whose squares overflow,
-        which are left out of the moments.
+        mean square, and so are rows of less than half the usual length, and those whose squares overflow or
+        underflow, which are left out of the moments.
         """
         if len(x) == 0 or not np.isfinite(x).all():
             return x  # the loss is not a number either
@@ -76,7 +77,7 @@ class HiddenMoments(nn.Module):
         bounds = [(a, min(a + _BLOCK, self.in_features)) for a in range(0, self.in_features, _BLOCK)]
         with np.errstate(over="ignore", invalid="ignore"):
             new = [x[:, a:b].T @ x[:, a:b] for a, b in bounds]
-            ratio = self._relative_square(len(x), _traces(new))
+            ratio = self._relative_square(len(x), float(np.square(x, dtype=np.float64).sum()))
             share = np.float32(min(1.0, _USUAL / ratio))
             # Long rows that came once must not shorten steps for ever.
             memory = _MEMORY if ratio >= 1.0 / _USUAL else _SHORT_MEMORY
@@ -85,7 +86,7 @@ class HiddenMoments(nn.Module):
                 for (a, b), block in zip(bounds, new, strict=True)
             ]
         # No entry is larger than the largest of the diagonal.
-        if not _traces(sums) <= _LARGEST:
+        if not _SMALLEST * self.in_features <= _traces(sums) <= _LARGEST:
             return unit_size(x)
         n_steps = int(self.n_steps)
         self.n_steps.add_(1)
@@ -149,14 +150,14 @@ def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, floa
 
 def unit_size(x: Float32) -> Float32:
     """Return x at unit mean square."""
-    scaled: Float32 = x * np.float32(1.0 / root_mean_square(x))
+    scaled: Float32 = x / np.float32(root_mean_square(x))
     return scaled
 
 
 def root_mean_square(x: Float32) -> float:
     """Return the size of the entries of x, 1 if there is none other than 0 or if it cannot be told.
 
-    Sizes whose inverse float32 has not are taken for the least that it has.
+    Sizes that float32 has not are taken for the least that it has.
     """
     size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if x.size else 0.0
     return max(size, _LEAST) if math.isfinite(size) and size else 1.0
