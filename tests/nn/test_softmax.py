@@ -15,7 +15,7 @@ from torch import nn
 
 from extremax.data import planted_hierarchy
 from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
-from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
@@ -291,7 +291,7 @@ def test_wide_hidden_states_are_whitened_in_blocks_reference():
     for _ in range(20):  # past the steps that decompose each time
         x = (rng.normal(size=(700, 300)) * np.linspace(0.1, 3.0, 300)).astype(np.float32)
         x[:, 260:] += x[:, :1]
-        found = moments.add(x)
+        found, _ = moments.scale(x)
     assert int(moments.n_steps) == 20
     sums = moments.moments.numpy()
     np.testing.assert_array_equal(sums[256:, 44:], 0.0)
@@ -302,7 +302,7 @@ def test_wide_hidden_states_are_whitened_in_blocks_reference():
         # Nearly the same length everywhere, where columns differed by 30 times.
         lengths = scipy.linalg.eigvalsh(out.T @ out / len(out))
         assert lengths[-1] < 4 * lengths[0] + 3.0
-    assert np.isnan(moments.add(np.full((2, 300), np.nan, np.float32))).all()
+    assert moments.scale(np.full((2, 300), np.nan, np.float32)) is None
     assert int(moments.n_steps) == 20
 
 
@@ -388,12 +388,12 @@ def test_a_step_of_unusual_hidden_states_planted(length):
     moments = HiddenMoments(8)
     moments.reset()
     for _ in range(40):
-        usual = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
-    found = moments.add((length * rng.normal(size=(50, 8))).astype(np.float32))
+        usual, _ = moments.scale(rng.normal(size=(50, 8)).astype(np.float32))
+    found, _ = moments.scale((length * rng.normal(size=(50, 8))).astype(np.float32))
     assert abs(np.square(found).mean() - 1.0) < 1e-3
     assert abs(np.square(usual).mean() - 1.0) < 0.2
     for _ in range(16):  # until the next decomposition
-        later = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
+        later, _ = moments.scale(rng.normal(size=(50, 8)).astype(np.float32))
     assert 0.7 < np.square(later).mean() < 1.2
 
 
@@ -412,12 +412,13 @@ def test_first_minibatch_of_unusual_length_recovers(data, length, whiten):
     assert reached[1] > reached[0] - 0.3
 
 
+@pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("usual", [1.0, 100.0])
-def test_one_short_minibatch_does_no_harm(data, usual):
+def test_one_short_minibatch_does_no_harm(data, usual, whiten):
     hidden, y = tensors(data, 2000)
     hidden, reached = usual * hidden, []
     for length in (1.0, 1e-3):
-        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES)
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES, whiten=whiten)
         for step, rows in enumerate(torch.arange(2000).split(100)):
             layer(hidden[rows] * (length if step == 15 else 1.0), y[rows]).loss.backward()
         reached.append(layer.log_likelihood(hidden, y))
@@ -467,10 +468,10 @@ def test_huge_hidden_states_of_a_wide_layer_reference():
     moments = HiddenMoments(300)
     moments.reset()
     x = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
-    moments.add(x)
+    moments.scale(x)
     before = copy.deepcopy(moments.state_dict())
     x[:, 280:] *= np.float32(1e25)
-    found = moments.add(x)
+    found, _ = moments.scale(x)
     assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-5
     for name, value in moments.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -483,7 +484,7 @@ def test_hidden_states_at_the_edge_of_overflow_are_whitened(n):
     for share, is_stored in ((0.24, 1), (0.26, 0), (0.99, 0)):
         moments = HiddenMoments(256)
         moments.reset()
-        found = moments.add(x * np.float32(np.sqrt(share * largest)))
+        found, _ = moments.scale(x * np.float32(np.sqrt(share * largest)))
         assert int(moments.n_steps) == is_stored
         assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-3
 
@@ -717,6 +718,36 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
     train(second, range(2, 4))
     for name, value in whole.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_state_without_size_is_loaded(data):
+    """As of an earlier version without whitening: the usual size starts anew."""
+    layer = make_layer(gradients="fused", whiten=False)
+    state = {name: value.clone() for name, value in layer.state_dict().items() if "hidden_size" not in name}
+    assert len(state) == len(layer.state_dict()) - 1
+    layer(*tensors(data, 20)).loss.backward()
+    assert layer.hidden_size.size() > 1.0
+    layer.load_state_dict(state)
+    assert layer.hidden_size.size() == 0.0
+
+
+def test_usual_size_without_whitening_reference():
+    """The median of the latest fifteen minibatches, which a few of any length do not change."""
+    rng, known, sizes = np.random.default_rng(0), HiddenSize(8), []
+    known.reset()
+    for length in [1e3, *[1.0] * 20, *[1e-3, 1e30] * 5, 0.0, *[1e-25] * 6, *[50.0] * 9]:
+        x = (3.0 * length * rng.normal(size=(5, 8))).astype(np.float32)
+        own = np.sqrt(np.square(x, dtype=np.float64).mean())
+        usual = np.percentile(sizes[-15:], 50, method="lower") if sizes else 0.0
+        assert known.size() == usual
+        rows, size = known.scale(x)
+        assert size == max(1.0, usual, own)
+        if length:
+            assert np.square(rows, dtype=np.float64).mean() == pytest.approx(1.0, rel=1e-5)
+            sizes.append(own)
+    assert 100.0 < known.size() < 300.0
+    assert known.scale(np.empty((0, 8), np.float32)) is None
+    assert known.scale(np.full((1, 8), np.inf, np.float32)) is None
 
 
 def test_state_without_moments_is_loaded(data):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.hidden_moments import HiddenMoments, scale_rows
+from extremax.nn.hidden_moments import HiddenScale, ScaledRows
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64, Int32
@@ -35,14 +35,14 @@ class FusedArguments(NamedTuple):
         Weights and biases of all classes, and Adagrad's sums.
     place : (n_classes,)
         Holds -1 everywhere.
-    moments
-        Of the hidden states, or None: steps then go along the hidden states, at unit mean square.
+    scale
+        What is known of earlier hidden states: steps go along the rows that it returns.
     """
 
     sets: Sequence[tuple[Int32, Float32]]
     model: ModelArrays
     place: Int32
-    moments: HiddenMoments | None
+    scale: HiddenScale
     learning_rate: float
     has_bias: bool
     n_threads: int
@@ -75,14 +75,14 @@ class FusedStep(torch.autograd.Function):
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled, size = scale_rows(x, step.moments)
+            scaled = step.scale.scale(x)
             if ctx.needs_input_grad[0]:
                 grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
-            if not np.isfinite(x).all():
+            if scaled is None:
                 return grad_h, None, None, None
-            _update(scaled, size, scored, step)
+            _update(scaled, scored, step)
             for drawn in step.sets[1:]:
-                _update(scaled, size, _weigh(_score(x, labels, drawn, step), relative), step)
+                _update(scaled, _weigh(_score(x, labels, drawn, step), relative), step)
         return grad_h, None, None, None
 
 
@@ -157,21 +157,22 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
     return grad_h
 
 
-def _update(scaled: Float32, size: float, scored: _Scored, step: FusedArguments) -> None:
+def _update(scaled: ScaledRows, scored: _Scored, step: FusedArguments) -> None:
     """Step the classes of a set and the targets outside of it."""
+    x, size = scaled
     classes, _, slots, coefficients, positive, *_ = scored
     width, model = coefficients.shape[1], step.model
     blocks = split(width, _CLASS_BLOCK)
     blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
-    gradients = np.zeros((len(classes), scaled.shape[1]), np.float32)
-    rate = step.learning_rate / scaled.shape[1]
+    gradients = np.zeros((len(classes), x.shape[1]), np.float32)
+    rate = step.learning_rate / x.shape[1]
     rates = np.float32(rate / size), np.float32(rate)
 
     def update(i: int) -> None:
         a, b = blocks[i]
         if a < width:
-            np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
-        rows = coefficients, scaled, positive, slots, classes
+            np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+        rows = coefficients, x, positive, slots, classes
         apply_shared(gradients, *rows, a, b, width, model, *rates, np.float32(np.inf))
 
     run(update, len(blocks), step.n_threads)

@@ -32,7 +32,13 @@ from extremax.nn.shard_group import (
     add_terms,
     gather_rows,
 )
-from extremax.nn.sharded_step import LocalStep, ReplicatedMoments, StepInBackward
+from extremax.nn.sharded_step import (
+    LocalStep,
+    ReplicatedMoments,
+    ReplicatedSize,
+    StepInBackward,
+    replicated_on,
+)
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
     ClassDraws,
@@ -228,8 +234,9 @@ class ShardedExtremeSoftmax(OutputLayer):
         else:
             self.register_buffer("squares", torch.empty(0, 1, device=device))
             self.register_buffer("bias_squares", torch.empty(0, device=device))
-        steps_whitened = whiten and gradients == "fused"
-        self.hidden_moments = ReplicatedMoments.on(in_features, device) if steps_whitened else None
+        is_fused, place = gradients == "fused", replicated_on(device)
+        self.hidden_moments = ReplicatedMoments(in_features, place) if whiten and is_fused else None
+        self.hidden_size = ReplicatedSize(in_features, place) if is_fused and not whiten else None
         self._draws: ClassDraws | None = None
         self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int64, Float32]]] = OrderedDict()
         self.reset_parameters()
@@ -247,8 +254,9 @@ class ShardedExtremeSoftmax(OutputLayer):
             _local(self.squares).fill_(INITIAL_SQUARE)
             _local(self.bias_squares).fill_(INITIAL_SQUARE)
             _local(self.noise.class_counts).copy_(torch.from_numpy(self._counts))
-            if self.hidden_moments is not None:
-                self.hidden_moments.reset()
+            for scale in (self.hidden_moments, self.hidden_size):
+                if scale is not None:
+                    scale.reset()
             if self.bias is not None:
                 _local(self.bias).copy_(torch.from_numpy(self._prior))
         self._draws = None
@@ -354,6 +362,8 @@ class ShardedExtremeSoftmax(OutputLayer):
         return SoftmaxTerms(total, own.new_zeros(len(h)).index_copy(0, here, own), None)
 
     def _fused_terms(self, h: Tensor, labels: Tensor, sets: Sequence[SharedSet]) -> SoftmaxTerms:
+        scale = self.hidden_size if self.hidden_moments is None else self.hidden_moments
+        assert scale is not None  # one of them, with fused steps
         step = LocalStep(
             sets=sets,
             shards=self._layout.shards,
@@ -361,7 +371,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             bias=None if self.bias is None else _local(self.bias).detach(),
             squares=_local(self.squares),
             bias_squares=_local(self.bias_squares),
-            moments=self.hidden_moments,
+            row_scale=scale,
             learning_rate=float(self.learning_rate),
         )
         # A backward pass must come even where nothing else wants a gradient.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
-from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.layer import (
     RecentRows,
     SoftmaxLayer,
@@ -239,7 +239,9 @@ class ExtremeSoftmax(SoftmaxLayer):
         n_sums = 0 if trains else n_classes
         self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
-        self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
+        is_fused = gradients == "fused"
+        self.hidden_moments = HiddenMoments(in_features, device) if whiten and is_fused else None
+        self.hidden_size = HiddenSize(in_features, device) if is_fused and not whiten else None
         self._recent = RecentRows()
         self._draws: dict[int, ClassDraws] = {}
         self._draws_of = (-1, -1, 0.0)
@@ -255,8 +257,9 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.squares.fill_(INITIAL_SQUARE)
             self.bias_squares.fill_(INITIAL_SQUARE)
             self.noise.reset(self._counts)
-            if self.hidden_moments is not None:
-                self.hidden_moments.reset()
+            for scale in (self.hidden_moments, self.hidden_size):
+                if scale is not None:
+                    scale.reset()
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
@@ -328,6 +331,8 @@ class ExtremeSoftmax(SoftmaxLayer):
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
                 f" {self.weight.device}. Use 'dense' or 'sparse'."
             )
+        scale = self.hidden_size if self.hidden_moments is None else self.hidden_moments
+        assert scale is not None  # one of them, with fused steps
         sets = self._choose(h, y).sets
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
@@ -338,7 +343,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             sets=sets,
             model=ModelArrays(*tables),
             place=self._place,
-            moments=self.hidden_moments,
+            scale=scale,
             learning_rate=float(self.learning_rate),
             has_bias=self.bias is not None,
             n_threads=min(resolve_threads(self.n_jobs), torch.get_num_threads()),
