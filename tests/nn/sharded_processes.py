@@ -431,6 +431,33 @@ def compare_scale(layer, single, part):
         assert int((layer.hidden_size.sizes > 0.0).sum()) == 3
 
 
+def check_what_is_not_finite(rank, size, folder):
+    """Hidden states or a gradient of one rank that are not finite: no rank steps, none waits."""
+    x, y = rows(size)[rank]
+    is_last = rank == size - 1
+    for options in ({}, {"whiten": False}):
+        layer = make_layer(n_shared=9, gradients="fused", steps_per_batch=2, **options)
+        before = {name: local(value).clone() for name, value in layer.state_dict().items()}
+        for value in (torch.inf, torch.nan):
+            bad = x.index_fill(0, torch.tensor([1]), value) if is_last else x
+            layer(bad.clone().requires_grad_(), y).loss.backward()
+            hidden = x.clone().requires_grad_()
+            (layer(hidden, y).loss * (value if is_last else 1.0)).backward()
+            kept = hidden.grad[y != -100]
+            assert bool(kept.isfinite().any()) != is_last
+            for name, tensor in layer.state_dict().items():
+                assert name == "n_steps" or torch.equal(local(tensor), before[name]), name
+        layer(x, y).loss.backward()
+        assert bool((local(layer.weight) != before["weight"]).any())
+        assert all(bool(local(value).isfinite().all()) for value in layer.state_dict().values())
+    huge = make_layer(n_shared=9, gradients="fused", steps_per_batch=2)
+    with torch.no_grad():
+        local(huge.weight).mul_(1e20)
+    before = local(huge.weight).clone()
+    huge(1e20 * x, y).loss.backward()
+    assert torch.equal(local(huge.weight), before)
+
+
 def check_sum_of_exponentials(rank, size, folder):
     """The mean of exp(loss) over many sets is that of the full softmax, and inclusion is as stated."""
     layer = make_layer(n_shared=9, rows="same", class_counts=COUNTS)

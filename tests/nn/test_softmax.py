@@ -463,6 +463,38 @@ def test_hidden_states_that_are_not_finite_make_no_step_invariant(data, whiten):
         assert name == "n_steps" or torch.equal(value, before[name]), name
 
 
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("factor", [np.inf, -np.inf, np.nan])
+def test_gradients_that_are_not_finite_make_no_step_invariant(data, whiten, factor):
+    """As of a loss scaled by too much. Gradients of hidden states tell of it; later steps are made."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused", whiten=whiten)
+    before = copy.deepcopy(layer.state_dict())
+    h = hidden.clone().requires_grad_()
+    losses = layer(h, y).losses
+    (losses * torch.ones(40).index_fill(0, torch.tensor([7]), factor)).sum().backward()
+    for name, value in layer.state_dict().items():
+        assert name == "n_steps" or torch.equal(value, before[name]), name
+    assert h.grad.isfinite().all(dim=1).sum() == 39
+    assert not h.grad[7].isfinite().any()
+    layer(hidden, y).loss.backward()
+    assert (layer.weight != before["weight"]).any(dim=1)[y].all()
+    assert all(value.isfinite().all() for value in layer.state_dict().values())
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_scores_that_overflow_make_no_step_invariant(data, whiten):
+    """Hidden states and weights are finite, but not their products."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused", whiten=whiten)
+    with torch.no_grad():
+        layer.weight.mul_(1e20)
+    before = layer.weight.detach().clone(), layer.bias.detach().clone()
+    layer(1e20 * hidden, y).loss.backward()
+    assert torch.equal(layer.weight, before[0])
+    assert torch.equal(layer.bias, before[1])
+
+
 def test_huge_hidden_states_of_a_wide_layer_reference():
     """One block of two overflows: neither is stored."""
     moments = HiddenMoments(300)

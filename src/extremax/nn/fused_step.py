@@ -6,6 +6,7 @@ depend on the number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ class FusedStep(torch.autograd.Function):
 
     What the steps do to the scores does not depend on the scale of the loss, nor on that of hidden states
     with a mean square above 1: gradients are in units of the mean weight of a row and of the root mean square
-    of the hidden states, steps in units of its inverse. Hidden states that are not finite make no step.
+    of the hidden states, steps in units of its inverse. Hidden states, losses and gradients from above that
+    are not finite make no step.
     """
 
     @staticmethod
@@ -71,18 +73,22 @@ class FusedStep(torch.autograd.Function):
         step: FusedArguments = ctx.step
         factor = grads[0].detach().numpy().astype(np.float64)
         unit = float(np.abs(factor).mean()) if len(factor) else 0.0
-        relative = (factor / (unit or 1.0)).astype(np.float32)
+        can_step = math.isfinite(unit) and bool(np.isfinite(ctx.scored.losses).all())
+        unit = unit if math.isfinite(unit) and unit else 1.0
+        relative = (factor / unit).astype(np.float32)
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled = step.scale.scale(x)
             if ctx.needs_input_grad[0]:
                 grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
+            scaled = step.scale.scale(x) if can_step else None
             if scaled is None:
                 return grad_h, None, None, None
             _update(scaled, scored, step)
             for drawn in step.sets[1:]:
-                _update(scaled, _weigh(_score(x, labels, drawn, step), relative), step)
+                scored = _score(x, labels, drawn, step)
+                if np.isfinite(scored.losses).all():
+                    _update(scaled, _weigh(scored, relative), step)
         return grad_h, None, None, None
 
 
@@ -123,7 +129,8 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
 
     def score(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(x[a:b], table[:width].T, out=scores[a:b])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(x[a:b], table[:width].T, out=scores[a:b])
         shared_softmax(
             scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
         )
@@ -135,9 +142,10 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
 def _weigh(scored: _Scored, relative: Float32) -> _Scored:
     if (relative == 1.0).all():
         return scored
-    return scored._replace(
-        coefficients=scored.coefficients * relative[:, None], positive=scored.positive * relative
-    )
+    with np.errstate(invalid="ignore"):  # of a gradient that is not finite
+        return scored._replace(
+            coefficients=scored.coefficients * relative[:, None], positive=scored.positive * relative
+        )
 
 
 def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
@@ -149,9 +157,10 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
 
     def differentiate(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
-        grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
-        grad_h[a:b] *= np.float32(unit)
+        with np.errstate(invalid="ignore"):
+            np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
+            grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
+            grad_h[a:b] *= np.float32(unit)
 
     run(differentiate, len(blocks), n_threads)
     return grad_h

@@ -187,7 +187,8 @@ class StepInBackward(torch.autograd.Function):
 
     Steps are in the units of `extremax.nn.fused_step`: gradients by the mean weight of a row, along hidden
     states of unit mean square or whitened ones. Each set after the first takes the collectives of
-    `add_terms`. A rank without classes takes part.
+    `add_terms`. A rank without classes takes part. Hidden states, losses and gradients from above that are
+    not finite, of any rank, make no step, but all collectives.
     """
 
     @staticmethod
@@ -206,8 +207,10 @@ class StepInBackward(torch.autograd.Function):
         grad_h = None
         with torch.autocast(x.device.type, enabled=False):
             row_weights = -grads[1]  # a target's own score has this slope
-            unit = float(row_weights.abs().mean()) if len(x) else 0.0
-            scaled = step.scale(x)
+            unit = float(row_weights.abs().mean(dtype=torch.float64)) if len(x) else 0.0
+            # The first is NaN on all ranks where the sum over the ranks is not finite.
+            can_step = bool(torch.isfinite(grads[0]).all()) and math.isfinite(unit)
+            scaled = step.scale(x) if can_step else None
             slopes = scored.differentiate(*grads)
             if ctx.needs_input_grad[0]:
                 grad_h = scored.pull(slopes).to(ctx.dtype)
@@ -217,7 +220,7 @@ class StepInBackward(torch.autograd.Function):
                 scored = step.score(x, labels, shared)
                 fraction = (scored.terms.log_sum - add_terms(scored.terms, step.shards).log_sum).exp()
                 slopes = scored.differentiate(row_weights * fraction, -row_weights)
-                if scaled is not None:  # all ranks make the collectives
+                if scaled is not None and bool(torch.isfinite(fraction).all()):
                     step.update(scored, slopes, scaled, unit or 1.0)
         return grad_h, None, None, None
 
