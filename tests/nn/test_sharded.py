@@ -150,6 +150,31 @@ def test_moments_stay_in_float32_on_the_cpu(one_process):
     assert int(layer.hidden_moments.n_steps) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float", "half", "bfloat16", "double"])
+def test_types_of_weights_leave_counts_and_sums_invariant(one_process, kind, dtype):
+    """Buffers stay bit for bit, in the type that they have, and steps of weights in any type go on."""
+    layer = ShardedExtremeSoftmax(4, 10, class_counts=range(100_001, 100_011), **KINDS[kind])
+    hidden, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    for _ in range(3):
+        layer(hidden, y).loss.backward()
+    before = {name: local(buffer).clone() for name, buffer in layer.named_buffers()}
+    getattr(layer, dtype)()
+    assert local(layer.weight).dtype == getattr(torch, dtype)
+    for name, buffer in layer.named_buffers():
+        assert local(buffer).dtype == before[name].dtype, name
+        assert torch.equal(local(buffer), before[name]), name
+    layer.zero_grad()
+    layer(hidden.to(getattr(torch, dtype)), y).loss.backward()
+    if layer.gradients == "fused":
+        assert (local(layer.squares) > before["squares"]).any()
+        assert local(layer.weight).isfinite().all()
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def test_wrong_input_rejects(one_process):
     layer = ShardedExtremeSoftmax(4, 10)
     with pytest.raises(ValueError, match="its last dimension must be 4"):

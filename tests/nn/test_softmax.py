@@ -988,6 +988,28 @@ def test_fused_in_lower_precision_rejects(data):
         layer(*tensors(data, 3))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float", "half", "bfloat16", "double"])
+def test_types_of_weights_leave_counts_and_sums_invariant(data, kind, dtype):
+    """Buffers stay bit for bit, in the type that they have; fused steps say what they need, and go on."""
+    hidden, y = tensors(data, 200)
+    layer = make_layer(data, class_counts=np.arange(100_001, 100_001 + N_CLASSES), **KINDS[kind])
+    for _ in range(3):
+        layer(hidden, y).loss.backward()
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    getattr(layer, dtype)()
+    assert layer.weight.dtype == layer.bias.dtype == getattr(torch, dtype)
+    for name, buffer in layer.named_buffers():
+        assert buffer.dtype == before[name].dtype, name
+        assert torch.equal(buffer, before[name]), name
+    if layer.gradients == "fused" and dtype != "float":
+        with pytest.raises(RuntimeError, match=f"needs weights in float32 .* these are {layer.weight.dtype}"):
+            layer(hidden, y)
+    layer.float()(hidden, y).loss.backward()
+    if layer.gradients == "fused":
+        assert (layer.squares > before["squares"]).any()
+
+
 def test_modules_of_torch_accept_it(data):
     """Inside a Sequential it is an inference layer."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), make_layer())

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from extremax.nn.layer_state import TypedBuffers
 from extremax.types import Float32
 
 _BLOCK = 256  # features: a decomposition takes their number cubed
@@ -42,7 +43,7 @@ class ScaledRows(NamedTuple):
     size: float
 
 
-class HiddenScale(nn.Module, ABC):
+class HiddenScale(TypedBuffers, ABC):
     """What fused steps know of earlier hidden states; buffers, so that training can go on from a state."""
 
     def __init__(self, in_features: int) -> None:

@@ -6,8 +6,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from extremax.features.pca import PCA
+from extremax.nn.layer_state import SUMS, keep_type
 from extremax.nn.noise_state import NoiseState
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
@@ -26,11 +27,18 @@ GRADIENTS = ("dense", "sparse", "fused")
 
 
 class OutputLayer(nn.Module):
-    """Checks of what an output layer is called with."""
+    """Checks of what an output layer is called with, and types of its buffers."""
 
     in_features: int
     n_classes: int
     ignore_index: int
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keep the type of Adagrad's sums in ``.half()`` and the like."""
+        sums = {name: self.get_buffer(name) for name in SUMS if name in self._buffers}
+        result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update({name: keep_type(fn)(buffer) for name, buffer in sums.items()})
+        return result
 
     def _flat(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:

@@ -1,11 +1,12 @@
-"""States of layers with other `gradients` or `whiten`, and of earlier versions."""
+"""States of layers with other `gradients` or `whiten`, and buffers that keep their types."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from extremax.nn.shared_classes import INITIAL_SQUARE
 
@@ -35,3 +36,21 @@ def adapt_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> No
             device = old[SUMS[0]].device
             new = {prefix + name: torch.zeros_like(buffer, device=device) for name, buffer in wanted.items()}
             state_dict.update(new)
+
+
+def keep_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what moves a tensor as `fn` does, as in ``.to(device)``, but leaves its type in ``.half()``."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+    return move
+
+
+class TypedBuffers(nn.Module):
+    """A module whose buffers keep their types: counts and sums need all digits, whatever the weights have."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        result: Self = super()._apply(keep_type(fn), recurse)  # type: ignore[no-untyped-call]
+        return result

@@ -22,7 +22,7 @@ from extremax.nn.layer import (
     check_gradients,
     check_positive,
 )
-from extremax.nn.layer_state import adapt_state
+from extremax.nn.layer_state import TypedBuffers, adapt_state
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shard_group import (
     AverageGradient,
@@ -529,7 +529,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class ShardedCounts(nn.Module):
+class ShardedCounts(TypedBuffers):
     """Class counts of the rank, under the name that `ExtremeSoftmax` has for them in its state."""
 
     class_counts: Tensor

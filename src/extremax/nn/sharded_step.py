@@ -43,7 +43,7 @@ class Replicated(HiddenScale):
                 return moved
             return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
-        result: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        result: Self = super()._apply(move, recurse)
         return result
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
