@@ -78,7 +78,7 @@ class LocalStep:
     bias: Tensor | None
     squares: Tensor
     bias_squares: Tensor
-    row_scale: Replicated
+    row_scale: HiddenScale
     learning_rate: float
 
     def score(self, x: Tensor, labels: Tensor, shared: SharedSet) -> Scored:
