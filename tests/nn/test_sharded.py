@@ -125,6 +125,16 @@ def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
             second(torch.ones(3, 4), torch.arange(3)).loss.backward()
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (0, 1)])
+def test_rows_of_any_stride_are_gathered_invariant(one_process, shape):
+    wide = torch.arange(60.0).reshape(10, 6)[: shape[0], ::3][:, 1:]
+    assert wide.shape == shape
+    layer = ShardedExtremeSoftmax(1, 10)
+    with torch.no_grad():
+        layer.weight.to_local().copy_(torch.arange(10.0).unsqueeze(1))
+        assert torch.equal(layer(wide), layer(wide.clone(memory_format=torch.contiguous_format)))
+
+
 def test_moments_stay_in_float32_on_the_cpu(one_process):
     """Whatever the type and the device of the tables."""
     layer = ShardedExtremeSoftmax(4, 10, gradients="fused").double()
@@ -138,6 +148,31 @@ def test_moments_stay_in_float32_on_the_cpu(one_process):
     layer.reset_parameters()
     layer(torch.ones(3, 4), torch.arange(3)).loss.backward()
     assert int(layer.hidden_moments.n_steps) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float", "half", "bfloat16", "double"])
+def test_types_of_weights_leave_counts_and_sums_invariant(one_process, kind, dtype):
+    """Buffers stay bit for bit, in the type that they have, and steps of weights in any type go on."""
+    layer = ShardedExtremeSoftmax(4, 10, class_counts=range(100_001, 100_011), **KINDS[kind])
+    hidden, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    for _ in range(3):
+        layer(hidden, y).loss.backward()
+    before = {name: local(buffer).clone() for name, buffer in layer.named_buffers()}
+    getattr(layer, dtype)()
+    assert local(layer.weight).dtype == getattr(torch, dtype)
+    for name, buffer in layer.named_buffers():
+        assert local(buffer).dtype == before[name].dtype, name
+        assert torch.equal(local(buffer), before[name]), name
+    layer.zero_grad()
+    layer(hidden.to(getattr(torch, dtype)), y).loss.backward()
+    if layer.gradients == "fused":
+        assert (local(layer.squares) > before["squares"]).any()
+        assert local(layer.weight).isfinite().all()
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def test_wrong_input_rejects(one_process):

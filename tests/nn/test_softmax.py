@@ -15,7 +15,7 @@ from torch import nn
 
 from extremax.data import planted_hierarchy
 from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
-from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
 from extremax.noise import class_weights
 from extremax.training.class_sets import TreeCells, route
@@ -291,7 +291,7 @@ def test_wide_hidden_states_are_whitened_in_blocks_reference():
     for _ in range(20):  # past the steps that decompose each time
         x = (rng.normal(size=(700, 300)) * np.linspace(0.1, 3.0, 300)).astype(np.float32)
         x[:, 260:] += x[:, :1]
-        found = moments.add(x)
+        found, _ = moments.scale(x)
     assert int(moments.n_steps) == 20
     sums = moments.moments.numpy()
     np.testing.assert_array_equal(sums[256:, 44:], 0.0)
@@ -302,7 +302,7 @@ def test_wide_hidden_states_are_whitened_in_blocks_reference():
         # Nearly the same length everywhere, where columns differed by 30 times.
         lengths = scipy.linalg.eigvalsh(out.T @ out / len(out))
         assert lengths[-1] < 4 * lengths[0] + 3.0
-    assert np.isnan(moments.add(np.full((2, 300), np.nan, np.float32))).all()
+    assert moments.scale(np.full((2, 300), np.nan, np.float32)) is None
     assert int(moments.n_steps) == 20
 
 
@@ -388,12 +388,12 @@ def test_a_step_of_unusual_hidden_states_planted(length):
     moments = HiddenMoments(8)
     moments.reset()
     for _ in range(40):
-        usual = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
-    found = moments.add((length * rng.normal(size=(50, 8))).astype(np.float32))
+        usual, _ = moments.scale(rng.normal(size=(50, 8)).astype(np.float32))
+    found, _ = moments.scale((length * rng.normal(size=(50, 8))).astype(np.float32))
     assert abs(np.square(found).mean() - 1.0) < 1e-3
     assert abs(np.square(usual).mean() - 1.0) < 0.2
     for _ in range(16):  # until the next decomposition
-        later = moments.add(rng.normal(size=(50, 8)).astype(np.float32))
+        later, _ = moments.scale(rng.normal(size=(50, 8)).astype(np.float32))
     assert 0.7 < np.square(later).mean() < 1.2
 
 
@@ -412,16 +412,32 @@ def test_first_minibatch_of_unusual_length_recovers(data, length, whiten):
     assert reached[1] > reached[0] - 0.3
 
 
+@pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("usual", [1.0, 100.0])
-def test_one_short_minibatch_does_no_harm(data, usual):
+def test_one_short_minibatch_does_no_harm(data, usual, whiten):
     hidden, y = tensors(data, 2000)
     hidden, reached = usual * hidden, []
     for length in (1.0, 1e-3):
-        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES)
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES, whiten=whiten)
         for step, rows in enumerate(torch.arange(2000).split(100)):
             layer(hidden[rows] * (length if step == 15 else 1.0), y[rows]).loss.backward()
         reached.append(layer.log_likelihood(hidden, y))
     assert reached[1] > reached[0] - 0.3
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("length", [1e-15, 1e-20, 1e-25, 1e-36])
+def test_tiny_hidden_states_make_whole_steps_invariant(data, length, whiten):
+    """Their squares have no place in float32; steps are those of rows at unit mean square, or near them."""
+    hidden, y = tensors(data, 40)
+    hidden, found = hidden / hidden.square().mean().sqrt(), []
+    for scale in (1.0, length):
+        layer = make_layer(gradients="fused", scale=0.0, n_shared=N_CLASSES, whiten=whiten)
+        for _ in range(3):
+            layer(scale * hidden, y).loss.backward()
+        found.append(layer.weight.detach().square().mean(dim=1).sqrt()[y])
+    assert (found[1] > 0.5 * found[0]).all()
+    assert (found[1] < 5.0 * found[0]).all()
 
 
 def test_encoder_whose_hidden_states_grow_trains(data):
@@ -447,15 +463,47 @@ def test_hidden_states_that_are_not_finite_make_no_step_invariant(data, whiten):
         assert name == "n_steps" or torch.equal(value, before[name]), name
 
 
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("factor", [np.inf, -np.inf, np.nan])
+def test_gradients_that_are_not_finite_make_no_step_invariant(data, whiten, factor):
+    """As of a loss scaled by too much. Gradients of hidden states tell of it; later steps are made."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused", whiten=whiten)
+    before = copy.deepcopy(layer.state_dict())
+    h = hidden.clone().requires_grad_()
+    losses = layer(h, y).losses
+    (losses * torch.ones(40).index_fill(0, torch.tensor([7]), factor)).sum().backward()
+    for name, value in layer.state_dict().items():
+        assert name == "n_steps" or torch.equal(value, before[name]), name
+    assert h.grad.isfinite().all(dim=1).sum() == 39
+    assert not h.grad[7].isfinite().any()
+    layer(hidden, y).loss.backward()
+    assert (layer.weight != before["weight"]).any(dim=1)[y].all()
+    assert all(value.isfinite().all() for value in layer.state_dict().values())
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_scores_that_overflow_make_no_step_invariant(data, whiten):
+    """Hidden states and weights are finite, but not their products."""
+    hidden, y = tensors(data, 40)
+    layer = make_layer(gradients="fused", whiten=whiten)
+    with torch.no_grad():
+        layer.weight.mul_(1e20)
+    before = layer.weight.detach().clone(), layer.bias.detach().clone()
+    layer(1e20 * hidden, y).loss.backward()
+    assert torch.equal(layer.weight, before[0])
+    assert torch.equal(layer.bias, before[1])
+
+
 def test_huge_hidden_states_of_a_wide_layer_reference():
     """One block of two overflows: neither is stored."""
     moments = HiddenMoments(300)
     moments.reset()
     x = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
-    moments.add(x)
+    moments.scale(x)
     before = copy.deepcopy(moments.state_dict())
     x[:, 280:] *= np.float32(1e25)
-    found = moments.add(x)
+    found, _ = moments.scale(x)
     assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-5
     for name, value in moments.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -468,7 +516,7 @@ def test_hidden_states_at_the_edge_of_overflow_are_whitened(n):
     for share, is_stored in ((0.24, 1), (0.26, 0), (0.99, 0)):
         moments = HiddenMoments(256)
         moments.reset()
-        found = moments.add(x * np.float32(np.sqrt(share * largest)))
+        found, _ = moments.scale(x * np.float32(np.sqrt(share * largest)))
         assert int(moments.n_steps) == is_stored
         assert abs(np.square(found, dtype=np.float64).mean() - 1.0) < 1e-3
 
@@ -550,8 +598,21 @@ def test_tree_is_fitted_at_doubling_steps():
     assert not ExtremeSoftmax(4, 64, n_shared=64)._keeps_rows()
     for n_classes, keeps in ((2048, False), (2049, True), (65_536, True), (65_537, False)):
         assert ExtremeSoftmax(1, n_classes)._keeps_rows() == keeps
-    for n_classes, keeps in ((1024, False), (1025, True)):
-        assert ExtremeSoftmax(1, n_classes, refit_every=5)._keeps_rows() == keeps
+
+
+@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+def test_no_tree_is_fitted_for_an_exact_softmax(gradients):
+    """Nor are rows kept for one: up to 2,048 classes, where only young fused layers draw."""
+    hidden, y = torch.ones(6, 4), torch.arange(6)
+    draws = {1024: False, 1025: gradients == "fused", 2048: gradients == "fused", 2049: True}
+    for n_classes, draws_first in draws.items():
+        layer = ExtremeSoftmax(4, n_classes, gradients=gradients, refit_every=5, n_jobs=1)
+        layer._keep(hidden, y)
+        assert layer._recent.n_rows == (6 if draws_first else 0)
+        layer.n_steps.fill_(2000)
+        layer._keep(hidden, y)
+        assert bool(layer.noise.has_tree) == (n_classes == 2049)
+        assert (layer._recent.n_rows == 0) == (n_classes <= 2048)
 
 
 def test_sets_grow_with_the_steps_reference():
@@ -579,12 +640,12 @@ def test_sets_grow_with_the_steps_reference():
 def test_classes_are_drawn_by_a_power_of_their_counts_identity():
     counts = np.arange(1.0, 3001.0)
     layer = ExtremeSoftmax(4, 3000, class_counts=counts, n_shared=200)
+    assert layer.class_exponent == 0.75
     for exponent in (0.75, 0.5):
         layer.class_exponent = exponent
         (draws,) = layer._current_draws([200])
         expected = 200 * counts**exponent / (counts**exponent).sum()
         np.testing.assert_allclose(np.diff(draws.everywhere, prepend=0.0), expected)
-        assert ExtremeSoftmax(4, 5).class_exponent == 0.75
 
 
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
@@ -689,6 +750,36 @@ def test_fused_training_goes_on_from_a_state_invariant(data):
     train(second, range(2, 4))
     for name, value in whole.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_state_without_size_is_loaded(data):
+    """As of an earlier version without whitening: the usual size starts anew."""
+    layer = make_layer(gradients="fused", whiten=False)
+    state = {name: value.clone() for name, value in layer.state_dict().items() if "hidden_size" not in name}
+    assert len(state) == len(layer.state_dict()) - 1
+    layer(*tensors(data, 20)).loss.backward()
+    assert layer.hidden_size.size() > 1.0
+    layer.load_state_dict(state)
+    assert layer.hidden_size.size() == 0.0
+
+
+def test_usual_size_without_whitening_reference():
+    """The median of the latest fifteen minibatches, which a few of any length do not change."""
+    rng, known, sizes = np.random.default_rng(0), HiddenSize(8), []
+    known.reset()
+    for length in [1e3, *[1.0] * 20, *[1e-3, 1e30] * 5, 0.0, *[1e-25] * 6, *[50.0] * 9]:
+        x = (3.0 * length * rng.normal(size=(5, 8))).astype(np.float32)
+        own = np.sqrt(np.square(x, dtype=np.float64).mean())
+        usual = np.percentile(sizes[-15:], 50, method="lower") if sizes else 0.0
+        assert known.size() == usual
+        rows, size = known.scale(x)
+        assert size == max(1.0, usual, own)
+        if length:
+            assert np.square(rows, dtype=np.float64).mean() == pytest.approx(1.0, rel=1e-5)
+            sizes.append(own)
+    assert 100.0 < known.size() < 300.0
+    assert known.scale(np.empty((0, 8), np.float32)) is None
+    assert known.scale(np.full((1, 8), np.inf, np.float32)) is None
 
 
 def test_state_without_moments_is_loaded(data):
@@ -895,6 +986,28 @@ def test_fused_in_lower_precision_rejects(data):
     layer = make_layer(gradients="fused").to(torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"these are torch.bfloat16 on cpu"):
         layer(*tensors(data, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float", "half", "bfloat16", "double"])
+def test_types_of_weights_leave_counts_and_sums_invariant(data, kind, dtype):
+    """Buffers stay bit for bit, in the type that they have; fused steps say what they need, and go on."""
+    hidden, y = tensors(data, 200)
+    layer = make_layer(data, class_counts=np.arange(100_001, 100_001 + N_CLASSES), **KINDS[kind])
+    for _ in range(3):
+        layer(hidden, y).loss.backward()
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    getattr(layer, dtype)()
+    assert layer.weight.dtype == layer.bias.dtype == getattr(torch, dtype)
+    for name, buffer in layer.named_buffers():
+        assert buffer.dtype == before[name].dtype, name
+        assert torch.equal(buffer, before[name]), name
+    if layer.gradients == "fused" and dtype != "float":
+        with pytest.raises(RuntimeError, match=f"needs weights in float32 .* these are {layer.weight.dtype}"):
+            layer(hidden, y)
+    layer.float()(hidden, y).loss.backward()
+    if layer.gradients == "fused":
+        assert (layer.squares > before["squares"]).any()
 
 
 def test_modules_of_torch_accept_it(data):

@@ -6,6 +6,7 @@ depend on the number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from extremax.kernels.batch_softmax import apply_shared, find_slots, shared_softmax
 from extremax.kernels.row_updates import ModelArrays
-from extremax.nn.hidden_moments import HiddenMoments, scale_rows
+from extremax.nn.hidden_moments import HiddenScale, ScaledRows
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.types import Float32, Float64, Int32
@@ -35,14 +36,14 @@ class FusedArguments(NamedTuple):
         Weights and biases of all classes, and Adagrad's sums.
     place : (n_classes,)
         Holds -1 everywhere.
-    moments
-        Of the hidden states, or None: steps then go along the hidden states, at unit mean square.
+    scale
+        What is known of earlier hidden states: steps go along the rows that it returns.
     """
 
     sets: Sequence[tuple[Int32, Float32]]
     model: ModelArrays
     place: Int32
-    moments: HiddenMoments | None
+    scale: HiddenScale
     learning_rate: float
     has_bias: bool
     n_threads: int
@@ -53,7 +54,8 @@ class FusedStep(torch.autograd.Function):
 
     What the steps do to the scores does not depend on the scale of the loss, nor on that of hidden states
     with a mean square above 1: gradients are in units of the mean weight of a row and of the root mean square
-    of the hidden states, steps in units of its inverse. Hidden states that are not finite make no step.
+    of the hidden states, steps in units of its inverse. Hidden states, losses and gradients from above that
+    are not finite make no step.
     """
 
     @staticmethod
@@ -71,18 +73,22 @@ class FusedStep(torch.autograd.Function):
         step: FusedArguments = ctx.step
         factor = grads[0].detach().numpy().astype(np.float64)
         unit = float(np.abs(factor).mean()) if len(factor) else 0.0
-        relative = (factor / (unit or 1.0)).astype(np.float32)
+        can_step = math.isfinite(unit) and bool(np.isfinite(ctx.scored.losses).all())
+        unit = unit if math.isfinite(unit) and unit else 1.0
+        relative = (factor / unit).astype(np.float32)
         scored = _weigh(ctx.scored, relative)
         grad_h = None
         with one_blas_thread():
-            scaled, size = scale_rows(x, step.moments)
             if ctx.needs_input_grad[0]:
                 grad_h = torch.from_numpy(_differentiate(scored, unit, step.n_threads)).to(ctx.dtype)
-            if not np.isfinite(x).all():
+            scaled = step.scale.scale(x) if can_step else None
+            if scaled is None:
                 return grad_h, None, None, None
-            _update(scaled, size, scored, step)
+            _update(scaled, scored, step)
             for drawn in step.sets[1:]:
-                _update(scaled, size, _weigh(_score(x, labels, drawn, step), relative), step)
+                scored = _score(x, labels, drawn, step)
+                if np.isfinite(scored.losses).all():
+                    _update(scaled, _weigh(scored, relative), step)
         return grad_h, None, None, None
 
 
@@ -123,7 +129,8 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
 
     def score(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(x[a:b], table[:width].T, out=scores[a:b])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(x[a:b], table[:width].T, out=scores[a:b])
         shared_softmax(
             scores, shift, x, labels, slots, model.weights, model.biases, ones, positive, losses, a, b
         )
@@ -135,9 +142,10 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
 def _weigh(scored: _Scored, relative: Float32) -> _Scored:
     if (relative == 1.0).all():
         return scored
-    return scored._replace(
-        coefficients=scored.coefficients * relative[:, None], positive=scored.positive * relative
-    )
+    with np.errstate(invalid="ignore"):  # of a gradient that is not finite
+        return scored._replace(
+            coefficients=scored.coefficients * relative[:, None], positive=scored.positive * relative
+        )
 
 
 def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
@@ -149,29 +157,31 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
 
     def differentiate(i: int) -> None:
         a, b = blocks[i]
-        np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
-        grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
-        grad_h[a:b] *= np.float32(unit)
+        with np.errstate(invalid="ignore"):
+            np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
+            grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
+            grad_h[a:b] *= np.float32(unit)
 
     run(differentiate, len(blocks), n_threads)
     return grad_h
 
 
-def _update(scaled: Float32, size: float, scored: _Scored, step: FusedArguments) -> None:
+def _update(scaled: ScaledRows, scored: _Scored, step: FusedArguments) -> None:
     """Step the classes of a set and the targets outside of it."""
+    x, size = scaled
     classes, _, slots, coefficients, positive, *_ = scored
     width, model = coefficients.shape[1], step.model
     blocks = split(width, _CLASS_BLOCK)
     blocks += [(width + a, width + b) for a, b in split(len(classes) - width, _CLASS_BLOCK)]
-    gradients = np.zeros((len(classes), scaled.shape[1]), np.float32)
-    rate = step.learning_rate / scaled.shape[1]
+    gradients = np.zeros((len(classes), x.shape[1]), np.float32)
+    rate = step.learning_rate / x.shape[1]
     rates = np.float32(rate / size), np.float32(rate)
 
     def update(i: int) -> None:
         a, b = blocks[i]
         if a < width:
-            np.matmul(coefficients[:, a:b].T, scaled, out=gradients[a:b])
-        rows = coefficients, scaled, positive, slots, classes
+            np.matmul(coefficients[:, a:b].T, x, out=gradients[a:b])
+        rows = coefficients, x, positive, slots, classes
         apply_shared(gradients, *rows, a, b, width, model, *rates, np.float32(np.inf))
 
     run(update, len(blocks), step.n_threads)

@@ -13,12 +13,15 @@ hidden states have a matrix for each block of 256 features.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from extremax.nn.layer_state import TypedBuffers
 from extremax.types import Float32
 
 _BLOCK = 256  # features: a decomposition takes their number cubed
@@ -26,13 +29,84 @@ _MEMORY = 0.99  # weight of the earlier rows, per step
 _SHORT_MEMORY = 0.1  # the same, where rows are far shorter than the earlier ones
 _RIDGE = 1e-3  # of the mean eigenvalue, added to each
 _LARGEST = float(np.finfo(np.float32).max) / 4  # trace of a block that a decomposition takes
+_SMALLEST = float(np.finfo(np.float32).tiny) * 2.0**24  # diagonal entries whose float32 has all digits
 _EVERY_STEP, _EVERY = 16, 16  # steps: first a new decomposition in each, then in every sixteenth
-_LEAST = 1.0 / (float(np.finfo(np.float32).max) / 4)
+_LEAST = float(np.finfo(np.float32).smallest_subnormal)
+_N_SIZES = 15  # steps: seven of unusual hidden states do not change the median
 _USUAL = 4.0  # mean square of the rows of a step over that of the earlier rows, or its inverse, at most
 
 
-class HiddenMoments(nn.Module):
-    """Running second moments of hidden states; all of it is buffers, so that training can go on from a state.
+class ScaledRows(NamedTuple):
+    """Hidden states (n, d) at unit mean square, whitened or not, and the size that steps are divided by."""
+
+    rows: Float32
+    size: float
+
+
+class HiddenScale(TypedBuffers, ABC):
+    """What fused steps know of earlier hidden states; buffers, so that training can go on from a state."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        for buffer in self.buffers():
+            buffer.zero_()
+
+    def scale(self, x: Float32) -> ScaledRows | None:
+        """Add the rows x (n, in_features) of a step, and return what it goes along.
+
+        None where there are no rows, or where they are not finite: they make no step. Steps are divided by
+        the usual size of hidden states and at least by 1: rows that are short for once, or while an encoder
+        is young, must not make weights so long that the next scores explode.
+        """
+        square_sum = sum_of_squares(x)
+        if len(x) == 0 or not math.isfinite(square_sum):
+            return None
+        return self._scale(x, square_sum)
+
+    @abstractmethod
+    def _scale(self, x: Float32, square_sum: float) -> ScaledRows:
+        """Scale finite rows, given the sum of their squares."""
+
+    @abstractmethod
+    def size(self) -> float:
+        """Return the root mean square of the rows so far, 0 if there were none."""
+
+
+class HiddenSize(HiddenScale):
+    """The usual size of hidden states, for steps that are not whitened: the median of the latest minibatches.
+
+    Attributes
+    ----------
+    sizes : (15,)
+        Root mean squares of the rows of the latest steps, newest first, 0 before the first.
+    """
+
+    sizes: Tensor
+
+    def __init__(self, in_features: int, device: torch.device | str | None = None) -> None:
+        super().__init__(in_features)
+        self.register_buffer("sizes", torch.empty(_N_SIZES, dtype=torch.float64, device=device))
+
+    def _scale(self, x: Float32, square_sum: float) -> ScaledRows:
+        """Return x at unit mean square; rows that are long for once make shorter steps."""
+        own = root_mean_square(square_sum, x.size)
+        size = max(self.size(), own, 1.0)
+        if square_sum:
+            sizes = self.sizes.numpy()
+            sizes[:] = np.concatenate([[own], sizes[:-1]])
+        return ScaledRows(x / np.float32(own), size)
+
+    def size(self) -> float:
+        known = np.sort(self.sizes.numpy()[self.sizes.numpy() > 0.0])
+        return float(known[(len(known) - 1) // 2]) if len(known) else 0.0
+
+
+class HiddenMoments(HiddenScale):
+    """Running second moments of hidden states.
 
     Attributes
     ----------
@@ -50,43 +124,38 @@ class HiddenMoments(nn.Module):
     n_steps: Tensor
 
     def __init__(self, in_features: int, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.in_features = in_features
+        super().__init__(in_features)
         shape = (in_features, min(in_features, _BLOCK))
         self.register_buffer("moments", torch.empty(shape, device=device))
         self.register_buffer("directions", torch.empty(shape, device=device))
         self.register_buffer("n_rows", torch.empty((), dtype=torch.float64, device=device))
         self.register_buffer("n_steps", torch.empty((), dtype=torch.int64, device=device))
 
-    def reset(self) -> None:
-        """Forget all rows."""
-        for buffer in self.buffers():
-            buffer.zero_()
+    def _scale(self, x: Float32, square_sum: float) -> ScaledRows:
+        own = root_mean_square(square_sum, x.size)
+        return ScaledRows(self._whiten(x, square_sum, own), max(self.size() or own, 1.0))
 
-    def add(self, x: Float32) -> Float32:
-        """Add the rows x (n, in_features) of a step and return x' (n, in_features).
+    def _whiten(self, x: Float32, square_sum: float, own: float) -> Float32:
+        """Add the rows x of size `own` and return x'.
 
         Rows of more than twice the usual length count as rows of twice that length. They are returned at unit
-        mean square, and so are rows of less than half the usual length, and those whose squares overflow,
-        which are left out of the moments.
+        mean square, and so are rows of less than half the usual length, and those whose squares overflow or
+        underflow, which are left out of the moments.
         """
-        if len(x) == 0 or not np.isfinite(x).all():
-            return x  # the loss is not a number either
         moments, directions = self.moments.numpy(), self.directions.numpy()
         bounds = [(a, min(a + _BLOCK, self.in_features)) for a in range(0, self.in_features, _BLOCK)]
+        ratio = self._relative_square(len(x), square_sum)
+        share = np.float32(min(1.0, _USUAL / ratio))
+        # Long rows that came once must not shorten steps for ever.
+        memory = _MEMORY if ratio >= 1.0 / _USUAL else _SHORT_MEMORY
         with np.errstate(over="ignore", invalid="ignore"):
-            new = [x[:, a:b].T @ x[:, a:b] for a, b in bounds]
-            ratio = self._relative_square(len(x), _traces(new))
-            share = np.float32(min(1.0, _USUAL / ratio))
-            # Long rows that came once must not shorten steps for ever.
-            memory = _MEMORY if ratio >= 1.0 / _USUAL else _SHORT_MEMORY
             sums = [
-                np.float32(memory) * moments[a:b, : b - a] + share * block
-                for (a, b), block in zip(bounds, new, strict=True)
+                np.float32(memory) * moments[a:b, : b - a] + share * (x[:, a:b].T @ x[:, a:b])
+                for a, b in bounds
             ]
         # No entry is larger than the largest of the diagonal.
-        if not _traces(sums) <= _LARGEST:
-            return unit_size(x)
+        if not _SMALLEST * self.in_features <= _traces(sums) <= _LARGEST:
+            return x / np.float32(own)
         n_steps = int(self.n_steps)
         self.n_steps.add_(1)
         self.n_rows.mul_(memory).add_(len(x))
@@ -96,10 +165,11 @@ class HiddenMoments(nn.Module):
             if n_steps < _EVERY_STEP or n_steps % _EVERY == 0:
                 directions[a:b, : b - a] = inverse_root(block, float(self.n_rows))
             np.matmul(x[:, a:b], directions[a:b, : b - a], out=out[:, a:b])
-        return out if 1.0 / _USUAL <= ratio <= _USUAL else unit_size(out)
+        if 1.0 / _USUAL <= ratio <= _USUAL:
+            return out
+        return out / np.float32(root_mean_square(sum_of_squares(out), out.size))
 
     def size(self) -> float:
-        """Return the root mean square of the rows so far, 0 if there were none."""
         n_rows = float(self.n_rows)
         return math.sqrt(self._square_sum() / n_rows / self.in_features) if n_rows else 0.0
 
@@ -110,7 +180,7 @@ class HiddenMoments(nn.Module):
     def _relative_square(self, n: int, square_sum: float) -> float:
         """Return the mean square of n rows with this sum over that of the earlier rows, 1 if it has none."""
         earlier = self._square_sum()
-        if earlier == 0.0 or square_sum == 0.0 or not math.isfinite(square_sum):
+        if earlier == 0.0 or square_sum == 0.0:
             return 1.0
         return (square_sum / n) / (earlier / float(self.n_rows))
 
@@ -135,28 +205,14 @@ def inverse_root(moment: Float32, n_rows: float) -> Float32:
     return out
 
 
-def scale_rows(x: Float32, moments: HiddenMoments | None) -> tuple[Float32, float]:
-    """Return hidden states at unit mean square, whitened or not, and the size that steps are divided by.
+def sum_of_squares(x: Float32) -> float:
+    """Return the sum in double precision, where it is finite if and only if all entries are."""
+    return float(np.square(x, dtype=np.float64).sum())
 
-    That is the usual size of hidden states, without moments that of x, and at least 1: rows that are short
-    for once, or while an encoder is young, must not make weights so long that the next scores explode.
+
+def root_mean_square(square_sum: float, n: int) -> float:
+    """Return the size of n entries, 1 if all are 0.
+
+    Sizes that float32 has not are taken for the least that it has.
     """
-    if moments is None:
-        return unit_size(x), max(root_mean_square(x), 1.0)
-    scaled = moments.add(x)
-    return scaled, max(moments.size() or root_mean_square(x), 1.0)
-
-
-def unit_size(x: Float32) -> Float32:
-    """Return x at unit mean square."""
-    scaled: Float32 = x * np.float32(1.0 / root_mean_square(x))
-    return scaled
-
-
-def root_mean_square(x: Float32) -> float:
-    """Return the size of the entries of x, 1 if there is none other than 0 or if it cannot be told.
-
-    Sizes whose inverse float32 has not are taken for the least that it has.
-    """
-    size = math.sqrt(float(np.square(x, dtype=np.float64).mean())) if x.size else 0.0
-    return max(size, _LEAST) if math.isfinite(size) and size else 1.0
+    return max(math.sqrt(square_sum / n), _LEAST) if square_sum else 1.0

@@ -6,8 +6,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from extremax.features.pca import PCA
+from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
+from extremax.nn.layer_state import SUMS, keep_type
 from extremax.nn.noise_state import NoiseState
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
@@ -26,11 +28,25 @@ GRADIENTS = ("dense", "sparse", "fused")
 
 
 class OutputLayer(nn.Module):
-    """Checks of what an output layer is called with."""
+    """Checks of what an output layer is called with, and types of its buffers."""
 
     in_features: int
     n_classes: int
     ignore_index: int
+    hidden_moments: HiddenMoments | None
+    hidden_size: HiddenSize | None
+
+    @property
+    def _hidden_scale(self) -> HiddenMoments | HiddenSize | None:
+        """What fused steps know of earlier hidden states: moments, or sizes without whitening."""
+        return self.hidden_size if self.hidden_moments is None else self.hidden_moments
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keep the type of Adagrad's sums in ``.half()`` and the like."""
+        sums = {name: self.get_buffer(name) for name in SUMS if name in self._buffers}
+        result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update({name: keep_type(fn)(buffer) for name, buffer in sums.items()})
+        return result
 
     def _flat(self, hidden: Tensor) -> Tensor:
         if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
@@ -60,6 +76,10 @@ class OutputLayer(nn.Module):
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
             wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
+
+    def _check_k(self, k: int) -> None:
+        if not 1 <= k <= self.n_classes:
+            raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
 
 
 class RecentRows:
@@ -192,6 +212,7 @@ class SoftmaxLayer(OutputLayer, ABC):
     def _keep(self, h: Tensor, y: Tensor) -> None:
         """Remember the latest rows for the next fit of the tree, and fit it when it is due."""
         if not self._keeps_rows():
+            self._recent = RecentRows()  # of steps that wanted a tree
             return
         if self._recent.n_rows and self._refit_is_due(int(self.n_steps)):
             self.fit_tree(*self._recent.tensors())
@@ -208,11 +229,7 @@ class SoftmaxLayer(OutputLayer, ABC):
         return self._log_prob_all(h).reshape(*hidden.shape[:-1], self.n_classes)
 
     def _log_prob_all(self, h: Tensor) -> Tensor:
-        weight, bias = self._tables()
-        with torch.autocast(h.device.type, enabled=False):
-            scores = F.linear(h.to(weight.dtype), weight, bias)
-            scores = scores.to(torch.promote_types(weight.dtype, torch.float32))
-        return F.log_softmax(scores, dim=1)
+        return F.log_softmax(score_all(h, *self._tables()), dim=1)
 
     def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return log p(target|h) of each row (n,), over all classes, without a gradient.
@@ -242,8 +259,7 @@ class SoftmaxLayer(OutputLayer, ABC):
         Both are (..., k), best first.  ``search="beam"`` scores only the classes that survive a beam down the
         tree; log-probabilities are then normalised over these candidates.
         """
-        if not 1 <= k <= self.n_classes:
-            raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
+        self._check_k(k)
         if search not in ("exact", "beam"):
             raise ValueError(f"search is {search!r}; use 'exact' or 'beam'.")
         h = self._flat(hidden)
@@ -277,8 +293,20 @@ class SoftmaxLayer(OutputLayer, ABC):
     # -- parts
 
     def _blocks(self, n: int, row_size: int | None = None) -> Iterator[tuple[int, int]]:
-        step = max(1, BLOCK_SCORES // (self.n_classes if row_size is None else row_size))
-        return ((a, min(a + step, n)) for a in range(0, n, step))
+        return row_blocks(n, self.n_classes if row_size is None else row_size)
+
+
+def row_blocks(n: int, row_size: int) -> Iterator[tuple[int, int]]:
+    """Return the first row of each block, and the one after its last: rows of `row_size` numbers."""
+    step = max(1, BLOCK_SCORES // max(1, row_size))
+    return ((a, min(a + step, n)) for a in range(0, n, step))
+
+
+def score_all(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the scores (n, classes of the table), in float32 at least."""
+    with torch.autocast(h.device.type, enabled=False):
+        scores = F.linear(h.to(weight.dtype), weight, bias)
+    return scores.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _gather(table: Tensor) -> Tensor:

@@ -1,19 +1,21 @@
-"""States of layers with other `gradients` or `whiten`."""
+"""States of layers with other `gradients` or `whiten`, and buffers that keep their types."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from extremax.nn.shared_classes import INITIAL_SQUARE
 
 SUMS = ("squares", "bias_squares")
+SCALES = ("hidden_moments.", "hidden_size.")  # what is known of earlier hidden states: one of them
 
 
 def adapt_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Give a state the Adagrad sums and moments of hidden states that a layer has.
+    """Give a state the Adagrad sums, and the moments or the size of hidden states, that a layer has.
 
     What the layer lacks is left out, and what the state lacks starts anew. New tensors are on the device of
     the state: with ``assign=True`` they become tensors of the layer beside the state's own. A state without
@@ -24,12 +26,31 @@ def adapt_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> No
         buffer = layer.get_buffer(name)
         if (len(value) == 0) != (len(buffer) == 0):
             state_dict[prefix + name] = torch.full_like(buffer, INITIAL_SQUARE, device=value.device)
-    wanted = {name: buffer for name, buffer in layer.named_buffers() if name.startswith("hidden_moments.")}
-    found = [name for name in state_dict if name.startswith(prefix + "hidden_moments.")]
-    if not wanted:
-        for name in found:
-            del state_dict[name]
-    elif old and not found:
-        device = old[SUMS[0]].device
-        new = {prefix + name: torch.zeros_like(buffer, device=device) for name, buffer in wanted.items()}
-        state_dict.update(new)
+    for scale in SCALES:
+        wanted = {name: buffer for name, buffer in layer.named_buffers() if name.startswith(scale)}
+        found = [name for name in state_dict if name.startswith(prefix + scale)]
+        if not wanted:
+            for name in found:
+                del state_dict[name]
+        elif old and not found:
+            device = old[SUMS[0]].device
+            new = {prefix + name: torch.zeros_like(buffer, device=device) for name, buffer in wanted.items()}
+            state_dict.update(new)
+
+
+def keep_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what moves a tensor as `fn` does, as in ``.to(device)``, but leaves its type in ``.half()``."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+    return move
+
+
+class TypedBuffers(nn.Module):
+    """A module whose buffers keep their types: counts and sums need all digits, whatever the weights have."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        result: Self = super()._apply(keep_type(fn), recurse)  # type: ignore[no-untyped-call]
+        return result

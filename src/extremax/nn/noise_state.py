@@ -8,7 +8,6 @@ first needed.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from extremax.features.pca import PCA
+from extremax.nn.layer_state import TypedBuffers
 from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
 from extremax.tree import LabelTree
 from extremax.tree.layout import depth_of
 from extremax.types import Float32
 
 
-class NoiseState(nn.Module):
+class NoiseState(TypedBuffers):
     """Buffers of the noise distribution, and the distribution made from them."""
 
     tree_weights: Tensor
@@ -76,19 +76,6 @@ class NoiseState(nn.Module):
         state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
         state["_noise"], state["_tree"] = None, None  # copies and worker processes make their own
         return state
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoiseState:
-        """Move the buffers in ``.to(device)``, but keep their types in ``.half()``.
-
-        The log-probabilities of the tree need float32.
-        """
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        result: NoiseState = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
-        return result
 
     @property
     def tree(self) -> LabelTree | None:

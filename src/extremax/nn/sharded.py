@@ -16,13 +16,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from extremax.nn.layer import (
-    BLOCK_SCORES,
     OutputLayer,
     check_class_counts,
     check_gradients,
     check_positive,
+    row_blocks,
+    score_all,
 )
-from extremax.nn.layer_state import adapt_state
+from extremax.nn.layer_state import TypedBuffers, adapt_state
 from extremax.nn.noise_state import NoiseState
 from extremax.nn.shard_group import (
     AverageGradient,
@@ -32,7 +33,13 @@ from extremax.nn.shard_group import (
     add_terms,
     gather_rows,
 )
-from extremax.nn.sharded_step import LocalStep, ReplicatedMoments, StepInBackward
+from extremax.nn.sharded_step import (
+    LocalStep,
+    ReplicatedMoments,
+    ReplicatedSize,
+    StepInBackward,
+    replicated_on,
+)
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
     ClassDraws,
@@ -40,6 +47,7 @@ from extremax.nn.shared_classes import (
     SoftmaxTerms,
     add_targets,
     draw_key,
+    remember,
     shared_terms,
     smoothed_losses,
 )
@@ -228,8 +236,9 @@ class ShardedExtremeSoftmax(OutputLayer):
         else:
             self.register_buffer("squares", torch.empty(0, 1, device=device))
             self.register_buffer("bias_squares", torch.empty(0, device=device))
-        steps_whitened = whiten and gradients == "fused"
-        self.hidden_moments = ReplicatedMoments.on(in_features, device) if steps_whitened else None
+        is_fused, place = gradients == "fused", replicated_on(device)
+        self.hidden_moments = ReplicatedMoments(in_features, place) if whiten and is_fused else None
+        self.hidden_size = ReplicatedSize(in_features, place) if is_fused and not whiten else None
         self._draws: ClassDraws | None = None
         self._kept: OrderedDict[tuple[float | bytes, ...], list[tuple[Int64, Float32]]] = OrderedDict()
         self.reset_parameters()
@@ -247,8 +256,8 @@ class ShardedExtremeSoftmax(OutputLayer):
             _local(self.squares).fill_(INITIAL_SQUARE)
             _local(self.bias_squares).fill_(INITIAL_SQUARE)
             _local(self.noise.class_counts).copy_(torch.from_numpy(self._counts))
-            if self.hidden_moments is not None:
-                self.hidden_moments.reset()
+            if self._hidden_scale is not None:
+                self._hidden_scale.reset()
             if self.bias is not None:
                 _local(self.bias).copy_(torch.from_numpy(self._prior))
         self._draws = None
@@ -339,7 +348,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         self, h: Tensor, labels: Tensor, here: Tensor, weight: Tensor, bias: Tensor | None
     ) -> SoftmaxTerms:
         def log_sum(rows: Tensor) -> Tensor:
-            return torch.logsumexp(_scores(rows, weight, bias), dim=1)
+            return torch.logsumexp(score_all(rows, weight, bias), dim=1)
 
         if torch.is_grad_enabled():
             total = log_sum(h)
@@ -354,6 +363,8 @@ class ShardedExtremeSoftmax(OutputLayer):
         return SoftmaxTerms(total, own.new_zeros(len(h)).index_copy(0, here, own), None)
 
     def _fused_terms(self, h: Tensor, labels: Tensor, sets: Sequence[SharedSet]) -> SoftmaxTerms:
+        scale = self._hidden_scale
+        assert scale is not None  # with fused steps
         step = LocalStep(
             sets=sets,
             shards=self._layout.shards,
@@ -361,7 +372,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             bias=None if self.bias is None else _local(self.bias).detach(),
             squares=_local(self.squares),
             bias_squares=_local(self.bias_squares),
-            moments=self.hidden_moments,
+            row_scale=scale,
             learning_rate=float(self.learning_rate),
         )
         # A backward pass must come even where nothing else wants a gradient.
@@ -383,9 +394,8 @@ class ShardedExtremeSoftmax(OutputLayer):
         if key not in self._kept:
             self.n_steps += 1
             drawn = self._draw_classes(seed, own.cpu().numpy())
-            self._kept[key] = [(classes.astype(np.int64), minus_log_pi) for classes, minus_log_pi in drawn]
-            while len(self._kept) > KEPT_DRAWS:
-                self._kept.popitem(last=False)
+            sets = [(classes.astype(np.int64), minus_log_pi) for classes, minus_log_pi in drawn]
+            remember(self._kept, key, sets, KEPT_DRAWS)
         tensors = [[torch.from_numpy(part).to(y.device) for part in kept] for kept in self._kept[key]]
         return [SharedSet(*each) for each in tensors]
 
@@ -419,7 +429,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         with torch.no_grad():
             h, sizes = self._hidden_of_all(hidden)
             part = torch.full((shards.width, len(h)), -math.inf, device=h.device)
-            part[: shards.n_local] = _scores(h, *self._tables()).T
+            part[: shards.n_local] = score_all(h, *self._tables()).T
             whole = shards.gather(part).flatten(0, 1)[: self.n_classes].T
             log_prob = F.log_softmax(whole if sizes is None else shards.take(whole, sizes), dim=1)
         return log_prob.reshape(*hidden.shape[:-1], self.n_classes)
@@ -447,8 +457,7 @@ class ShardedExtremeSoftmax(OutputLayer):
 
         Both are (..., k), best first.  Each rank finds the best k of its classes, and all merge them.
         """
-        if not 1 <= k <= self.n_classes:
-            raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
+        self._check_k(k)
         shards = self._layout.shards
         with torch.no_grad():
             h, sizes = self._hidden_of_all(hidden)
@@ -469,7 +478,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         n, tables = min(k, shards.n_local), self._tables()
         for a, b in self._blocks(len(h)):
             if n > 0:
-                scores = _scores(h[a:b], *tables)
+                scores = score_all(h[a:b], *tables)
                 out[a:b, :n], places = scores.topk(n, dim=1)
                 out[a:b, k : k + n] = (places + shards.start).double()
                 out[a:b, -1] = torch.logsumexp(scores, dim=1)
@@ -484,8 +493,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         return h, sizes
 
     def _blocks(self, n: int) -> Iterator[tuple[int, int]]:
-        step = max(1, BLOCK_SCORES // max(1, self._layout.shards.n_local))
-        return ((a, min(a + step, n)) for a in range(0, n, step))
+        return row_blocks(n, self._layout.shards.n_local)
 
     # -- state
 
@@ -519,7 +527,7 @@ class ShardedExtremeSoftmax(OutputLayer):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class ShardedCounts(nn.Module):
+class ShardedCounts(TypedBuffers):
     """Class counts of the rank, under the name that `ExtremeSoftmax` has for them in its state."""
 
     class_counts: Tensor
@@ -621,12 +629,6 @@ def _dimension(mesh: DeviceMesh, class_dim: str | int | None) -> int:
 def _local(table: Tensor) -> Tensor:
     to_local = getattr(table, "to_local", None)
     return table if to_local is None else cast("Tensor", to_local())
-
-
-def _scores(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    with torch.autocast(h.device.type, enabled=False):
-        scores = F.linear(h.to(weight.dtype), weight, bias)
-    return scores.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _no_terms(h: Tensor, weight: Tensor, bias: Tensor | None, *, smooths: bool) -> SoftmaxTerms:

@@ -9,34 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from extremax.nn.hidden_moments import HiddenMoments, scale_rows
+from extremax.nn.hidden_moments import HiddenMoments, HiddenScale, HiddenSize
 from extremax.nn.shard_group import ShardGroup, add_terms
 from extremax.nn.shared_classes import SharedSet, SoftmaxTerms
 from extremax.runtime.products import one_blas_thread
 
 
-class ReplicatedMoments(HiddenMoments):
-    """Moments of the rows of all ranks, which every rank computes for itself, on its CPU in float32.
+def replicated_on(device: torch.device | str | None) -> str:
+    """Return where a layer on a device has what every rank knows: on the CPU, or nowhere as the layer."""
+    return "meta" if torch.empty(0, device=device).is_meta else "cpu"
 
-    They are equal on all ranks, bit for bit: a rank adds the same rows in the same order as the others, in
+
+class Replicated(HiddenScale):
+    """What is known of the rows of all ranks, which every rank computes for itself, on its CPU.
+
+    Values are equal on all ranks, bit for bit: a rank adds the same rows in the same order as the others, in
     products on one thread, whatever the number of its threads. Ranks on different kinds of processors may
     round differently. Each steps its own classes, so that nothing needs equal bits.
     """
 
-    @classmethod
-    def on(cls, in_features: int, device: torch.device | str | None) -> ReplicatedMoments:
-        """Return moments for a layer on a device: on the CPU, or without memory as the layer."""
-        is_meta = torch.empty(0, device=device).is_meta
-        return cls(in_features, "meta" if is_meta else "cpu")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ReplicatedMoments:
-        """Stay where and what they are in ``.to(...)``; ``to_empty`` gives memory to moments without."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Stay where and what it is in ``.to(...)``; ``to_empty`` gives memory to buffers without."""
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -44,7 +43,7 @@ class ReplicatedMoments(HiddenMoments):
                 return moved
             return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
-        result: ReplicatedMoments = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        result: Self = super()._apply(move, recurse)
         return result
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -52,6 +51,14 @@ class ReplicatedMoments(HiddenMoments):
             value = state_dict[prefix + name]
             state_dict[prefix + name] = value if value.is_meta else value.cpu()
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ReplicatedMoments(Replicated, HiddenMoments):
+    """Second moments of the rows of all ranks."""
+
+
+class ReplicatedSize(Replicated, HiddenSize):
+    """Usual size of the rows of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class LocalStep:
     bias: Tensor | None
     squares: Tensor
     bias_squares: Tensor
-    moments: ReplicatedMoments | None
+    row_scale: HiddenScale
     learning_rate: float
 
     def score(self, x: Tensor, labels: Tensor, shared: SharedSet) -> Scored:
@@ -97,11 +104,11 @@ class LocalStep:
         terms = SoftmaxTerms(top + total.log(), own.new_zeros(len(x)).index_copy_(0, here, own), None)
         return Scored(classes, table, here, slots, ratios, own_ratios[here], total, terms)
 
-    def scale(self, x: Tensor) -> ScaledRows:
-        """Return the rows that steps go along, and the size that hidden states usually have."""
+    def scale(self, x: Tensor) -> ScaledRows | None:
+        """Return the rows that steps go along and what they are divided by, or None for no step."""
         with one_blas_thread():
-            scaled, size = scale_rows(np.ascontiguousarray(x.cpu().numpy()), self.moments)
-        return torch.from_numpy(scaled).to(x.device), size
+            scaled = self.row_scale.scale(np.ascontiguousarray(x.cpu().numpy()))
+        return None if scaled is None else (torch.from_numpy(scaled.rows).to(x.device), scaled.size)
 
     def update(self, scored: Scored, slopes: Slopes, rows: ScaledRows, unit: float) -> None:
         """Step the classes of a set and the targets outside of it; `unit` is that of the slopes."""
@@ -180,7 +187,8 @@ class StepInBackward(torch.autograd.Function):
 
     Steps are in the units of `extremax.nn.fused_step`: gradients by the mean weight of a row, along hidden
     states of unit mean square or whitened ones. Each set after the first takes the collectives of
-    `add_terms`. A rank without classes takes part.
+    `add_terms`. A rank without classes takes part. Hidden states, losses and gradients from above that are
+    not finite, of any rank, make no step, but all collectives.
     """
 
     @staticmethod
@@ -199,19 +207,20 @@ class StepInBackward(torch.autograd.Function):
         grad_h = None
         with torch.autocast(x.device.type, enabled=False):
             row_weights = -grads[1]  # a target's own score has this slope
-            unit = float(row_weights.abs().mean()) if len(x) else 0.0
-            scaled = step.scale(x)
+            unit = float(row_weights.abs().mean(dtype=torch.float64)) if len(x) else 0.0
+            # The first is NaN on all ranks where the sum over the ranks is not finite.
+            can_step = bool(torch.isfinite(grads[0]).all()) and math.isfinite(unit)
+            scaled = step.scale(x) if can_step else None
             slopes = scored.differentiate(*grads)
             if ctx.needs_input_grad[0]:
                 grad_h = scored.pull(slopes).to(ctx.dtype)
-            is_finite = bool(torch.isfinite(x).all())
-            if is_finite:
+            if scaled is not None:
                 step.update(scored, slopes, scaled, unit or 1.0)
             for shared in step.sets[1:]:
                 scored = step.score(x, labels, shared)
                 fraction = (scored.terms.log_sum - add_terms(scored.terms, step.shards).log_sum).exp()
                 slopes = scored.differentiate(row_weights * fraction, -row_weights)
-                if is_finite:  # all ranks make the collectives
+                if scaled is not None and bool(torch.isfinite(fraction).all()):
                     step.update(scored, slopes, scaled, unit or 1.0)
         return grad_h, None, None, None
 

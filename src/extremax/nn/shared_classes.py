@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from torch import Tensor
 from extremax.kernels.batch_softmax import draw_shared
 from extremax.training.class_sets import TreeCells, inclusion_probabilities
 from extremax.types import Float32, Float64, Int32, Int64
+
+Key = TypeVar("Key")
+Sets = TypeVar("Sets")
 
 # Of Adagrad's sums, in squares of the gradient of one row: the first draw of a class that no row wants has a
 # gradient far below 1, and must not make a step as long as that of a target.
@@ -82,6 +86,14 @@ def draw_key(numbers: Sequence[float], targets: Tensor) -> tuple[float | bytes, 
     """
     digest = hashlib.blake2b(targets.detach().cpu().numpy().tobytes(), digest_size=16).digest()
     return (*numbers, digest)
+
+
+def remember(kept: OrderedDict[Key, Sets], key: Key, sets: Sets, limit: int) -> Sets:
+    """Keep the sets of a training step, and drop the oldest of more than `limit`; return the sets."""
+    kept[key] = sets
+    while len(kept) > limit:
+        kept.popitem(last=False)
+    return sets
 
 
 def add_targets(drawn: tuple[Int32, Float32], y: Int64, limit: int) -> tuple[Int32, Float32]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
-from extremax.nn.hidden_moments import HiddenMoments
+from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.layer import (
     RecentRows,
     SoftmaxLayer,
@@ -40,6 +40,7 @@ from extremax.nn.shared_classes import (
     add_targets,
     draw_key,
     padded,
+    remember,
     shared_losses,
 )
 from extremax.noise import class_weights
@@ -133,7 +134,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
         after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
         65,536 if that is "auto", where cells no longer pay, or the softmax is exact by then. None: only when
-        `fit_tree` is called.
+        `fit_tree` is called. While the softmax is exact, no tree is fitted.
     refit_rows : int
         See `refit_every`.
     tree_components : int
@@ -226,20 +227,21 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.counts_are_given = class_counts is not None
         self._counts = counts
         # The fused step is the optimizer of these parameters; no other must find them.
-        trains = gradients != "fused"
+        is_fused = gradients == "fused"
         table = torch.empty(n_classes, in_features, device=device, dtype=dtype)
-        self.weight = nn.Parameter(table, requires_grad=trains)
+        self.weight = nn.Parameter(table, requires_grad=not is_fused)
         self.bias = (
-            nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype), requires_grad=trains)
+            nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype), requires_grad=not is_fused)
             if bias
             else None
         )
         self.noise = NoiseState(in_features, n_classes, tree_components, 1.0, counts).to(device)
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
-        n_sums = 0 if trains else n_classes
+        n_sums = n_classes if is_fused else 0
         self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
-        self.hidden_moments = HiddenMoments(in_features, device) if whiten and not trains else None
+        self.hidden_moments = HiddenMoments(in_features, device) if whiten and is_fused else None
+        self.hidden_size = HiddenSize(in_features, device) if is_fused and not whiten else None
         self._recent = RecentRows()
         self._draws: dict[int, ClassDraws] = {}
         self._draws_of = (-1, -1, 0.0)
@@ -255,8 +257,8 @@ class ExtremeSoftmax(SoftmaxLayer):
             self.squares.fill_(INITIAL_SQUARE)
             self.bias_squares.fill_(INITIAL_SQUARE)
             self.noise.reset(self._counts)
-            if self.hidden_moments is not None:
-                self.hidden_moments.reset()
+            if self._hidden_scale is not None:
+                self._hidden_scale.reset()
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
@@ -328,6 +330,8 @@ class ExtremeSoftmax(SoftmaxLayer):
                 f"gradients='fused' needs weights in float32 on the CPU; these are {self.weight.dtype} on"
                 f" {self.weight.device}. Use 'dense' or 'sparse'."
             )
+        scale = self._hidden_scale
+        assert scale is not None  # with fused steps
         sets = self._choose(h, y).sets
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
@@ -338,7 +342,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             sets=sets,
             model=ModelArrays(*tables),
             place=self._place,
-            moments=self.hidden_moments,
+            scale=scale,
             learning_rate=float(self.learning_rate),
             has_bias=self.bias is not None,
             n_threads=min(resolve_threads(self.n_jobs), torch.get_num_threads()),
@@ -387,10 +391,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         ]
         # As negatives of a first step, targets do not repay their share of the product: docs/lab-notes.md.
         sets[1:] = [add_targets(drawn, labels, max(n_drawn // 2, 1)) for drawn in sets[1:]]
-        self._kept[key] = StepSets(n_drawn, sets)
-        while len(self._kept) > KEPT_DRAWS:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        return remember(self._kept, key, StepSets(n_drawn, sets), KEPT_DRAWS)
 
     def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
         """Return the draws of sets of these sizes, and forget those of others."""
@@ -405,9 +406,9 @@ class ExtremeSoftmax(SoftmaxLayer):
         return [self._draws[size] for size in sizes]
 
     def _keeps_rows(self) -> bool:
+        if self._n_drawn() >= self.n_classes:
+            return False  # the softmax is exact from now on
         first, last = (_EXACT_CLASSES, _MOST_SHARED) if self.n_shared == "auto" else [self.n_shared] * 2
-        if first >= self.n_classes:
-            return False  # the softmax is exact
         if self.refit_every == "auto":
             return last < self.n_classes and not has_many_classes(self.n_classes, first, BatchConfig())
         return self.refit_every is not None
