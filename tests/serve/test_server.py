@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from extremax import load_model
+from extremax.cli.app import app
 from serve.conftest import fit_text_model, make_texts
 from serve.live import PATIENCE, Live, running, wait_for
 
@@ -232,9 +234,8 @@ def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
 
 @pytest.mark.error
 def test_port_that_is_taken_is_one_sentence(live: Live, text_folder: Path) -> None:
-    command = [sys.executable, "-m", "extremax", "serve", str(text_folder), "--port", str(live.port)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["serve", str(text_folder), "--port", str(live.port)])
+    assert done.exit_code == 1
     assert done.stderr == (
         f"extremax: port {live.port} of 127.0.0.1 is in use by another process; choose another: --port N.\n"
     )
@@ -244,10 +245,6 @@ def test_port_that_is_taken_is_one_sentence(live: Live, text_folder: Path) -> No
 def test_mistakes_of_the_command_line(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from typer.testing import CliRunner
-
-    from extremax.cli.app import app
-
     def say(*arguments: Any) -> str:
         done = CliRunner().invoke(app, ["serve", *map(str, arguments), "--port", "0"])
         assert done.exit_code == 1, done.output
