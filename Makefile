@@ -26,6 +26,9 @@ SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
 # has not. `make test-all` runs all small tests both ways.
 NOT_INTERPRETED := tests/kernels/test_phases.py
 CHECKED ?= $(SMALL)
+# schemathesis, a plugin of pytest, takes half a second to load and has nothing to do in small tests.
+SMALL_WORKERS ?= auto
+SMALL_RUN = $(BIN)/python -m pytest -q -p no:schemathesis -m "$(KIND)" -n $(SMALL_WORKERS)
 KIND ?= small and not slow
 # Bounds checks change the compiled code but not numba's cache key, so that run keeps a cache of its own.
 CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
@@ -38,10 +41,10 @@ QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_typ
 .PHONY: test test-all test-annif test-browser quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
   format clean
 
-# mypy has one thread and some tests wait for a clock or a process, so that others run beside them.
+# mypy has one thread and some tests wait for a clock or a process, so that others run beside them. The small
+# tests are one process then: a second one would import everything once more.
 test: lint
-	$(MAKE) --jobs=3 types tests tests-interpreted
-	$(MAKE) tests-boundscheck CHECKED="$(NOT_INTERPRETED)"
+	$(MAKE) --jobs=4 types tests tests-interpreted tests-boundscheck SMALL_WORKERS=0 CHECKED="$(NOT_INTERPRETED)"
 
 test-all: lint
 	$(MAKE) --jobs=2 types tests ONE_THREAD= PYTEST_ARGS='$(PYTEST_ARGS) -m "slow or not slow"'
@@ -109,10 +112,10 @@ tests: install .cache/kernels-fresh
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 tests-boundscheck: install .cache/kernels-fresh
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "$(KIND)" $(CHECKED)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(SMALL_RUN) --dist loadfile $(CHECKED)
 
 tests-interpreted: install
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "$(KIND)" $(SMALL)
+	NUMBA_DISABLE_JIT=1 $(SMALL_RUN) --dist worksteal $(SMALL)
 
 ANNIF := .cache/annif
 test-annif: $(ANNIF)/.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -288,9 +289,8 @@ def test_models_without_reference_say_so(dense_model: ExtremeClassifier, tmp_pat
         load_model(tmp_path / "old").monitor()
 
 
-def test_later_training_drops_the_reference(tmp_path: Path) -> None:
-    texts, labels = make_texts(3000, 0)
-    clf = TextClassifier(ExtremeClassifier(random_state=0, n_jobs=1)).fit(texts, labels)
+def test_later_training_drops_the_reference(text_model: TextClassifier) -> None:
+    clf = copy.deepcopy(text_model)
     assert clf.model_.reference is not None
     clf.model_.with_calibration(clf.model_.calibration)
     from extremax import calibrate

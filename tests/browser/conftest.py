@@ -12,6 +12,7 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+PATIENCE = 60_000  # milliseconds that nothing takes, on a machine that has much else to do
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -37,7 +38,7 @@ def browser():
 
     path = next(filter(None, map(shutil.which, NAMES)))
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        opened = playwright.chromium.launch(executable_path=path, args=list(FLAGS), timeout=2 * PATIENCE)
         yield opened
         opened.close()
 
@@ -49,7 +50,7 @@ def open_page(browser):
 
     def open_one(address, *, route=None, width=1100, height=800, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         if route is not None:
             context.route("**/*", route)

@@ -129,12 +129,31 @@ def test_missing_typer_names_the_extra_rejects() -> None:
     assert done.stderr == "extremax: the command line needs typer: pip install extremax[cli]\n"
 
 
+COUNT = """
+import sys
+from extremax.cli.app import build
+from extremax.cli import terminal
+made = build()
+@made.command()
+def count(end: int):
+    for i in range(end): terminal.write(str(i))
+made(['count', sys.argv[1]])
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize("n_lines", [1, 10**6])
+def test_full_disk_is_named(n_lines: int) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", COUNT, str(n_lines)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "extremax: standard output: No space left on device.\n"
+    assert done.returncode == 1
+
+
 def test_pipe_closed_early_ends_quietly() -> None:
-    code = "from extremax.cli.app import build\nfrom extremax.cli import terminal\nmade = build()\n"
-    code += "@made.command()\ndef count():\n    for i in range(10**6): terminal.write(str(i))\n"
-    code += "made(['count'])"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", COUNT, str(10**6)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

@@ -812,13 +812,7 @@ def test_table_of_classes_matches_reference(folder: Path, tmp_path: Path) -> Non
     assert lines[0]["recall"] == f"{table['roof']['recall']:.4f}"
 
 
-def test_full_disk_and_unwritable_targets_are_named(folder: Path, tmp_path: Path) -> None:
-    if Path("/dev/full").exists():
-        command = [*RUN, "inspect", str(folder / "model")]
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-        assert done.stderr == "extremax: standard output: No space left on device.\n"
-        assert done.returncode == 1
+def test_unwritable_targets_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cli("train", tmp_path / "absent.csv", "--out", tmp_path / "file" / "m", code=1)
     assert (

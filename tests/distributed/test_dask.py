@@ -111,29 +111,6 @@ def assert_same_model(found, local):
 
 
 @pytest.mark.invariance
-def test_three_workers_one_of_them_killed(problem) -> None:
-    X, labels = problem
-    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
-    local = ExtremeClassifier(**parameters).fit(X, labels)
-    killed = []
-
-    def kill(record) -> None:
-        if record["epoch"] == 2:
-            address, pid = sorted(client.run(os.getpid).items())[0]
-            os.kill(pid, signal.SIGKILL)
-            killed.append(address)
-
-    with start_cluster(3, processes=True) as cluster, distributed.Client(cluster) as client:
-        assert len(client.nthreads()) == 3
-        clf = DaskExtremeClassifier(client, **parameters)
-        clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
-        assert len(killed) == 1
-        assert len(clf._fit.shards) == 3
-        assert len(clf.history_) == 5
-        assert_same_model(clf.to_local(), local)
-
-
-@pytest.mark.invariance
 @pytest.mark.parametrize(
     ("noise", "rows", "is_sparse"),
     [
@@ -359,6 +336,30 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
     assert again.model_.n_epochs == 0
     assert_same_model(again, given)
     assert again.history_ == given.history_
+
+
+# After the tests on threads, which compile what the three processes would each compile for themselves.
+@pytest.mark.invariance
+def test_three_workers_one_of_them_killed(problem) -> None:
+    X, labels = problem
+    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
+    local = ExtremeClassifier(**parameters).fit(X, labels)
+    killed = []
+
+    def kill(record) -> None:
+        if record["epoch"] == 2:
+            address, pid = sorted(client.run(os.getpid).items())[0]
+            os.kill(pid, signal.SIGKILL)
+            killed.append(address)
+
+    with start_cluster(3, processes=True) as cluster, distributed.Client(cluster) as client:
+        assert len(client.nthreads()) == 3
+        clf = DaskExtremeClassifier(client, **parameters)
+        clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
+        assert len(killed) == 1
+        assert len(clf._fit.shards) == 3
+        assert len(clf.history_) == 5
+        assert_same_model(clf.to_local(), local)
 
 
 # -- model folders -----------------------------------------------------------------------------------------

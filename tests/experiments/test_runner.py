@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -337,26 +338,47 @@ def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, pa
     assert resumed["n_epochs"] == whole["n_epochs"]
 
 
+KILLS = """
+import os, signal, sys
+import extremax.experiments.runner  # once, and no thread is started
+from extremax.cli.app import app
+
+def start(epoch, when):
+    # a process that ends itself before or after the checkpoint of an epoch gets its name
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    rename = os.rename
+
+    def rename_or_end(source, target):
+        here = os.path.basename(target) == f"checkpoint-{epoch:06d}"
+        if here and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+        if here and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.rename = rename_or_end
+    try:
+        app(["run", sys.argv[1], "--out", sys.argv[2], "--checkpoint-seconds", "0"])
+    except SystemExit as end:
+        sys.stderr.flush()
+        os._exit(end.code or 0)
+
+print(start(2, "after"), start(6, "before"), os.path.exists(sys.argv[2] + "/summary.json"), start(-1, ""))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
-    """SIGKILL, again and again, whenever a new checkpoint has just appeared or is being written."""
-    recipe = write_recipe(tmp_path, n_rows=4000, n_epochs=12)
-    command = [sys.executable, "-m", "extremax", "run", str(recipe), "--checkpoint-seconds", "0", "--out"]
+    """SIGKILL, when a checkpoint has just appeared, and again when one has been written and not yet named."""
+    recipe = write_recipe(tmp_path, n_epochs=8)
     run(load_recipe(recipe), tmp_path / "whole")
     out = tmp_path / "killed"
-    for epoch in (2, 6):
-        with subprocess.Popen(
-            [*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
-            waiting = time.perf_counter() + 300  # a busy machine
-            while not any(int(path.name[-6:]) >= epoch for path in out.glob("checkpoint-*")):
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                assert time.perf_counter() < waiting
-                time.sleep(0.003)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-    assert not (out / "summary.json").exists()
-    done = subprocess.run([*command, str(out)], check=True, capture_output=True, text=True)
-    assert "is resumed from epoch" in done.stderr
+    command = [sys.executable, "-c", KILLS, str(recipe), str(out)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split()[-4:] == ["-9", "-9", "False", "0"], done.stderr
+    assert re.findall(r"is resumed from epoch (\d+)", done.stderr) == ["2", "5"]
     assert_same_model(out / "model", tmp_path / "whole" / "model")
     assert not list(out.glob("*checkpoint*"))
     assert not list(out.glob(".checkpoint*"))

@@ -23,16 +23,16 @@ def test_blas_limit_holds_until_the_last_leaves():
     def other():
         with one_blas_thread():
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
             seen.append(blas_threads())
 
     thread = threading.Thread(target=other)
     with one_blas_thread():
         thread.start()
-        assert inside.wait(10)  # nobody waits for anybody
+        assert inside.wait(60)  # nobody waits for anybody
         seen.append(blas_threads())
     leave.set()
-    thread.join(10)
+    thread.join(60)
     assert seen == [[1] * len(before)] * 2
     assert blas_threads() == before
 

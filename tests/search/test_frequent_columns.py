@@ -64,7 +64,9 @@ def all_classes(search, scorer, X, k):
 @pytest.mark.identity
 @pytest.mark.small
 @pytest.mark.parametrize("slope", [0.0, 0.3])
-def test_with_nearly_all_classes_it_is_exact_search(search, scorer, rows, slope):
+def test_with_nearly_all_classes_it_is_exact_search(scorer, rows, slope):
+    search = SparseSearch.fit(scorer, rows[:40], CONFIG, n_epochs=2)
+    assert search is not None
     X, scorer = rows[:20], replace(scorer, calibration=CALIBRATION._replace(temperature_slope=slope))
     labels, log_prob = all_classes(search, scorer, X, 5)
     expected = ExactSearch().topk(scorer, X, 5)

@@ -21,7 +21,6 @@ LIMITS: dict[str, Any] = {
     "max_texts": 50,
     "max_characters": 2000,
     "max_top_k": 20,
-    "head_seconds": 1.0,
     "reload_seconds": 0.0,
 }
 PLACES = ("ladder", "roof", "stairs", "bed", "tree", "horse", "bridge", "chair")

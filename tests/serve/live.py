@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,16 @@ from extremax.serve.app import create_app
 from extremax.serve.models import Slot
 from extremax.serve.server import make_server, open_socket
 from extremax.serve.settings import ServeConfig
+
+PATIENCE = 60.0  # seconds that nothing takes, on a machine that has much else to do
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE:.0f} seconds"
+        time.sleep(0.005)
 
 
 def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
@@ -44,7 +54,7 @@ class Live:
             f"http://127.0.0.1:{self.port}{path}", data, headers or {}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 status, content = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -55,7 +65,7 @@ class Live:
             return status, content.decode()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def send(self, *parts: bytes, pause: float = 0.0) -> tuple[int, str]:
         """Send raw bytes; return status and body of the answer (0 where the connection was closed)."""
@@ -110,14 +120,12 @@ def running(folders: dict[str, Path], **options: Any) -> Iterator[Live]:
 
     def stop() -> None:
         server.should_exit = True
-        thread.join(40)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the server does not stop"
 
     live.stop = stop
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
     try:
+        wait_for(lambda: server.started, "the server starts")
         yield live
     finally:
         stop()

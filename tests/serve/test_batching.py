@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from extremax import load_model
+from extremax.serve import batching
 from extremax.serve.batching import Batcher, RowTime
 from extremax.serve.models import Predict, ServedModel, Slot
 from extremax.serve.settings import ServeConfig
@@ -23,8 +24,9 @@ QUICK, SLOW = 0.0, 5 * LIMIT
 
 @dataclass
 class Sleep:
-    """Rows are seconds to wait without the processor, as for a disk."""
+    """Rows are seconds to wait without the processor, as for a disk, by a clock of its own."""
 
+    now: float = 0.0
     row_time: RowTime = field(default_factory=RowTime)
     in_loop: list[bool] = field(default_factory=list)
     key: str = "one"
@@ -35,8 +37,7 @@ class Sleep:
 
     def run(self, pieces: Sequence[Sequence[float]]) -> list[list[float]]:
         self.in_loop.append(is_loop_running())
-        for piece in pieces:
-            time.sleep(sum(piece))
+        self.now += sum(map(sum, pieces))
         return [list(piece) for piece in pieces]
 
 
@@ -49,7 +50,22 @@ def is_loop_running() -> bool:
     return True
 
 
-def answer(work: Sleep, rows: Sequence[float]) -> list[bool]:
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[float]], list[bool]]:
+    """Return a function for `answer_by`, with a clock that no other process can delay."""
+
+    def ask(rows: Sequence[float]) -> list[bool]:
+        work = Sleep()
+        clock = SimpleNamespace(
+            perf_counter=lambda: work.now, monotonic=lambda: work.now, thread_time=lambda: 0.0
+        )
+        monkeypatch.setattr(batching, "time", clock)
+        return answer_by(work, rows)
+
+    return ask
+
+
+def answer_by(work: Sleep, rows: Sequence[float]) -> list[bool]:
     """Return which rows, asked one after the other, the thread of the event loop answers."""
 
     async def ask() -> None:
@@ -62,12 +78,12 @@ def answer(work: Sleep, rows: Sequence[float]) -> list[bool]:
     return work.in_loop
 
 
-def test_rows_that_wait_for_the_disk_are_never_answered_by_the_event_loop() -> None:
-    assert answer(Sleep(), [3 * LIMIT] * 3) == [False] * 3
+def test_rows_that_wait_for_the_disk_are_never_answered_by_the_event_loop(answer: Any) -> None:
+    assert answer([3 * LIMIT] * 3) == [False] * 3
 
 
-def test_one_slow_row_ends_the_answers_by_the_event_loop() -> None:
-    assert answer(Sleep(), [QUICK, QUICK, SLOW, QUICK, QUICK, SLOW]) == [False, True, True, *[False] * 3]
+def test_one_slow_row_ends_the_answers_by_the_event_loop(answer: Any) -> None:
+    assert answer([QUICK, QUICK, SLOW, QUICK, QUICK, SLOW]) == [False, True, True, *[False] * 3]
 
 
 def test_quick_rows_in_the_lane_end_the_bar() -> None:

@@ -19,7 +19,7 @@ from extremax.serve import models
 from extremax.serve.models import Predict, Slot, watch
 from extremax.serve.settings import ServeConfig
 from serve.conftest import make_texts
-from serve.live import Live, run_in_thread, running
+from serve.live import PATIENCE, run_in_thread, running, wait_for
 
 CONFIG = ServeConfig(reload_seconds=0.001)
 
@@ -106,7 +106,7 @@ def test_watch_goes_on_after_a_report_that_fails(folder: Path) -> None:
         watching = asyncio.create_task(watch([slot], CONFIG, ignore, report))
         for i in range(1, 3):
             os.utime(folder / "header.json", ns=(i, i))
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE
             while len(reports) < i and not watching.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
         assert not watching.done()
@@ -177,25 +177,25 @@ def test_page_that_is_given_up_keeps_its_place(text_folder: Path, monkeypatch: p
             with lock:
                 running_now += 1
                 most = max(most, running_now)
-            release.wait(30)
+            release.wait(2 * PATIENCE)
             with lock:
                 running_now -= 1
             return page
 
         monkeypatch.setattr(model, "page", build)
-        assert [live.ask("/tree")[0] for _ in range(7)] == [504] * 7
+        statuses = []
+
+        def is_full() -> bool:
+            statuses.append(live.ask("/tree")[0])
+            return running_now == 4
+
+        wait_for(is_full, "four pages are built")
+        statuses += [live.ask("/tree")[0] for _ in range(3)]
+        assert set(statuses) == {504}
         assert running_now == most == 4  # the others have waited for a place, and found none
         release.set()
-        assert _until_200(live, "/tree")
+        wait_for(lambda: live.ask("/tree")[0] == 200, "a page is answered")
         assert most == 4
-
-
-def _until_200(live: Live, path: str) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if live.ask(path)[0] == 200:
-            return True
-    return False
 
 
 def test_single_rows_are_answered_by_the_event_loop(

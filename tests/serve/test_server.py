@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from extremax import load_model
+from extremax.cli.app import app
 from serve.conftest import fit_text_model, make_texts
-from serve.live import Live, running
+from serve.live import PATIENCE, Live, running, wait_for
 
 KEY = "a-long-key"
 
@@ -33,18 +35,16 @@ def test_full_queue_is_503(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
         def slow(pieces: Any, work: Any) -> Any:
             begun.set()
-            go.wait(10)
+            go.wait(PATIENCE)
             return answer(pieces, work)
 
         monkeypatch.setattr(model, "answer", slow)
         with ThreadPoolExecutor(8) as pool:
             first = pool.submit(live.ask, "/predict", {"inputs": "a ladder"})
-            assert begun.wait(10)
+            assert begun.wait(PATIENCE)
             others = [pool.submit(live.ask, "/predict", {"inputs": ["a", "b"]}) for _ in range(2)]
-            deadline = time.monotonic() + 10
-            while "extremax_queued_rows 4.0" not in live.ask("/metrics")[1] and time.monotonic() < deadline:
-                time.sleep(0.01)
-            connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+            wait_for(lambda: "extremax_queued_rows 4.0" in live.ask("/metrics")[1], "four rows are queued")
+            connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE)
             connection.request("POST", "/predict", b'{"inputs": "c"}')
             refused = connection.getresponse()
             assert refused.status == 503
@@ -58,12 +58,13 @@ def test_full_queue_is_503(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_answer_that_takes_too_long_is_504(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running({"m": text_folder}, max_seconds=0.3, reload_seconds=0) as live:
+    with running({"m": text_folder}, max_seconds=1.5, reload_seconds=0) as live:
         model: Any = live.slots[0].current
-        answer = model.answer
-        monkeypatch.setattr(model, "answer", lambda pieces, work: time.sleep(1) or answer(pieces, work))
+        answer, go = model.answer, threading.Event()
+        monkeypatch.setattr(model, "answer", lambda pieces, work: go.wait(PATIENCE) and answer(pieces, work))
         status, found = live.ask("/predict", {"inputs": "a ladder"})
-        assert (status, "0.3 seconds" in found["error"]) == (504, True)
+        go.set()
+        assert (status, "1.5 seconds" in found["error"]) == (504, True)
 
 
 def test_failure_of_one_request_is_not_that_of_others(
@@ -75,7 +76,7 @@ def test_failure_of_one_request_is_not_that_of_others(
 
         def fragile(pieces: Any, work: Any) -> Any:
             started.set()
-            go.wait(5)
+            go.wait(PATIENCE)
             if any("boom" in piece for piece in pieces):
                 raise RuntimeError("boom")
             return answer(pieces, work)
@@ -83,10 +84,11 @@ def test_failure_of_one_request_is_not_that_of_others(
         monkeypatch.setattr(model, "answer", fragile)
         with ThreadPoolExecutor(4) as pool:
             first = pool.submit(live.ask, "/predict", {"inputs": "a"})
-            started.wait(5)
+            assert started.wait(PATIENCE)
             good = pool.submit(live.ask, "/predict", {"inputs": "a ladder"})
             bad = pool.submit(live.ask, "/predict", {"inputs": "boom"})
-            time.sleep(0.3)  # both wait for the same call
+            # both wait for the same call
+            wait_for(lambda: "extremax_queued_rows 2.0" in live.ask("/metrics")[1], "two rows are queued")
             go.set()
             assert first.result()[0] == 200
             assert good.result()[0] == 200
@@ -121,35 +123,36 @@ def test_new_model_is_taken_up_and_no_request_is_lost(tmp_path: Path) -> None:
 
     new = TextClassifier(ExtremeClassifier(random_state=0, n_jobs=1))
     new.fit(texts, [f"new {label}" for label in labels])
-    staged = [tmp_path / f"staged-{i}" for i in range(2)]
     with running({"m": folder}, reload_seconds=0.05) as live:
-        stop, seen, failed = threading.Event(), set(), []
+        stop, seen, failed = threading.Event(), [0, 0], []  # answers of the old model, and of the new one
 
         def ask() -> None:
             while not stop.is_set():
                 status, found = live.ask("/predict", {"inputs": texts[:20]})
-                if status != 200:
+                kinds = {entry["label"][:3] == "new" for answer in found for entry in answer if status == 200}
+                if len(kinds) == 1:
+                    seen[kinds.pop()] += 1
+                else:
                     failed.append((status, found))
-                seen.add({entry["label"][:3] == "new" for answer in found for entry in answer} == {True})
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for i, model in enumerate((new, old, new)):
-            model.save(folder)
-            deadline = time.monotonic() + 20
-            while live.slots[0].n_reloads <= i and time.monotonic() < deadline:
-                time.sleep(0.02)
-            time.sleep(0.1)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            wait_for(lambda: seen[False] > 0, "the old model answers")
+            for i, model in enumerate((new, old, new), start=1):
+                model.save(folder)
+                wait_for(lambda count=i: live.slots[0].n_reloads >= count, "a new model is taken up")
+                before = seen.copy()
+                wait_for(lambda kind=model is new, n=before: seen[kind] > n[kind], "it answers")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert failed == []
-        assert seen == {True, False}
-        assert live.slots[0].n_reloads >= 3
+        assert live.slots[0].n_reloads == 3
         assert live.ask("/predict", {"inputs": texts[0]})[1][0]["label"].startswith("new")
         assert 'extremax_reloads_total{model="m",outcome="done"} 3.0' in live.ask("/metrics")[1]
-    assert staged
 
 
 @pytest.mark.error
@@ -161,9 +164,7 @@ def test_damaged_new_model_leaves_the_old_one(tmp_path: Path) -> None:
         (tmp_path / "bad" / "header.json").write_text("{}")
         os.rename(folder, tmp_path / "old")
         os.rename(tmp_path / "bad", folder)
-        deadline = time.monotonic() + 10
-        while not live.lines and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(lambda: bool(live.lines), "the damage is told")
         assert "the old model stays" in live.lines[0]
         assert live.ask("/predict", {"inputs": "a ladder"})[0] == 200
         assert "not an extremax model" in live.ask("/info")[1]["reload_error"]
@@ -184,22 +185,21 @@ def start(*arguments: Any) -> tuple[subprocess.Popen[str], int]:
 
 def wait_for_active(live: Live, count: int) -> None:
     """Wait until so many requests are being answered, besides that for the figures."""
-    deadline = time.monotonic() + 20
-    while f"extremax_active_requests {count + 1}.0" not in live.ask("/metrics")[1]:
-        assert time.monotonic() < deadline, "the requests did not arrive"
-        time.sleep(0.01)
+    line = f"extremax_active_requests {count + 1}.0"
+    wait_for(lambda: line in live.ask("/metrics")[1], "the requests arrive")
 
 
 def wait_until_refused(port: int) -> None:
     """Wait until a server takes no new connection."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def is_refused() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=20).close()
-        except ConnectionRefusedError:
-            return
-        assert time.monotonic() < deadline, "the server did not stop listening"
-        time.sleep(0.01)
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+        except ConnectionError:
+            return True
+        return False
+
+    wait_for(is_refused, "the server stops listening")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM")
@@ -209,7 +209,7 @@ def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
     try:
         live = Live(port, None, [])
         body = json.dumps({"inputs": ["fell off a ladder"] * 200}).encode()
-        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(3)]
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE) for _ in range(3)]
         for connection in connections:
             connection.putrequest("POST", "/predict")
             connection.putheader("Content-Length", str(len(body)))
@@ -223,7 +223,7 @@ def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
             answer = connection.getresponse()
             outcomes.append((answer.status, answer.getheader("Connection"), len(json.loads(answer.read()))))
             connection.close()
-        _, messages = process.communicate(timeout=20)
+        _, messages = process.communicate(timeout=PATIENCE)
         assert outcomes == [(200, "close", 200)] * 3
         assert process.returncode == 0, messages
         assert messages.strip().endswith("stopped.")
@@ -234,9 +234,8 @@ def test_sigterm_answers_what_is_under_way(text_folder: Path) -> None:
 
 @pytest.mark.error
 def test_port_that_is_taken_is_one_sentence(live: Live, text_folder: Path) -> None:
-    command = [sys.executable, "-m", "extremax", "serve", str(text_folder), "--port", str(live.port)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["serve", str(text_folder), "--port", str(live.port)])
+    assert done.exit_code == 1
     assert done.stderr == (
         f"extremax: port {live.port} of 127.0.0.1 is in use by another process; choose another: --port N.\n"
     )
@@ -246,10 +245,6 @@ def test_port_that_is_taken_is_one_sentence(live: Live, text_folder: Path) -> No
 def test_mistakes_of_the_command_line(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from typer.testing import CliRunner
-
-    from extremax.cli.app import app
-
     def say(*arguments: Any) -> str:
         done = CliRunner().invoke(app, ["serve", *map(str, arguments), "--port", "0"])
         assert done.exit_code == 1, done.output
@@ -279,13 +274,12 @@ def test_end_does_not_wait_for_a_page(text_folder: Path, monkeypatch: pytest.Mon
 
         def build() -> Any:
             begun.set()
-            release.wait(60)
+            release.wait(2 * PATIENCE)
 
         monkeypatch.setattr(model, "page", build)
         with live.connect() as connection:
             connection.sendall(b"GET /tree HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert begun.wait(20)
-            started = time.monotonic()
-            live.stop()
-            assert time.monotonic() - started < 30
+            assert begun.wait(PATIENCE)
+            live.stop()  # gives up where the server goes on
+            assert not release.is_set()
     release.set()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,16 @@ def test_reader_that_meets_a_save_reads_again(tmp_path: Path, monkeypatch: pytes
 def test_readers_during_saves_find_whole_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool
 ) -> None:
+    # What is seen of a save does not depend on the disk, on which readers would wait for seconds.
+    monkeypatch.setattr(folder, "_flush", lambda descriptor: None)
     if not has_exchange:
         monkeypatch.setattr(folder, "_exchange", lambda first, second: False)
     path = save(tmp_path / "model")
     done = threading.Event()
     faults: list[str] = []
+    n_reads = [0, 0]
 
-    def read_on() -> None:
+    def read_on(reader: int) -> None:
         while not done.is_set():
             try:
                 found = load_folder(path, kind="demo", verify=True)
@@ -117,12 +121,16 @@ def test_readers_during_saves_find_whole_models(
                 return
             if not (found.arrays["w"] == found.header["value"]).all():
                 faults.append("parts of two models")
+            n_reads[reader] += 1
 
-    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    readers = [threading.Thread(target=read_on, args=(number,)) for number in range(2)]
     for reader in readers:
         reader.start()
     for value in range(60):
+        before = n_reads.copy()
         save(path, float(value))
+        while not faults and any(map(int.__eq__, n_reads, before)):  # none is kept from its end for ever
+            time.sleep(0.0005)
     done.set()
     for reader in readers:
         reader.join()
