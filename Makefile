@@ -1,4 +1,4 @@
-# make test    create .venv, install, then lint, types and the suite: about 9 minutes on two cores, kernels compiled anew
+# make test    create .venv, install, then lint, types and the suite: 9 to 11 minutes on two cores, kernels compiled anew
 # make test-all  the same with the tests marked `slow`, and with all tests marked `small` bounds-checked
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
 # make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
