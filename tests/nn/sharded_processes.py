@@ -456,6 +456,24 @@ def check_what_is_not_finite(rank, size, folder):
     before = local(huge.weight).clone()
     huge(1e20 * x, y).loss.backward()
     assert torch.equal(local(huge.weight), before)
+    scores_of_one_rank_overflow(rank, size)
+
+
+def scores_of_one_rank_overflow(rank, size):
+    """Scores of the first rank are -inf. Without a target there, the others step; with one, none does."""
+    for target, steps in ((N_CLASSES - 1, rank == size - 1), (0, False)):
+        layer = make_layer(n_shared=N_CLASSES, gradients="fused", rows="same", whiten=False, steps_per_batch=2)
+        with torch.no_grad():
+            local(layer.weight).fill_(-1e20 if rank == 0 else 0.0)
+        before = local(layer.weight).clone()
+        hidden = torch.full((5, WIDTH), 1e20, requires_grad=True)
+        loss = layer(hidden, torch.full((5,), target)).loss
+        loss.backward()
+        assert bool(loss.isfinite()) == (target > 0)
+        assert bool(local(layer.weight).isfinite().all())
+        if size > 1 and (rank == size - 1 or target == 0):
+            assert bool((local(layer.weight) != before).any()) == steps
+        assert target == 0 or bool(hidden.grad.isfinite().all())
 
 
 def check_sum_of_exponentials(rank, size, folder):

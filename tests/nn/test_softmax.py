@@ -495,6 +495,18 @@ def test_scores_that_overflow_make_no_step_invariant(data, whiten):
     assert torch.equal(layer.bias, before[1])
 
 
+def test_loss_beyond_float32_makes_no_step_invariant():
+    """Scores are finite in float32, but not the difference between two of them."""
+    layer = ExtremeSoftmax(1, 2, gradients="fused", n_jobs=1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[-3e18], [3e18]]))
+    before = layer.weight.detach().clone()
+    losses = layer(torch.full((3, 1), 1e20, requires_grad=True), torch.zeros(3, dtype=torch.long)).losses
+    losses.sum().backward()
+    assert losses.isinf().all()
+    assert torch.equal(layer.weight, before)
+
+
 def test_huge_hidden_states_of_a_wide_layer_reference():
     """One block of two overflows: neither is stored."""
     moments = HiddenMoments(300)

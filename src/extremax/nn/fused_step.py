@@ -19,7 +19,7 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.hidden_moments import HiddenScale, ScaledRows
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.types import Float32, Float64, Int32
+from extremax.types import Float32, Int32
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task
 
@@ -65,7 +65,7 @@ class FusedStep(torch.autograd.Function):
             scored = _score(x, labels, step.sets[0], step)
         ctx.rows, ctx.scored = (x, labels), scored
         ctx.step, ctx.dtype = step, h.dtype
-        return torch.from_numpy(scored.losses.astype(np.float32))
+        return torch.from_numpy(scored.losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,7 +112,7 @@ class _Scored(NamedTuple):
     slots: Int32
     coefficients: Float32
     positive: Float32
-    losses: Float64
+    losses: Float32
 
 
 def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedArguments) -> _Scored:
@@ -136,7 +136,8 @@ def _score(x: Float32, labels: Int32, drawn: tuple[Int32, Float32], step: FusedA
         )
 
     run(score, len(blocks), step.n_threads)
-    return _Scored(classes, table, slots, scores, positive, losses)
+    with np.errstate(over="ignore"):
+        return _Scored(classes, table, slots, scores, positive, losses.astype(np.float32))
 
 
 def _weigh(scored: _Scored, relative: Float32) -> _Scored:
@@ -157,7 +158,7 @@ def _differentiate(scored: _Scored, unit: float, n_threads: int) -> Float32:
 
     def differentiate(i: int) -> None:
         a, b = blocks[i]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             np.matmul(coefficients[a:b], table[:width], out=grad_h[a:b])
             grad_h[a:b] += positive[a:b, None] * table[scored.slots[a:b]]
             grad_h[a:b] *= np.float32(unit)

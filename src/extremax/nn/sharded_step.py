@@ -93,6 +93,8 @@ class LocalStep:
         if self.bias is not None:
             biases = self.bias[classes].float()
             shift, own = shift + biases[:n_set], own + biases[slots]
+        # A target whose score overflows: the sum over the ranks is NaN on all of them, and none steps.
+        own = own.masked_fill(own.isinf(), math.nan)
         scores = torch.addmm(shift, x, table[:n_set].T)
         inside = slots < n_set
         scores[here[inside], slots[inside]] = -math.inf  # a target enters once, with its own score
@@ -162,7 +164,8 @@ class Scored:
 
     def differentiate(self, of_log_sum: Tensor, of_own: Tensor) -> Slopes:
         """Return the derivatives of a loss in the scores, from those in the terms."""
-        factor = of_log_sum / self.total
+        # Where all scores of a rank are -inf its part of the sum is 0, and so are the ratios.
+        factor = of_log_sum / self.total.clamp(min=torch.finfo(self.total.dtype).tiny)
         return self.own_ratios * factor[self.here] + of_own[self.here], self.ratios * factor.unsqueeze(1)
 
     def spread(self, slopes: Slopes, rows: Tensor) -> tuple[Tensor, Tensor]:
