@@ -16,6 +16,7 @@ from browser.conftest import PATIENCE
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
 from extremax.analysis import ModelPage, make_document, write_report
+from extremax.analysis import pictures
 from extremax.analysis.pictures import take_pictures
 from extremax.analysis.report import answer_html
 
@@ -369,7 +370,8 @@ def test_report_says_how_much_of_a_large_tree_is_left_out(open_page, tmp_path):
     assert re.search(r"Its \d+ classes are not in this file", page.text_content("#facts"))
 
 
-def test_pictures_for_the_documentation(browser, made, tmp_path):
+def test_pictures_for_the_documentation(browser, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "_SECONDS", 600)  # a new profile takes minutes on a busy disk
     clf, pages = made
     found = take_pictures(clf, pages.document, tmp_path / "pictures", text="bitten by a dog")
     assert [path.name for path in found] == ["answer.png", "label-tree.png", "report.png"]

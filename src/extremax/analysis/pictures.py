@@ -20,7 +20,7 @@ _FLAGS = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--virtual-time-budget=4000",
 )
-_SECONDS = 600  # a browser makes a profile first, which takes minutes on a busy disk
+_SECONDS = 120
 _MAX_NODES = 20_000  # nodes of the tree from which pictures are taken
 
 
