@@ -15,8 +15,7 @@ from analysis.stand_in import StandIn
 from browser.conftest import PATIENCE
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
-from extremax.analysis import ModelPage, make_document, write_report
-from extremax.analysis import pictures
+from extremax.analysis import ModelPage, make_document, pictures, write_report
 from extremax.analysis.pictures import take_pictures
 from extremax.analysis.report import answer_html
 

@@ -462,7 +462,9 @@ def check_what_is_not_finite(rank, size, folder):
 def scores_of_one_rank_overflow(rank, size):
     """Scores of the first rank are -inf. Without a target there, the others step; with one, none does."""
     for target, steps in ((N_CLASSES - 1, rank == size - 1), (0, False)):
-        layer = make_layer(n_shared=N_CLASSES, gradients="fused", rows="same", whiten=False, steps_per_batch=2)
+        layer = make_layer(
+            n_shared=N_CLASSES, gradients="fused", rows="same", whiten=False, steps_per_batch=2
+        )
         with torch.no_grad():
             local(layer.weight).fill_(-1e20 if rank == 0 else 0.0)
         before = local(layer.weight).clone()
