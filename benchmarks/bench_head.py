@@ -1,6 +1,6 @@
 """PyTorch output layers at equal processor time, and training steps with a million classes.
 
-    python benchmarks/bench_head.py                                  # all methods on both tasks, half an hour
+    python benchmarks/bench_head.py                                  # all methods on both tasks, an hour
     python benchmarks/bench_head.py --data npm --methods "extremax fused" "frequency 1024" --seconds 20
 
 npm      Package names -> owner: the 47,336 owners with the most training rows, ties by smaller id. (A least
@@ -426,7 +426,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
     parser.add_argument("--rate", type=float, default=0.08, help="where the search begins")
-    parser.add_argument("--search", type=float, default=5.0, help="seconds of each rate; 0: no search")
+    parser.add_argument("--search", type=float, default=20.0, help="seconds of each rate; 0: no search")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--classes", type=int, default=1_000_000, help="of the step that is timed; 0: none")
     args = parser.parse_args(argv)
