@@ -431,7 +431,7 @@ class Slot:
             return None
         try:
             return load(beside(self.folder))
-        except (OSError, ValueError) as error:  # nobody asked for this file
+        except (OSError, ValueError) as error:  # the analysis was not named: the model is served all the same
             self.log(f"{self.name}: served without the analysis beside it: {error}")
             return None
 
