@@ -495,6 +495,18 @@ def test_scores_that_overflow_make_no_step_invariant(data, whiten):
     assert torch.equal(layer.bias, before[1])
 
 
+def test_hidden_states_that_become_long_make_no_longer_steps_invariant():
+    """Steps are divided by the size of rows that are far longer than the earlier ones, at once."""
+    rng = np.random.default_rng(0)
+    moments = ExtremeSoftmax(8, 3000, gradients="fused", n_jobs=1).hidden_moments
+    for _ in range(200):
+        usual = moments.scale(rng.normal(size=(32, 8)).astype(np.float32))
+    assert 1.0 <= usual.size < 1.2
+    for _ in range(20):
+        long = moments.scale((100.0 * rng.normal(size=(32, 8))).astype(np.float32))
+        assert 80.0 < long.size < 120.0
+
+
 def test_loss_beyond_float32_makes_no_step_invariant():
     """Scores are finite in float32, but not the difference between two of them."""
     layer = ExtremeSoftmax(1, 2, gradients="fused", n_jobs=1)

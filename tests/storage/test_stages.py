@@ -123,13 +123,14 @@ def test_readers_during_saves_find_whole_models(
                 faults.append("parts of two models")
             n_reads[reader] += 1
 
-    readers = [threading.Thread(target=read_on, args=(number,)) for number in range(2)]
+    readers = [threading.Thread(target=read_on, args=(number,), daemon=True) for number in range(2)]
     for reader in readers:
         reader.start()
     for value in range(60):
-        before = n_reads.copy()
+        before, deadline = n_reads.copy(), time.monotonic() + 60
         save(path, float(value))
         while not faults and any(map(int.__eq__, n_reads, before)):  # none is kept from its end for ever
+            assert time.monotonic() < deadline, "a reader does not come to its end"
             time.sleep(0.0005)
     done.set()
     for reader in readers:

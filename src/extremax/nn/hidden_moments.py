@@ -133,7 +133,10 @@ class HiddenMoments(HiddenScale):
 
     def _scale(self, x: Float32, square_sum: float) -> ScaledRows:
         own = root_mean_square(square_sum, x.size)
-        return ScaledRows(self._whiten(x, square_sum, own), max(self.size() or own, 1.0))
+        scaled, size = self._whiten(x, square_sum, own), self.size()
+        # Rows that become longer and stay so enter the moments slowly: meanwhile, their own size counts.
+        is_long = own * own > _USUAL * size * size
+        return ScaledRows(scaled, max(own if is_long else size, 1.0))
 
     def _whiten(self, x: Float32, square_sum: float, own: float) -> Float32:
         """Add the rows x of size `own` and return x'.

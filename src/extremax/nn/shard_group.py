@@ -239,9 +239,9 @@ def _at_least_float32(values: Tensor) -> Tensor:
 def _to_bytes(rows: Tensor) -> Tensor:
     """Return (n, bytes of a row)."""
     width = rows.shape[1] * rows.element_size()
+    rows = rows.detach().contiguous()
     # `contiguous` leaves one number alone whatever its stride, and `view` wants a stride of 1.
-    flat = rows.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).reshape(len(rows), width)
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).reshape(len(rows), width)
 
 
 def _from_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -222,8 +222,8 @@ class StepInBackward(torch.autograd.Function):
             for shared in step.sets[1:]:
                 scored = step.score(x, labels, shared)
                 fraction = (scored.terms.log_sum - add_terms(scored.terms, step.shards).log_sum).exp()
-                slopes = scored.differentiate(row_weights * fraction, -row_weights)
                 if scaled is not None and bool(torch.isfinite(fraction).all()):
+                    slopes = scored.differentiate(row_weights * fraction, -row_weights)
                     step.update(scored, slopes, scaled, unit or 1.0)
         return grad_h, None, None, None
 
