@@ -11,11 +11,11 @@ from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.solvers.base import TrainState
-from extremax.solvers.batch_trainer import BatchTrainer, PreparedBatches
+from extremax.solvers.minibatch import MinibatchTrainer, PreparedBatches
 from extremax.solvers.config import resolve
 from extremax.solvers.objectives import OBJECTIVES
 from extremax.solvers.optimizers import Tables
-from extremax.solvers.row_trainer import RowTrainer
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 
 ROW_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "rows"]
@@ -104,12 +104,12 @@ def run_by_batches(
     n_threads=1,
     score_penalty=None,
 ):
-    """A `BatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
+    """A `MinibatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
     numbers = replace_numbers(DEFAULTS, batch={"warm_up": 0.0})
     options = {"objective": "shared_softmax", "score_penalty": score_penalty}
     config = make_config(data, tables.n_classes, numbers=numbers, **options)
     state = TrainState(tables, scale, whitening=whitening)
-    trainer = BatchTrainer(config, Context(7, n_threads))
+    trainer = MinibatchTrainer(config, Context(7, n_threads))
     return Run(trainer, state, PreparedBatches(data, sets, cells, batch_size, max_step))
 
 

@@ -1,4 +1,4 @@
-"""Labelled rows: pairs of a row of X and one of its classes, each with a weight.
+"""What the columns of X are, and labelled rows: pairs of a row and one of its classes, each with a weight.
 
 With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by
 their pairs; X is never copied per pair.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,47 @@ from scipy import sparse
 
 from extremax.splits import split_rows
 from extremax.types import Bool, Features, Float32, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.features.scaling import LargeColumns
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """What the columns of X are.
+
+    Attributes
+    ----------
+    n_columns
+        All columns.
+    n_dense
+        Last columns, which every row has, beside sparse ones: those of an embedding.
+    groups
+        First columns of groups of n-grams, words and runs of words; those before are of characters. None
+        where rows are not those of texts.
+    scaling
+        Sparse columns that are far larger than others, which are scaled down; None where there are none.
+    """
+
+    n_columns: int
+    n_dense: int = 0
+    groups: tuple[int, ...] = ()
+    scaling: LargeColumns | None = None
+
+    @property
+    def n_sparse(self) -> int:
+        """Columns without those of an embedding."""
+        return self.n_columns - self.n_dense
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the columns are n-grams of texts."""
+        return len(self.groups) > 0
+
+    @property
+    def first_word(self) -> int:
+        """The first column that is a word; 0 where rows are not those of texts."""
+        return self.groups[0] if self.groups else 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from extremax.examples import Examples
 from extremax.fit import problem_size
 from extremax.runtime.context import Context
 from extremax.solvers.config import resolve
-from extremax.solvers.row_trainer import RowTrainer
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.tuned import DEFAULTS, replace_numbers
 from planted import around_means
 

@@ -18,7 +18,7 @@ from extremax.scores.sparse_weights import (
     select_columns,
     transposed,
 )
-from extremax.solvers.sparse_start import ClassSums, count_class_columns, guess_rival_columns
+from extremax.solvers.sparse.start import ClassSums, count_class_columns, guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17

@@ -10,7 +10,7 @@ from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
 from extremax.runtime.context import Context
-from extremax.solvers.batch_trainer import BatchTrainer
+from extremax.solvers.minibatch import MinibatchTrainer
 from extremax.solvers.class_sets import ClassSets, route
 from extremax.solvers.optimizers import OPTIMIZERS, Tables
 from extremax.tree.noise import UniformNoise
@@ -370,7 +370,7 @@ def prepared(data, numbers=CELLS, **parameters):
     X, y = data
     examples = Examples(X, y)
     config = make_config(examples, 12, numbers=numbers, **{"objective": "shared_softmax", **parameters})
-    trainer = BatchTrainer(config, Context())
+    trainer = MinibatchTrainer(config, Context())
     state = trainer.start(examples, 12)
     return state, trainer.prepare(state, examples)
 
@@ -501,7 +501,7 @@ def test_memory_counts_a_tree_where_there_is_one(data):
     needs = {}
     for name, numbers in {"cells": CELLS, "no cells": DEFAULTS}.items():
         options = {"objective": "shared_softmax", "n_shared": 8, "precondition": False}
-        trainer = BatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
+        trainer = MinibatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
         needs[name] = trainer.memory(ProblemSize(300, 300, 5, 12))
     assert set(needs["cells"]) - set(needs["no cells"]) == {"tree", "tree features"}
     state, _ = prepared(data, n_shared=8)

@@ -15,7 +15,7 @@ from extremax.kernels import sparse_dual
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.runtime.context import Context
-from extremax.solvers.candidate_trainer import CandidateTrainer
+from extremax.solvers.candidate import CandidateTrainer
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.warm_start import Moments, leave_one_out_shift, start_discriminant
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers

@@ -12,7 +12,7 @@ from extremax.examples import Examples
 from extremax.fit import make_trainer
 from extremax.runtime.context import Context
 from extremax.solvers.config import resolve
-from extremax.solvers.dense_part import fit_dense
+from extremax.solvers.sparse.dense_part import fit_dense
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 from trainers import Progress, make_config
 

@@ -259,7 +259,7 @@ def test_ctrl_c_after_the_epochs_skips_what_is_left(data, monkeypatch, step):
 def test_ctrl_c_before_the_first_epoch_leaves_nothing(data, monkeypatch):
     X, y = data
     clf = make("negative_sampling").fit(X, y)
-    monkeypatch.setattr("extremax.solvers.row_trainer.fit_noise", lambda *args, **more: press())
+    monkeypatch.setattr("extremax.solvers.negative_sampling.fit_noise", lambda *args, **more: press())
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
     assert not hasattr(clf, "model_")

@@ -17,7 +17,7 @@ from extremax.runtime.context import Context
 from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
-from extremax.solvers.sparse_start import ClassSums, make_start
+from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers

@@ -33,7 +33,6 @@ from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.features.scaling import LargeColumns
 from extremax.fit import Fitted
-from extremax.loading import load_model
 from extremax.params import canonical_noise, check_estimator_parameters
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.progress import ProgressLine
@@ -42,6 +41,7 @@ from extremax.solvers.loop import Callback, Record
 from extremax.solvers.objectives import OBJECTIVES
 from extremax.storage.folder import check_target, folder_checksum
 from extremax.storage.labels import check_savable
+from extremax.text import load_model
 from extremax.tree.noise import as_noise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize
 from extremax.types import Float32, Int32

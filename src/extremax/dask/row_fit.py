@@ -61,9 +61,9 @@ from extremax.solvers.base import (
 )
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Record
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.solvers.noise_fit import fit_noise
 from extremax.solvers.optimizers import Tables
-from extremax.solvers.row_trainer import RowTrainer
 from extremax.storage.models import save_shard, save_sharded_model, shard_name
 from extremax.storage.state import State
 from extremax.tree.noise import Noise, draws_by_position

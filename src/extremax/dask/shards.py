@@ -31,9 +31,9 @@ from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, trai
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.solvers.config import FitConfig
+from extremax.solvers.negative_sampling import PriorSchedule, RowTrainer, train_together
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import epoch_seed, shuffled_windows
-from extremax.solvers.row_trainer import PriorSchedule, RowTrainer, train_together
 from extremax.tree.noise import Noise, sample_at
 from extremax.tuned import OrderConfig
 from extremax.types import Features, Float32, Int32, Int64

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from extremax.classifier import ExtremeClassifier
-from extremax.loading import load_model
 from extremax.runtime.atomic_files import stage_of, write_json
+from extremax.text import load_model
 
 _PREFIX = "checkpoint-"
 _STATE = "state.json"

@@ -40,13 +40,12 @@ from extremax.experiments.recipe import Recipe, comparable, resolve
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
 from extremax.features.text import TextFeatures
-from extremax.loading import load_model
 from extremax.model import Model
 from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json
 from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
-from extremax.text import TextClassifier
+from extremax.text import TextClassifier, load_model
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from extremax.loading import load_model
 from extremax.runtime.threads import run
 from extremax.scores import probabilities as scores_rows_alone
 from extremax.serve.batching import RowTime
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
+from extremax.text import load_model
 
 _KEPT_LABELS = 1 << 16  # labels whose JSON is kept
 _WARM_UP = "a"
@@ -242,7 +242,7 @@ class ServedModel:
         def predict(i: int) -> None:
             part = features if len(pieces) == 1 else features[ends[i] : ends[i + 1]]
             part = part if joined else self.clf.transform(part)
-            found[i] = (*self.classifier._predict_ids(part, work.top_k, work.search), part)
+            found[i] = (*self.classifier.predict_ids(part, work.top_k, search=work.search), part)
 
         run(predict, len(pieces), self.classifier._threads if len(pieces) > 1 else 1)
         for ids, log_prob, part in found:
@@ -257,7 +257,7 @@ class ServedModel:
                 self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
 
     def _unknown(self, features: Any) -> Any:
-        return self.clf._unknown(features) if self.takes_texts else np.zeros(features.shape[0], np.bool_)
+        return self.classifier.unknown(features)
 
     def _encode_all(self, ids: Any, log_prob: Any, features: Any, as_log: bool) -> list[bytes]:
         logs = np.maximum(log_prob.astype(np.float64), _LOWEST_LOG)

@@ -329,6 +329,11 @@ class TrainerBase:
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
 
+    @property
+    def solver(self) -> Any:
+        """The solver, with nothing left open."""
+        return self.config.solver
+
     def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
         """Return the problem as it is: its shape says it all."""
         return problem

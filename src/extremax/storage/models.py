@@ -25,8 +25,9 @@ from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.scores.weights import ShardedWeights
 from extremax.solvers.base import TrainState
+from extremax.solvers.flat_parameters import with_solvers
 from extremax.solvers.optimizers import ShardedTables, Tables
-from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
+from extremax.solvers.sparse.solver import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
 from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
@@ -157,6 +158,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
     with checks.whole_model(path):
         if folder.format_version < 2:
             content = translate(content)
+        content = State(with_solvers(content.header), content.arrays)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
             parts |= _open_shards(Path(path), content.header, parts, verify=verify)

@@ -14,7 +14,7 @@ from extremax.experiments.paper.plan import PAPER_SIZES, DataSize, Speed, find_s
 from extremax.experiments.paper.reproduction import recipe_for, reproduce
 from extremax.experiments.recipe import resolve
 from extremax.experiments.runner import run
-from extremax.solvers.paper_parameters import TABLE_1
+from extremax.experiments.paper.table_1 import TABLE_1
 
 LENGTH = 27.7  # of XML-CNN rows of Amazon-670K
 

@@ -28,7 +28,7 @@ from extremax.solvers.config import resolve
 from extremax.solvers.objectives import OBJECTIVES
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import row_source
-from extremax.solvers.row_trainer import PreparedRows, RowTrainer
+from extremax.solvers.negative_sampling import PreparedRows, RowTrainer
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise
 from extremax.tuned import ProblemSize
