@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from extremax.solvers.objectives import OBJECTIVES, Objective, register_objective
 
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.kernels import row_losses
-from extremax.solvers.objectives import OBJECTIVES, Objective, register_objective
 from extremax.storage import state
 from extremax.tree.noise import UniformNoise
 from planted import around_means
@@ -65,7 +65,7 @@ def assert_loads_the_same(clf, X, folder, **search):
 def test_objective_of_ones_own(extensions, data, tmp_path):
     extensions.load("toy_objective")
     X, y = data
-    clf = ExtremeClassifier("squared_hinge", "uniform", **OPTIONS).fit(X, y)
+    clf = ExtremeClassifier.with_solver("squared_hinge", noise="uniform", **OPTIONS).fit(X, y)
     losses = [record["loss"] for record in clf.history_[1:]]
     assert losses[-1] < 0.5 * losses[0]
     assert clf.score(X, y) > 0.9
@@ -79,8 +79,8 @@ def test_objective_of_ones_own(extensions, data, tmp_path):
 def test_resumed_objective_of_ones_own_has_the_same_bits(extensions, data, tmp_path):
     extensions.load("toy_objective")
     X, y = data
-    whole = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS).fit(X, y)
-    half = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS)
+    whole = ExtremeClassifier.with_solver("squared_hinge", noise="frequency", **OPTIONS).fit(X, y)
+    half = ExtremeClassifier.with_solver("squared_hinge", noise="frequency", **OPTIONS)
     half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3]).save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
     np.testing.assert_array_equal(again.model_.weights.to_dense(), whole.model_.weights.to_dense())
@@ -90,9 +90,9 @@ def test_resumed_objective_of_ones_own_has_the_same_bits(extensions, data, tmp_p
 def test_model_of_an_unknown_objective_rejects(extensions, data, tmp_path):
     extensions.load("toy_objective")
     X, y = data
-    ExtremeClassifier("squared_hinge", "uniform", **{**OPTIONS, "n_epochs": 0}).fit(X, y).save(
-        tmp_path / "model"
-    )
+    ExtremeClassifier.with_solver("squared_hinge", noise="uniform", **{**OPTIONS, "n_epochs": 0}).fit(
+        X, y
+    ).save(tmp_path / "model")
     extensions.forget()
     with pytest.raises(
         ModelFileError, match=r"objective 'squared_hinge' is unknown \(known: negative_sampling"
@@ -123,7 +123,7 @@ def test_noise_of_ones_own(extensions, data, tmp_path):
     ranks = np.random.default_rng(0).permutation(N_CLASSES)
     noise = extensions.load("toy_noise").RankNoise(ranks)
     X, y = data
-    clf = ExtremeClassifier(noise=noise, **OPTIONS).fit(X, y)
+    clf = ExtremeClassifier.with_solver(noise=noise, **OPTIONS).fit(X, y)
     assert clf.choices_["objective"] == "negative_sampling"
     assert clf.score(X, y) > 0.9
     assert clf.model_.noise is noise
@@ -142,8 +142,8 @@ def test_noise_of_equal_ranks_predicts_as_uniform_noise(extensions, data):
     X, y = data
     noise = extensions.load("toy_noise").RankNoise(np.zeros(N_CLASSES))
     options = {**OPTIONS, "n_epochs": 0}
-    ours = ExtremeClassifier("negative_sampling", noise, **options).fit(X, y)
-    theirs = ExtremeClassifier("negative_sampling", "uniform", **options).fit(X, y)
+    ours = ExtremeClassifier.with_solver("negative_sampling", noise=noise, **options).fit(X, y)
+    theirs = ExtremeClassifier.with_solver("negative_sampling", noise="uniform", **options).fit(X, y)
     np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-6)
 
 
@@ -159,8 +159,12 @@ class FourMethods:
 @pytest.mark.identity
 def test_noise_with_four_methods_alone(data, tmp_path):
     X, y = data
-    ours = ExtremeClassifier("negative_sampling", FourMethods(UniformNoise(N_CLASSES)), **OPTIONS).fit(X, y)
-    theirs = ExtremeClassifier("negative_sampling", UniformNoise(N_CLASSES), **OPTIONS).fit(X, y)
+    ours = ExtremeClassifier.with_solver(
+        "negative_sampling", noise=FourMethods(UniformNoise(N_CLASSES)), **OPTIONS
+    ).fit(X, y)
+    theirs = ExtremeClassifier.with_solver("negative_sampling", noise=UniformNoise(N_CLASSES), **OPTIONS).fit(
+        X, y
+    )
     np.testing.assert_array_equal(ours.model_.weights.to_dense(), theirs.model_.weights.to_dense())
     np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-5)
     np.testing.assert_array_equal(ours.predict_topk(X, 3)[0], theirs.predict_topk(X, 3)[0])
@@ -173,7 +177,9 @@ def test_noise_with_four_methods_alone(data, tmp_path):
 @pytest.mark.error
 def test_model_of_an_unknown_noise_rejects(extensions, data, tmp_path):
     noise = extensions.load("toy_noise").RankNoise(np.arange(N_CLASSES))
-    ExtremeClassifier(noise=noise, **{**OPTIONS, "n_epochs": 0}).fit(*data).save(tmp_path / "model")
+    ExtremeClassifier.with_solver(noise=noise, **{**OPTIONS, "n_epochs": 0}).fit(*data).save(
+        tmp_path / "model"
+    )
     extensions.forget()
     with pytest.raises(ModelFileError, match=r"noise is of the unknown kind 'rank' \(known: .*uniform"):
         load_model(tmp_path / "model")
@@ -187,7 +193,7 @@ def test_model_of_an_unknown_noise_rejects(extensions, data, tmp_path):
 )
 def test_search_of_ones_own(extensions, data, tmp_path, objective, noise):
     X, y = data
-    clf = ExtremeClassifier(objective, noise, **OPTIONS).fit(X, y)
+    clf = ExtremeClassifier.with_solver(objective, noise=noise, **OPTIONS).fit(X, y)
     shortlist = np.random.default_rng(1).permutation(N_CLASSES)
     search = extensions.load("toy_search").ShortlistSearch(shortlist, width=5)
     clf.add_search("shortlist", search)
@@ -206,7 +212,7 @@ def test_search_of_ones_own(extensions, data, tmp_path, objective, noise):
 
 @pytest.mark.error
 def test_model_of_an_unknown_search_rejects(extensions, data, tmp_path):
-    clf = ExtremeClassifier(**{**OPTIONS, "n_epochs": 0}).fit(*data)
+    clf = ExtremeClassifier.with_solver(**{**OPTIONS, "n_epochs": 0}).fit(*data)
     with pytest.raises(ValueError, match="search"):
         clf.predict_topk(data[0], search="shortlist")
     search = extensions.load("toy_search").ShortlistSearch(np.arange(N_CLASSES), 3)

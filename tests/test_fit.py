@@ -13,6 +13,7 @@ from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.fit import split_calibration
+from extremax.solvers import MinibatchSoftmax, NegativeSampling
 from extremax.solvers.loop import Watcher
 from extremax.tree import LabelTree
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -86,7 +87,7 @@ def trees(monkeypatch):
 @pytest.mark.parametrize("objective", ["negative_sampling", "augment_reduce", "shared_softmax"])
 def test_rows_are_projected_once(data, projected, objective, store):
     X, y = data
-    clf = CellClassifier(objective, n_shared=8, n_epochs=3, random_state=0)
+    clf = CellClassifier.with_solver(objective, n_shared=8, n_epochs=3, random_state=0)
     clf.fit(store(X), y, eval_set=(X[:30], y[:30]))
     assert clf.model_.tree is not None
     assert projected.count(len(X)) == 1
@@ -100,7 +101,7 @@ def test_rows_are_projected_once(data, projected, objective, store):
 def test_nothing_is_projected_without_a_tree(data, projected):
     X, y = data
     for objective, noise in [("shared_softmax", "adversarial"), ("negative_sampling", "frequency")]:
-        clf = ExtremeClassifier(objective, noise, n_epochs=2, random_state=0).fit(X, y)
+        clf = ExtremeClassifier.with_solver(objective, noise=noise, n_epochs=2, random_state=0).fit(X, y)
         assert clf.model_.projection is None
         clf.predict_proba(X)
         clf.predict_topk(X, search="beam")
@@ -146,7 +147,7 @@ def test_very_many_classes_need_no_tree(tmp_path):
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(300, 6))[y] + 0.3 * rng.normal(size=(900, 6))).astype(np.float32)
     trees = []
-    clf = CellClassifier(n_shared=4, n_epochs=8, random_state=0)
+    clf = CellClassifier(MinibatchSoftmax(n_shared=4), n_epochs=8, random_state=0)
     clf.fit(X, y, callbacks=[lambda record: trees.append(clf.model_.tree)])
     assert trees == [None] * 8
     assert clf.model_.tree is None
@@ -154,7 +155,7 @@ def test_very_many_classes_need_no_tree(tmp_path):
     for model in (clf, load_model(tmp_path / "model")):
         found, _ = model.predict_topk(X, k=3, search="beam")
         assert np.array_equal(found, model.predict_topk(X, k=3)[0])
-    half = CellClassifier(n_shared=4, n_epochs=8, random_state=0)
+    half = CellClassifier(MinibatchSoftmax(n_shared=4), n_epochs=8, random_state=0)
     half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3 and half.save(tmp_path / "half") is None])
     again = load_model(tmp_path / "half").resume_fit(X, y)
     assert np.array_equal(weights_of(again), weights_of(clf))
@@ -264,7 +265,7 @@ def test_changed_choices_change_nothing(data):
 
 def test_choices_survive_saving(data, tmp_path):
     X, y = data
-    clf = CellClassifier(n_shared=8, n_epochs=2, random_state=0).fit(X, y)
+    clf = CellClassifier(MinibatchSoftmax(n_shared=8), n_epochs=2, random_state=0).fit(X, y)
     assert {"tree_regularization", "tree_held_out_log_likelihood"} <= set(clf.choices_)
     clf.save(tmp_path / "model")
     assert load_model(tmp_path / "model").choices_ == clf.choices_
@@ -333,7 +334,7 @@ def test_fit_that_fails_before_the_start_leaves_nothing(data, first, failure):
 def test_fit_that_fails_after_the_start_leaves_the_new_model(data, objective, callback):
     X, y = data
     names = np.array([f"new {i}" for i in range(12)])
-    clf = CalibratedClassifier(objective, n_epochs=1, random_state=0).fit(X, y)
+    clf = CalibratedClassifier.with_solver(objective, n_epochs=1, random_state=0).fit(X, y)
     clf.describe_classes(["text"] * 12)
     calibrate(clf, X, np.roll(y, 1))
     with pytest.raises(RuntimeError, match="disk full"):
@@ -346,7 +347,7 @@ def test_fit_that_fails_after_the_start_leaves_the_new_model(data, objective, ca
     assert len(clf.history_) == (2 if callback is broken else 1)
     assert clf.interrupted_ is False
     resumed = clf.resume_fit(X[:, :4], names[y])
-    whole = CalibratedClassifier(objective, n_epochs=1, random_state=0).fit(X[:, :4], names[y])
+    whole = CalibratedClassifier.with_solver(objective, n_epochs=1, random_state=0).fit(X[:, :4], names[y])
     assert np.array_equal(weights_of(resumed), weights_of(whole))
 
 
@@ -400,10 +401,10 @@ class OtherNumbers(ExtremeClassifier):
 def test_resumed_fit_uses_the_stored_numbers(data, tmp_path, parameters):
     X, y = data
     options = {**parameters, "n_epochs": 5, "random_state": 0}
-    whole = OtherNumbers(**options).fit(X, y)
-    plain = ExtremeClassifier(**options).fit(X, y)
+    whole = OtherNumbers.with_solver(**options).fit(X, y)
+    plain = ExtremeClassifier.with_solver(**options).fit(X, y)
     assert not np.array_equal(weights_of(whole), weights_of(plain))  # the numbers matter
-    half = OtherNumbers(**options).fit(X, y, callbacks=[lambda record: record["epoch"] == 2])
+    half = OtherNumbers.with_solver(**options).fit(X, y, callbacks=[lambda record: record["epoch"] == 2])
     half.save(tmp_path / "half")
     again = load_model(tmp_path / "half")
     assert type(again) is ExtremeClassifier
@@ -423,7 +424,7 @@ def test_resumed_fit_uses_the_stored_numbers(data, tmp_path, parameters):
 @pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
 def test_model_never_changes_after_it_is_published_at_the_end(data, objective):
     X, y = data
-    clf = ExtremeClassifier(objective, n_epochs=2, random_state=0).fit(X, y)
+    clf = ExtremeClassifier.with_solver(objective, n_epochs=2, random_state=0).fit(X, y)
     model = clf.model_
     calibrate(clf, X, np.roll(y, 1))
     assert model.calibration == Calibration()
@@ -479,19 +480,19 @@ class _Failing:
 def test_model_state_and_history_agree_after_an_error(objective):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
-    clf = ExtremeClassifier(objective, n_epochs=5, random_state=0)
+    clf = ExtremeClassifier.with_solver(objective, n_epochs=5, random_state=0)
     with pytest.raises(RuntimeError, match="a fault of the callback"):
         clf.fit(X, y, callbacks=[_Failing(3)])
     assert clf.model_.n_epochs == clf._fitted.state.n_epochs == clf.history_[-1]["epoch"] == 3
     assert not clf._fitted.state.in_training_coordinates
-    whole = ExtremeClassifier(objective, n_epochs=5, random_state=0).fit(X, y)
+    whole = ExtremeClassifier.with_solver(objective, n_epochs=5, random_state=0).fit(X, y)
     assert np.array_equal(whole.predict_log_proba(X), clf.resume_fit(X, y).predict_log_proba(X))
 
 
 def test_what_the_first_call_fixes_stays_true_in_choices():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
-    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     begun = clf.choices_
     clf.set_params(objective="nce", optimizer="sgd", noise="frequency").partial_fit(X, y)
     assert clf.choices_["optimizer"] == begun["optimizer"] == "adagrad"

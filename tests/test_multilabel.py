@@ -13,6 +13,7 @@ from scipy import sparse
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import format_bytes
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.negative_sampling import RowTrainer
 from planted import LIST_CLASSES as N_CLASSES
 from planted import LIST_FEATURES as N_FEATURES
@@ -23,7 +24,7 @@ UNLABELLED = r"2 of [\d,]+ rows of y have no label; they are left out\."
 
 
 def model(**settings):
-    return ExtremeClassifier(
+    return ExtremeClassifier.with_solver(
         **{"objective": "negative_sampling", "n_epochs": 3, "random_state": 0, **settings}
     )
 
@@ -136,9 +137,9 @@ def test_rows_of_weight_zero_are_as_good_as_absent_identity(rows, objective):
 def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
     X, y = rows
     settings = {"n_epochs": 0, "tree_components": 8, "random_state": 0, "verbose": 1, "precondition": False}
-    ExtremeClassifier("softmax", validation_fraction=0.25, batch_size=10**9, **settings).fit(
-        sparse.csr_array(X), y
-    )
+    ExtremeClassifier.with_solver(
+        "minibatch_softmax", n_shared=None, batch_size=10**9, validation_fraction=0.25, **settings
+    ).fit(sparse.csr_array(X), y)
     said = capsys.readouterr().err
     assert f"unpacked rows {format_bytes(X.nbytes)}" in said
     assert f"validation rows {format_bytes(2 * X.nbytes // 4)}" in said  # sparse: a number and a column each
@@ -146,7 +147,9 @@ def test_kept_back_and_unpacked_rows_are_counted(rows, capsys):
     with pytest.raises(
         NotEnoughMemoryError, match="Ways out: objective='negative_sampling' leaves sparse rows as they are"
     ):
-        ExtremeClassifier("softmax", memory_limit=X.nbytes, **settings).fit(sparse.csr_array(X), y)
+        ExtremeClassifier.with_solver(
+            "minibatch_softmax", n_shared=None, memory_limit=X.nbytes, **settings
+        ).fit(sparse.csr_array(X), y)
 
 
 def test_sparse_rows_are_unpacked_once(rows, monkeypatch):
@@ -155,7 +158,7 @@ def test_sparse_rows_are_unpacked_once(rows, monkeypatch):
     monkeypatch.setattr(
         sparse.csr_array, "toarray", lambda matrix: unpacked.append(matrix.shape) or toarray(matrix)
     )
-    ExtremeClassifier("shared_softmax", n_shared=1, n_epochs=1, random_state=0).fit(sparse.csr_array(X), y)
+    ExtremeClassifier(MinibatchSoftmax(n_shared=1), n_epochs=1, random_state=0).fit(sparse.csr_array(X), y)
     assert unpacked == [X.shape]
 
 

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.evaluation import evaluate
+from extremax.solvers import MinibatchSoftmax
 
 N_ROWS, N_CLASSES, N_FEATURES = 60, 6, 5
 OBJECTIVES = ("auto", "softmax", "negative_sampling", "one_vs_each", "augment_reduce", "nce")
@@ -69,7 +70,7 @@ def test_probabilities_identity(name: str, tmp_path: Path) -> None:
     for objective in OBJECTIVES:
         X, y, *more = ODD_FITS[name](*make_rows())
         arguments, settings = (*more, {}, {})[:2]
-        clf = ExtremeClassifier(objective, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(
+        clf = ExtremeClassifier.with_solver(objective, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(
             X, y, **arguments
         )
         prob = clf.predict_proba(X)
@@ -90,7 +91,9 @@ def test_probabilities_identity(name: str, tmp_path: Path) -> None:
 )
 def test_row_beyond_the_weights_rejects(method: str) -> None:
     X, y = make_rows()
-    clf = ExtremeClassifier("softmax", noise="uniform", n_epochs=2, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None, noise="uniform"), n_epochs=2, random_state=0).fit(
+        X, y
+    )
     with pytest.raises(ValueError, match=r"The scores of X\[7\] overflow float32; scale the row down"):
         getattr(clf, method)(outlier(X, 3e38))
 

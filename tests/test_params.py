@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from extremax.solvers.objectives import OBJECTIVES
 
 from extremax import ExtremeClassifier
 from extremax.params import (
@@ -25,7 +26,6 @@ from extremax.params import (
     rename_parameters,
 )
 from extremax.solvers import optimizers
-from extremax.solvers.objectives import OBJECTIVES
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, TreeNoise
 

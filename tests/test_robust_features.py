@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
+from extremax.solvers import NegativeSampling
 from extremax.tuned import DEFAULTS, replace_numbers
 
 N_CLASSES, N_FEATURES = 40, 24
@@ -22,7 +23,7 @@ def data():
 
 
 def accuracy(X, y, **options):
-    clf = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(X[:2000], y[:2000])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(X[:2000], y[:2000])
     return clf.score(X[2000:], y[2000:]), clf
 
 
@@ -78,9 +79,9 @@ def test_scaled_columns_train_on_disk_resumed_and_saved_the_same(data, tmp_path,
     X, y = data
     X = many_scales(outlying_row(X))[:800]
     options = {"objective": "negative_sampling", "n_epochs": 3, "random_state": 0}
-    whole = ExtremeClassifier(n_jobs=1, **options).fit(X, y[:800])
+    whole = ExtremeClassifier.with_solver(n_jobs=1, **options).fit(X, y[:800])
     np.save(tmp_path / "X.npy", X)
-    stopped = ExtremeClassifier(n_jobs=n_jobs, **options)
+    stopped = ExtremeClassifier.with_solver(n_jobs=n_jobs, **options)
     stopped.fit(np.load(tmp_path / "X.npy", mmap_mode="r"), y[:800], callbacks=[lambda r: r["epoch"] == 1])
     stopped.save(tmp_path / "model")
     resumed = load_model(tmp_path / "model").resume_fit(X, y[:800])
@@ -150,8 +151,8 @@ def test_one_huge_entry_of_a_sparse_matrix():
     dirty = X.copy()
     dirty.data[dirty.indptr[40]] = 1e6
     for options in ({}, {"objective": "negative_sampling", "n_epochs": 5}):
-        usual = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(X[:1000], y[:1000])
-        found = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
+        usual = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(X[:1000], y[:1000])
+        found = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
         assert found.choices_["limited_rows"] == 1
         assert "limited_rows" not in usual.choices_
         assert found.score(X[1000:], y[1000:]) > usual.score(X[1000:], y[1000:]) - 0.02
@@ -174,7 +175,7 @@ def with_large_word(X):
 def test_one_huge_column_of_a_sparse_matrix(change, options, tmp_path):
     X, y = words()
     dirty = change(X)
-    clf = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
     assert clf.choices_["scaled_columns"] == [dirty.shape[1] - 1 if change is with_column else 1500]
     assert clf.score(dirty[1000:], y[1000:]) > 0.99  # 0.06 to 0.1 once
     clf.save(tmp_path / "model")
@@ -188,6 +189,6 @@ def test_one_huge_column_of_a_sparse_matrix(change, options, tmp_path):
 def test_coefficients_are_those_of_columns_as_given():
     X, y = words()
     dirty = with_large_word(X)
-    clf = ExtremeClassifier("negative_sampling", "uniform", random_state=0, n_jobs=1).fit(dirty, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), random_state=0, n_jobs=1).fit(dirty, y)
     expected = clf.decision_function(dirty)
     np.testing.assert_allclose(dirty @ clf.coef_.T + clf.intercept_, expected, rtol=1e-4, atol=1e-4)

@@ -48,7 +48,7 @@ SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce", "shared_so
 
 
 def classifiers(names: Iterable[str]) -> list[ExtremeClassifier]:
-    return [ExtremeClassifier(name, n_epochs=5, n_jobs=1, random_state=0) for name in names]
+    return [ExtremeClassifier.with_solver(name, n_epochs=5, n_jobs=1, random_state=0) for name in names]
 
 
 @parametrize_with_checks(

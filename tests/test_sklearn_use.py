@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.features.text import TextFeatures
+from extremax.solvers import MinibatchSoftmax
 from planted import around_means
 
 TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 6
@@ -42,7 +43,9 @@ def rare_and_frequent(n_rows: int = 1500, seed: int = 0) -> tuple[Any, Any]:
 def test_grid_search_over_parameters_of_classifier_and_features() -> None:
     search = GridSearchCV(TextClassifier(), {"classifier__n_epochs": [0, 1]}, cv=2, refit=False)
     assert search.fit(TEXTS, LABELS).cv_results_["mean_test_score"].shape == (2,)
-    dense = TextClassifier(ExtremeClassifier("softmax"), features=TextFeatures(n_random=0))
+    dense = TextClassifier(
+        ExtremeClassifier(MinibatchSoftmax(n_shared=None)), features=TextFeatures(n_random=0)
+    )
     search = GridSearchCV(dense, {"features__n_components": [2, 3], "classifier__random_state": [0]}, cv=2)
     best = search.fit(TEXTS, LABELS).best_estimator_
     assert best.features_.n_features == best.get_params()["features__n_components"] in (2, 3)
@@ -53,7 +56,9 @@ def test_nested_parameters_of_none_are_those_of_the_default() -> None:
     assert isinstance(texts.classifier, ExtremeClassifier)
     assert texts.classifier.n_epochs == 3
     dense = TextClassifier().set_params(
-        classifier=ExtremeClassifier("softmax"), features__n_components=7, classifier__n_epochs=2
+        classifier=ExtremeClassifier(MinibatchSoftmax(n_shared=None)),
+        features__n_components=7,
+        classifier__n_epochs=2,
     )
     assert isinstance(dense.features, TextFeatures)
     assert dense.features.n_components == 7
@@ -87,7 +92,7 @@ def test_first_argument_is_X_and_texts_warns() -> None:
 @pytest.mark.parametrize("objective", ["auto", "negative_sampling", "sparse_softmax"])
 def test_log_loss_takes_probabilities_without_a_warning(objective: str) -> None:
     X, y = around_means(400, 8, 6)
-    clf = ExtremeClassifier(objective, random_state=0, n_epochs=2).fit(X, y)
+    clf = ExtremeClassifier.with_solver(objective, random_state=0, n_epochs=2).fit(X, y)
     prob = clf.predict_proba(X)
     np.testing.assert_allclose(prob.sum(axis=1), 1.0, rtol=0, atol=1e-14)
     with warnings.catch_warnings():
@@ -121,7 +126,7 @@ def test_class_weight_recovers_rare_classes(objective: str) -> None:
     settings: dict[str, Any] = {"random_state": 0, "n_epochs": 3}
 
     def balanced_accuracy(**more: Any) -> float:
-        clf = ExtremeClassifier(objective, **settings, **more).fit(X, y)
+        clf = ExtremeClassifier.with_solver(objective, **settings, **more).fit(X, y)
         return float(balanced_accuracy_score(y_test, clf.predict(X_test)))
 
     plain, balanced = balanced_accuracy(), balanced_accuracy(class_weight="balanced")
@@ -190,7 +195,7 @@ def test_balanced_weights_in_a_stream_rejects() -> None:
 def test_coefficients_give_the_decision_function_identity(objective: str, noise: str, n_classes: int) -> None:
     X, y = around_means(500, n_classes, 6)
     X = np.abs(X)
-    clf = ExtremeClassifier(objective, noise, random_state=0, n_epochs=2).fit(X, y)
+    clf = ExtremeClassifier.with_solver(objective, noise=noise, random_state=0, n_epochs=2).fit(X, y)
     n_lines = 1 if n_classes == 2 else n_classes
     assert clf.coef_.shape == (n_lines, 6)
     assert clf.intercept_.shape == (n_lines,)

@@ -261,7 +261,9 @@ def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> N
 
 @pytest.mark.parametrize("objective", ["negative_sampling", "shared_softmax", "softmax"])
 def test_other_objectives_get_dense_features(objective: str) -> None:
-    clf = TextClassifier(ExtremeClassifier(objective, random_state=0, n_epochs=1)).fit(TEXTS, LABELS)
+    clf = TextClassifier(ExtremeClassifier.with_solver(objective, random_state=0, n_epochs=1)).fit(
+        TEXTS, LABELS
+    )
     assert clf.features_ is not None
     assert not clf.features_.is_sparse
 

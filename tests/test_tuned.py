@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier
+from extremax.solvers import NCE, MinibatchSoftmax, NegativeSampling
 from extremax.solvers.config import RESOLVED, FitConfig, resolve, resume_config
 from extremax.tree.noise import UniformNoise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize, replace_numbers
@@ -44,7 +45,7 @@ NUMBERS = replace_numbers(
 
 
 def config_of(problem=PROBLEM, *, numbers=NUMBERS, streaming=False, **parameters):
-    given = ExtremeClassifier(**parameters).get_params(deep=False)
+    given = ExtremeClassifier.with_solver(**parameters).get_params(deep=False)
     return resolve(given, problem, streaming=streaming, numbers=numbers)
 
 
@@ -197,7 +198,7 @@ def test_noise_object_is_put_back():
 
 def test_resumed_fit_keeps_what_was_left_open():
     begun = config_of(n_shared=50)
-    given = ExtremeClassifier(n_shared=50).get_params(deep=False)
+    given = ExtremeClassifier(MinibatchSoftmax(n_shared=50)).get_params(deep=False)
     # Other rows and other defaults would resolve to something else.
     resumed = resume_config(begun, given, sized(n_pairs=100, n_features=999), None)
     assert resumed == begun
@@ -205,7 +206,7 @@ def test_resumed_fit_keeps_what_was_left_open():
 
 def test_resumed_fit_takes_parameters_that_are_given():
     begun = config_of(n_shared=50)
-    given = ExtremeClassifier(n_shared=50, n_epochs=77, objective="nce").get_params(deep=False)
+    given = ExtremeClassifier(NCE(n_shared=50), n_epochs=77).get_params(deep=False)
     resumed = resume_config(begun, given, PROBLEM, None)
     assert resumed.n_epochs == 77
     assert resumed.objective == begun.objective  # the weights are those of this one
@@ -217,7 +218,7 @@ def test_resumed_fit_takes_parameters_that_are_given():
 def test_resumed_fit_uses_the_noise_of_the_model():
     noise, other = UniformNoise(300), UniformNoise(300)
     begun = config_of(noise=noise)
-    given = ExtremeClassifier(noise=other).get_params(deep=False)
+    given = ExtremeClassifier(NegativeSampling(noise=other)).get_params(deep=False)
     assert resume_config(begun, given, PROBLEM, noise).noise is noise
 
 
@@ -234,5 +235,7 @@ def test_numpy_numbers_as_parameters_can_be_saved(tmp_path):
     y = rng.integers(4, size=60)
     X = rng.normal(size=(4, 3))[y] + 0.1 * rng.normal(size=(60, 3))
     given = {"n_epochs": np.int64(2), "learning_rate": np.float32(0.25), "batch_size": np.int32(20)}
-    clf = ExtremeClassifier(random_state=np.int64(0), precondition=np.bool_(True), **given).fit(X, y)
+    clf = ExtremeClassifier.with_solver(precondition=np.bool_(True), random_state=np.int64(0), **given).fit(
+        X, y
+    )
     clf.save(tmp_path / "model")

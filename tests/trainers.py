@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from extremax.solvers.objectives import OBJECTIVES
 
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.solvers.base import TrainState
-from extremax.solvers.minibatch import MinibatchTrainer, PreparedBatches
 from extremax.solvers.config import resolve
-from extremax.solvers.objectives import OBJECTIVES
-from extremax.solvers.optimizers import Tables
+from extremax.solvers.minibatch import MinibatchTrainer, PreparedBatches
 from extremax.solvers.negative_sampling import RowTrainer
+from extremax.solvers.optimizers import Tables
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 
 ROW_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "rows"]
@@ -40,7 +40,9 @@ class Progress:
 def make_config(data: Examples, n_classes: int, *, numbers=DEFAULTS, **parameters):
     """The resolved parameters of an `ExtremeClassifier` for these examples."""
     problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
-    return resolve(ExtremeClassifier(**parameters).get_params(deep=False), problem, numbers=numbers)
+    return resolve(
+        ExtremeClassifier.with_solver(**parameters).get_params(deep=False), problem, numbers=numbers
+    )
 
 
 @dataclass

@@ -40,7 +40,14 @@ from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.config import FitConfig, resolve, resume
 from extremax.solvers.loop import Callback, Record
-from extremax.solvers.registry import NegativeSampling, Solver, find_solver, restore_solver, solver_names
+from extremax.solvers.registry import (
+    PAPER,
+    Solver,
+    find_solver,
+    make_solver,
+    restore_solver,
+    solver_names,
+)
 from extremax.storage import checks
 from extremax.storage.labels import check_savable
 from extremax.storage.models import SavedModel, save_model
@@ -132,7 +139,7 @@ class ExtremeClassifier(Classifier):
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @says_where
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
         solver: str | Solver = "auto",
         *,
@@ -171,6 +178,20 @@ class ExtremeClassifier(Classifier):
         return self
 
     @classmethod
+    def with_solver(cls, solver: str = "auto", **parameters: Any) -> Self:
+        """Return a classifier from its parameters and those of a named solver side by side.
+
+        A recipe and the command line have them so.
+
+        Examples
+        --------
+        >>> ExtremeClassifier.with_solver("nce", noise="uniform", n_epochs=3)
+        ExtremeClassifier(n_epochs=3, solver=NCE(noise='uniform'))
+        """
+        own = {name: parameters.pop(name) for name in SOLVER_PARAMETERS if name in parameters}
+        return cls(make_solver(solver, own), **parameters)
+
+    @classmethod
     def paper(cls, **parameters: Any) -> Self:
         """Return an estimator with the paper's algorithm and parameters, and some of one's own.
 
@@ -184,9 +205,7 @@ class ExtremeClassifier(Classifier):
         >>> clf.solver.n_negatives, clf.solver.tree_components, clf.solver.tree_fit, clf.random_state
         (1, 16, 'paper', 0)
         """
-        own = {name: value for name, value in parameters.items() if name in SOLVER_PARAMETERS}
-        others = {name: value for name, value in parameters.items() if name not in own}
-        return cls(NegativeSampling.paper(**own), **others)
+        return cls.with_solver("negative_sampling", **PAPER | parameters)
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -230,7 +249,7 @@ class ExtremeClassifier(Classifier):
         """
         return self._fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
 
-    def _fit(
+    def _fit(  # noqa: PLR0913 (those of `fit`, and two for texts)
         self,
         X: Any,
         y: Any,
@@ -247,7 +266,7 @@ class ExtremeClassifier(Classifier):
         `groups` are those of the layout of texts; `held` are the bytes that their features take, by part.
         """
         self._forget()
-        self._check_parameters()
+        self.check_params()
         X, y = frame_inputs(X, y)
         with self._nothing_left_on_failure():
             first, held = self._read_first(X, y, classes, sample_weight, groups, held)
@@ -310,7 +329,7 @@ class ExtremeClassifier(Classifier):
         held: Mapping[str, int] = _NOTHING,
     ) -> Self:
         """Train one more epoch; arguments are those of `partial_fit` and `_fit`."""
-        self._check_parameters()
+        self.check_params()
         check_parameters(
             "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
         )
@@ -691,7 +710,7 @@ class ExtremeClassifier(Classifier):
         self.seed_ = seed
         return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
 
-    def _check_parameters(self) -> None:
+    def check_params(self) -> None:
         """Raise for parameters that are wrong, of the classifier or of its solver."""
         values = self.get_params(deep=False)
         if isinstance(self.solver, str):  # a name may have been registered since the table was written
@@ -903,6 +922,8 @@ class ExtremeClassifier(Classifier):
     def _save(self, path: str | os.PathLike[str], parts: Mapping[str, State]) -> None:
         header, defaults = self._header(), type(self)().get_params(deep=False)
         given = self.get_params(deep=False)
+        if not isinstance(self.solver, str):
+            given["solver"] = self.solver.changed()
         card = make_card(
             self.model_,
             self.classes_,
@@ -950,10 +971,10 @@ class ExtremeClassifier(Classifier):
             )
         given = dict(checks.get_mapping(saved.header, "parameters"))
         solver = given.pop("solver", "auto")
-        estimator = cls(
-            solver if isinstance(solver, str) else restore_solver(solver, saved.model.noise), **given
-        )
-        estimator._check_parameters()
+        if not isinstance(solver, str):
+            solver = restore_solver(solver, saved.model.noise)
+        estimator = cls(solver, **given)
+        estimator.check_params()
         columns = np.empty((1, saved.model.n_features), np.float32)
         estimator._remember(columns, columns, saved.labels)
         if "indicator" in saved.header:

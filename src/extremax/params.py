@@ -94,15 +94,16 @@ PARAMETERS: dict[str, Parameter] = _table(
         "solver", "auto",
         (Choice(("auto", *SOLVER_CLASSES)), Instance("a solver", ("extremax.solvers:Solver",))),
         "str or Solver",
-        'How the weights are trained: a name, or an object from `extremax.solvers` with parameters of its own,'
-        ' such as ``NegativeSampling(learning_rate=0.1)``. "auto" decides by the data: "sparse_softmax" for'
-        " sparse matrices of at least 1,024 columns and at most 5% of non-zero entries; for up to 1,024"
-        ' features "candidate_softmax" where rows and classes are many and all scores of the training rows are'
+        "How the weights are trained: a name, or an object from `extremax.solvers` with parameters of its"
+        ' own, such as ``NegativeSampling(learning_rate=0.1)``. "auto" decides by the data: "sparse_softmax"'
+        " for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries; for up to 1,024"
+        ' features "candidate_softmax" where rows and classes are many and all scores of the training rows'
         ' affordable, else "minibatch_softmax", as in `partial_fit`; for more features "negative_sampling".',
     ),
     Parameter(
         "n_epochs", None, (Interval(int, 0), None), "int, optional",
-        "Passes over the data; 0 skips training and keeps the initial model. Chosen by the solver unless given.",
+        "Passes over the data; 0 skips training and keeps the initial model. Chosen by the solver unless"
+        " given.",
     ),
     Parameter(
         "class_weight", None, (Choice(("balanced",)), Instance("a dict", (dict,)), None),
@@ -161,7 +162,8 @@ PARAMETERS: dict[str, Parameter] = _table(
     ),
     Parameter(
         "learning_rate", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
-        "Step size, for rows of mean square length one. With `precondition` it falls to zero over the epochs.",
+        "Step size, for rows of mean square length one; with `precondition` it falls to zero over the"
+        " epochs.",
         _BOTH,
     ),
     Parameter(
@@ -216,8 +218,8 @@ PARAMETERS: dict[str, Parameter] = _table(
     ),
     Parameter(
         "penalized_scores", "debiased", (Choice(("debiased", "raw")),), '{"debiased", "raw"}',
-        "What `score_penalty` penalizes: scores plus log p_n, as in the text of the paper, or scores alone, as"
-        " in its authors' code for noise that does not depend on x.",
+        "What `score_penalty` penalizes: scores plus log p_n, as in the text of the paper, or scores alone,"
+        " as in its authors' code for noise that does not depend on x.",
         (_SAMPLING,),
     ),
     Parameter(

@@ -104,7 +104,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_command_line_same_everywhere(folder: Path) -> None:
     texts, labels = [text for text, _ in ROWS], [label for _, label in ROWS]
     clf = TextClassifier(
-        ExtremeClassifier(random_state=0, **PARAMETERS_USED),
+        ExtremeClassifier.with_solver(random_state=0, **PARAMETERS_USED),
         features=TextFeatures(n_components=8, n_random=8),
     ).fit(texts, labels)
     reloaded = load_model(folder / "model")

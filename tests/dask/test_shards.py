@@ -22,6 +22,7 @@ from extremax.dask.shards import (
 from extremax.examples import Examples
 from extremax.fit import problem_size
 from extremax.runtime.context import Context
+from extremax.solvers import NegativeSampling
 from extremax.solvers.config import resolve
 from extremax.solvers.negative_sampling import RowTrainer
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -48,7 +49,7 @@ def make_problem(*, is_sparse: bool = False, uneven: bool = False):
 
 def train_both(X, y, n_shards, *, routed=False, weight=None, numbers=DEFAULTS, **parameters):
     """Train as one machine does, and by shards of classes and blocks of rows; return both tables."""
-    given = {**ExtremeClassifier(n_epochs=2, **parameters).get_params(), "random_state": 5}
+    given = {**ExtremeClassifier.with_solver(n_epochs=2, **parameters).get_params(), "random_state": 5}
     data = Examples(X, y.astype(np.int32), None, weight)
     n_classes = int(y.max()) + 1
     config = resolve(given, problem_size(data, n_classes), numbers=numbers)
@@ -179,7 +180,7 @@ def test_a_shard_trained_again_is_the_same() -> None:
 
 
 def state_config(state, X, y):
-    given = ExtremeClassifier(objective="negative_sampling", noise="uniform", n_epochs=2).get_params()
+    given = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=2).get_params()
     return resolve(given, problem_size(Examples(X, y), 37))
 
 

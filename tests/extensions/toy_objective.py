@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from extremax.solvers.objectives import Objective, register_objective
 
 from extremax.kernels.compile import njit
 from extremax.kernels.row_losses import register_loss
-from extremax.solvers.objectives import Objective, register_objective
 
 
 class SquaredHinge(NamedTuple):

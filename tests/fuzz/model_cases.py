@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from extremax.solvers.objectives import OBJECTIVES
 from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
-from extremax.solvers.objectives import OBJECTIVES
 from extremax.storage.dtypes import DTYPES
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base

@@ -78,7 +78,9 @@ def make(kind: str, size: float, folder: Path) -> Problem:
     ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"svm_passes": 1, "bilinear_epochs": 1})
     if kind.startswith("text"):
         n_classes = {"text_few": 40, "text": 1000, "text_many": 25_000}[kind]
-        return Problem(*texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))
+        return Problem(
+            *texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier.with_solver(**options))
+        )
     if kind.startswith(("csr", "csc", "sparse", "indicator", "wide", "pair")):
         return make_sparse(kind, n, options)
     n_classes = 2000 if kind.startswith("candidates") else 20
@@ -91,7 +93,7 @@ def make(kind: str, size: float, folder: Path) -> Problem:
     if kind.endswith("memmap"):
         np.save(folder / f"{n}.npy", X)
         X = np.load(folder / f"{n}.npy", mmap_mode="r")
-    return Problem(X, y, ExtremeClassifier(objective, **options))
+    return Problem(X, y, ExtremeClassifier.with_solver(objective, **options))
 
 
 def make_sparse(kind: str, n: int, options: dict[str, Any]) -> Problem:
@@ -111,7 +113,7 @@ def make_sparse(kind: str, n: int, options: dict[str, Any]) -> Problem:
     if kind == "csr_float64":
         X = X.astype(np.float64)
         X.indices, X.indptr = X.indices.astype(np.int64), X.indptr.astype(np.int64)
-    estimator = ExtremeClassifier(objective, **options)
+    estimator = ExtremeClassifier.with_solver(objective, **options)
     if kind.startswith("indicator"):
         rng = np.random.default_rng(1)
         labels = np.stack([y, rng.integers(y.max() + 1, size=len(y))], axis=1)

@@ -18,6 +18,7 @@ import extremax
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.errors import NotEnoughMemoryError
 from extremax.features.ngrams import NgramFeatures
+from extremax.solvers import NegativeSampling
 
 HERE = Path(__file__).resolve().parent
 needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc of Linux")
@@ -66,7 +67,7 @@ def test_stated_memory_is_what_a_fit_takes(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["candidate_softmax", "shared_softmax", "softmax"])
 def test_wide_sparse_features_are_not_whitened_rejects(objective: str) -> None:
     X = sparse.random(60, 136_000, density=1e-4, format="csr", random_state=0, dtype=np.float32)
-    clf = ExtremeClassifier(objective, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
+    clf = ExtremeClassifier.with_solver(objective, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
     message = r"needs .* TiB \(whitening .*Ways out: objective='negative_sampling' does not whiten"
     with pytest.raises(NotEnoughMemoryError, match=message):
         clf.fit(X, np.arange(60) % 3)
@@ -76,7 +77,7 @@ def test_wide_sparse_features_are_not_whitened_rejects(objective: str) -> None:
 def test_the_largest_part_is_named_with_what_shrinks_it_rejects() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(20_000, 64)).astype(np.float32), rng.integers(4, size=20_000)
-    clf = ExtremeClassifier("negative_sampling", tree_components=64, memory_limit=1 << 20)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=64), memory_limit=1 << 20)
     with pytest.raises(NotEnoughMemoryError, match=r"\(tree features .* Ways out: fewer tree_components"):
         clf.fit(X, y)
     clf.set_params(tree_components=2, n_negatives=60)

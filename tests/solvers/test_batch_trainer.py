@@ -10,8 +10,9 @@ from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
 from extremax.runtime.context import Context
-from extremax.solvers.minibatch import MinibatchTrainer
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.class_sets import ClassSets, route
+from extremax.solvers.minibatch import MinibatchTrainer
 from extremax.solvers.optimizers import OPTIMIZERS, Tables
 from extremax.tree.noise import UniformNoise
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
@@ -215,7 +216,7 @@ def test_penalty_shrinks_scores(data):
     lengths = []
     for penalty in (None, 0.0, 1.0):
         options = {"objective": "softmax", "precondition": False, "n_epochs": 20, "random_state": 0}
-        clf = ExtremeClassifier(**options, score_penalty=penalty).fit(X, y)
+        clf = ExtremeClassifier.with_solver(score_penalty=penalty, **options).fit(X, y)
         lengths.append(float(np.square(clf.decision_function(X)).mean()))
     assert lengths[0] == lengths[1]  # none is the default
     assert lengths[2] < 0.5 * lengths[1]
@@ -343,9 +344,9 @@ def test_scaled_features_change_no_bit(data, whitened):
 def test_common_factor_of_all_weights(data):
     X, y = data
     settings = {"noise": "frequency", "n_shared": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
-    plain = ExtremeClassifier("shared_softmax", **settings).fit(X, y)
+    plain = ExtremeClassifier.with_solver("minibatch_softmax", **settings).fit(X, y)
     light = np.full(len(y), 2.0**-10)
-    scaled = ExtremeClassifier("shared_softmax", **settings).fit(X, y, sample_weight=light)
+    scaled = ExtremeClassifier.with_solver("minibatch_softmax", **settings).fit(X, y, sample_weight=light)
     # A power of two, so that only the last bits of sums in float64 differ.
     np.testing.assert_allclose(scaled.predict_log_proba(X), plain.predict_log_proba(X), atol=1e-3)
 
@@ -354,7 +355,7 @@ def test_common_factor_of_all_weights(data):
 def test_memory_map_and_sparse_rows(data, tmp_path):
     X, y = data
     np.save(tmp_path / "X.npy", X)
-    clf = ExtremeClassifier(n_shared=8, n_epochs=3, random_state=0)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=8), n_epochs=3, random_state=0)
     expected = clf.fit(X, y).model_.weights.to_dense().copy()
     for other in (np.load(tmp_path / "X.npy", mmap_mode="r"), sparse.csr_matrix(X)):
         assert np.array_equal(clf.fit(other, y).model_.weights.to_dense(), expected)
@@ -429,7 +430,7 @@ def test_shared_softmax_converges_to_the_softmax(n_shared):
     # it.
     X, y, p = from_softmax(12000, 80, 4)
     best = np.log(p[np.arange(10000, 12000), y[10000:]]).mean()
-    clf = ExtremeClassifier("shared_softmax", n_shared=n_shared, n_epochs=15, random_state=0)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=n_shared), n_epochs=15, random_state=0)
     clf.fit(X[:10000], y[:10000])
     assert clf.log_likelihood(X[10000:], y[10000:]) > best - 0.06
     centred = [
@@ -461,7 +462,9 @@ def test_plain_softmax_steps_at_a_constant_rate(data):
     rates = {}
     for precondition in (True, False):
         options = {"precondition": precondition, "learning_rate": 0.5, "n_epochs": 4, "random_state": 0}
-        clf = ExtremeClassifier("softmax", "uniform", **options).fit(X, y)
+        clf = ExtremeClassifier.with_solver(
+            "minibatch_softmax", n_shared=None, noise="uniform", **options
+        ).fit(X, y)
         rates[precondition] = [record["learning_rate"] for record in clf.history_[1:]]
     assert rates == {True: [0.5, 0.375, 0.25, 0.125], False: [0.5] * 4}
 
@@ -490,9 +493,9 @@ def test_noise_of_ones_own_and_prior_rejects(data):
     with pytest.raises(
         ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"
     ):
-        ExtremeClassifier("softmax", UniformNoise(12)).fit(X, y)
+        ExtremeClassifier(MinibatchSoftmax(n_shared=None, noise=UniformNoise(12))).fit(X, y)
     with pytest.raises(ValueError, match=r"prior_variance is 1, but objective='softmax' has no prior"):
-        ExtremeClassifier("softmax", prior_variance=1.0).fit(X, y)
+        ExtremeClassifier(MinibatchSoftmax(n_shared=None, prior_variance=1.0)).fit(X, y)
 
 
 def test_memory_counts_a_tree_where_there_is_one(data):

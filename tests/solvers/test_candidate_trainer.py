@@ -29,7 +29,7 @@ def planted():
 
 
 def fit(X, y, **parameters):
-    return ExtremeClassifier(objective="candidate_softmax", random_state=0, **parameters).fit(X, y)
+    return ExtremeClassifier.with_solver("candidate_softmax", random_state=0, **parameters).fit(X, y)
 
 
 # -- the solver
@@ -118,7 +118,7 @@ def test_left_out_rows_choose_the_shrinkage():
 @pytest.mark.parametrize("n_epochs", [1, 2, 4])
 def test_start_is_never_lost(planted, n_epochs):
     """Held-out log-likelihood of every epoch is that of the start or better."""
-    clf = ExtremeClassifier(objective="candidate_softmax", n_epochs=n_epochs, random_state=0)
+    clf = ExtremeClassifier("candidate_softmax", n_epochs=n_epochs, random_state=0)
     clf.fit(planted.X, planted.y, eval_set=(planted.X_test, planted.y_test))
     history = [record["valid_log_likelihood"] for record in clf.history_]
     assert len(history) == n_epochs + 1
@@ -157,7 +157,7 @@ def test_start_is_never_lost_inside_an_epoch(planted):
 def test_level_with_full_softmax(planted):
     figures = {}
     for objective in ("candidate_softmax", "softmax"):
-        clf = ExtremeClassifier(objective=objective, random_state=0).fit(planted.X, planted.y)
+        clf = ExtremeClassifier.with_solver(objective, random_state=0).fit(planted.X, planted.y)
         known = np.isin(planted.y_test, clf.classes_)
         X, y = planted.X_test[known], planted.y_test[known]
         figures[objective] = clf.score(X, y), clf.log_likelihood(X, y)
@@ -176,7 +176,7 @@ def test_threads_change_no_bit(planted):
 @pytest.mark.invariance
 def test_resumed_fit_equals_uninterrupted(planted, tmp_path):
     whole = fit(planted.X, planted.y, n_epochs=3)
-    part = ExtremeClassifier(objective="candidate_softmax", n_epochs=3, random_state=0)
+    part = ExtremeClassifier("candidate_softmax", n_epochs=3, random_state=0)
     part.fit(planted.X, planted.y, callbacks=[lambda record: record["epoch"] == 1])
     assert part.history_[-1]["epoch"] == 1
     part.save(tmp_path / "model")
@@ -191,7 +191,7 @@ def test_sum_of_sample_weights_is_of_no_consequence(planted):
     weight = np.random.default_rng(0).uniform(0.5, 2.0, len(planted.y)).astype(np.float32)
     found = []
     for factor in (1.0, 8.0):
-        clf = ExtremeClassifier(objective="candidate_softmax", random_state=0)
+        clf = ExtremeClassifier("candidate_softmax", random_state=0)
         clf.fit(planted.X, planted.y, sample_weight=factor * weight)
         found.append(clf.model_.weights.state().arrays["weights"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-3)
@@ -245,7 +245,7 @@ def test_needs_the_discriminant(planted):
 def test_auto_takes_it_where_all_scores_are_affordable(problem, parameters, expected):
     from extremax.solvers.config import resolve
 
-    assert resolve(ExtremeClassifier(**parameters).get_params(), problem).objective == expected
+    assert resolve(ExtremeClassifier.with_solver(**parameters).get_params(), problem).objective == expected
 
 
 def test_more_epochs_do_not_fit_more():

@@ -11,6 +11,7 @@ from extremax.data import planted_hierarchy
 from extremax.examples import Examples
 from extremax.fit import make_trainer
 from extremax.runtime.context import Context
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.config import resolve
 from extremax.solvers.sparse.dense_part import fit_dense
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
@@ -31,7 +32,7 @@ def dense_half(data, numbers):
     """Train the dense half; return the objective that was used and the result."""
     n_classes = int(data.y.max()) + 1
     problem = ProblemSize(data.n_rows, data.n_pairs, N_WORDS + N_DENSE, n_classes, n_dense=N_DENSE)
-    given = ExtremeClassifier(n_shared=16).get_params(deep=False)
+    given = ExtremeClassifier(MinibatchSoftmax(n_shared=16)).get_params(deep=False)
     config = resolve(given, problem, numbers=numbers)
     used = []
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from extremax.solvers.objectives import OBJECTIVES
 from scipy import sparse
 
 import reference
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers import NegativeSampling
 from extremax.solvers.optimizers import OPTIMIZERS
 from extremax.solvers.order import epoch_seed, shuffled_windows
 from extremax.tree import LabelTree
@@ -373,7 +374,7 @@ def test_state_without_noise_rejects():
 def test_memory_of_wide_sparse_rows_does_not_grow_with_the_square_of_their_width() -> None:
     n_features = 136_000
     X = sparse.random(60, n_features, density=1e-4, format="csr", random_state=0, dtype=np.float32)
-    clf = ExtremeClassifier("negative_sampling", n_epochs=1, tree_components=4, n_jobs=1, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=4), n_epochs=1, n_jobs=1, random_state=0)
     tracemalloc.start()
     clf.fit(X, np.arange(60) % 3)
     peak = tracemalloc.get_traced_memory()[1]

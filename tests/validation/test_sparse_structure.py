@@ -12,6 +12,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, evaluate
 from extremax.data import load_dataset
+from extremax.solvers import NegativeSampling
 from extremax.validation import check_features, encode_targets
 from extremax.validation.sparse_structure import check_sparse_structure
 
@@ -63,7 +64,7 @@ def test_features_and_indicators_that_lead_outside_reject(kind: str, fault: str)
 
 def test_every_method_rejects_before_a_kernel_runs(tmp_path: Path) -> None:
     X, y = matrix(), np.arange(12) % 3
-    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, n_jobs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=1, n_jobs=1, random_state=0).fit(X, y)
     bad = break_matrix(matrix(), "outside")
     for call in (
         lambda: clf.predict(bad),

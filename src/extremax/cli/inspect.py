@@ -105,7 +105,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "n_features": fitted.n_features,
         "nonzero_weights": _nonzero(fitted.weights),
         "n_samples": fitted.classes.n_samples or None,
-        "objective": fitted.objective,
+        "solver": fitted.solver,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
         "optimizer": choices.get("optimizer", classifier.optimizer),
         "temperature": fitted.calibration.temperature,

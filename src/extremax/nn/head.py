@@ -255,7 +255,7 @@ def _check_base(base: str | None) -> None:
     if base != "none":
         raise ValueError(
             f"base is {base!r}, but scores no longer contain log p_n: leave base out and train anew,"
-            " or use ExtremeClassifier(objective='negative_sampling') for hidden states that do not change."
+            " or use ExtremeClassifier('negative_sampling') for hidden states that do not change."
         )
     message = "base='none' is now the only way and the parameter will go with the next release; leave it out."
     warnings.warn(message, FutureWarning, stacklevel=3)

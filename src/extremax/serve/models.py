@@ -193,7 +193,7 @@ class ServedModel:
             "n_classes": self.n_classes,
             "n_features": self.n_features,
             "n_samples": int(model.classes.n_samples),
-            "objective": model.objective,
+            "objective": model.solver,
             "has_descriptions": model.classes.descriptions is not None,
             "explains": self.explains,
             "searches": list(model.search_names),

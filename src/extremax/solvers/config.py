@@ -74,7 +74,7 @@ def _earlier_numbers(content: Any) -> Any:
     return {**content, "calibration": calibration}
 
 
-def resolve(
+def resolve(  # noqa: PLR0913 (what a fit depends on)
     solver: str | Solver,
     problem: ProblemSize,
     *,

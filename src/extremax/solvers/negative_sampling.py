@@ -148,7 +148,6 @@ class RowTrainer(TrainerBase):
         The tree's regularization then means the same for features of any magnitude.
         """
         self.context.progress.log("projecting the features")
-        config = self.config
         kept = min(self.solver.tree_components, int(X.shape[1]))
         options: dict[str, Any] = {"max_rows": self.projection_rows}
         options |= {"n_jobs": self.context.n_threads, "scaling": scaling}
@@ -229,7 +228,7 @@ class RowTrainer(TrainerBase):
         self, state: TrainState, prepared: PreparedRows, window: Window, seed: int, threads: int
     ) -> Pairs:
         """Draw the negatives of a window and make room for what is computed of them."""
-        config, data = self.config, prepared.data
+        data = prepared.data
         n, width, chosen = len(window.pairs), 1 + self.solver.n_negatives, window.pairs
         labels, log_noise = np.empty((n, width), np.int32), np.empty((n, width), np.float32)
         labels[:, 0], log_noise[:, 0] = data.y[chosen], prepared.positive_log_noise[chosen]

@@ -120,6 +120,10 @@ class Solver(BaseEstimator):
         """Return name and parameters as JSON can hold them."""
         return {"name": self.name, **self.get_params(deep=False)}
 
+    def changed(self) -> dict[str, Any]:
+        """Return the header without parameters that have their defaults."""
+        return {n: v for n, v in self.header().items() if n == "name" or v != PARAMETERS[n].default}
+
     def chosen(self) -> dict[str, Any]:
         """Return those of its resolved parameters that may be left open, for `choices_`."""
         names = ("optimizer", "learning_rate", "batch_size")
@@ -227,7 +231,7 @@ class MinibatchSoftmax(Solver):
         super().check()
         if self.noise not in ("tree", "uniform", "frequency"):
             raise ValueError(
-                f"MinibatchSoftmax draws the classes of a minibatch by noise='tree', 'uniform' or 'frequency';"
+                "MinibatchSoftmax draws the classes of a minibatch by noise='tree', 'uniform' or 'frequency';"
                 f" got {self.noise!r}. NegativeSampling takes other noise."
             )
 
@@ -333,8 +337,8 @@ class NegativeSampling(Solver):
         super().check()
         if self.penalized_scores == "raw" and type(self).loss is not NegativeSampling.loss:
             raise ValueError(
-                f"penalized_scores is 'raw', but the penalty of {type(self).__name__} has one reading only; it"
-                " is a parameter of NegativeSampling."
+                f"penalized_scores is 'raw', but the penalty of {type(self).__name__} has one reading; the"
+                " parameter is for NegativeSampling."
             )
         if self.tree_fit == "paper" and self.tree_regularization == "auto":
             raise ValueError(
@@ -376,7 +380,7 @@ class NegativeSampling(Solver):
 
 # Section 5: one negative, k = 16, lambda_n = 0.1, Adagrad, features as they come; rho and lambda are those of
 # Table 1 for the proposed method, the same on both data sets.
-PAPER: Mapping[str, Any] = {
+PAPER: dict[str, Any] = {
     "noise": "tree",
     "n_negatives": 1,
     "optimizer": "adagrad",

@@ -30,7 +30,7 @@ def data() -> Examples:
 
 
 def fit(data: Examples, **options: Any) -> Model:
-    clf = ExtremeClassifier(**{"n_epochs": 2, "random_state": 0, "n_jobs": 1, **options})
+    clf = ExtremeClassifier.with_solver(**{"n_epochs": 2, "random_state": 0, "n_jobs": 1, **options})
     return clf.fit(data.X, data.y).model_
 
 

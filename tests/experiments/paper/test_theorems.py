@@ -13,6 +13,7 @@ import itertools
 
 import numpy as np
 import pytest
+from extremax.solvers.objectives import OBJECTIVES
 from scipy.optimize import minimize
 
 import reference
@@ -25,10 +26,9 @@ from extremax.runtime.context import Context
 from extremax.scores import Scorer, debiased_scores
 from extremax.solvers.base import TrainState, find_feature_scale
 from extremax.solvers.config import resolve
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.negative_sampling import PreparedRows, RowTrainer
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import row_source
-from extremax.solvers.negative_sampling import PreparedRows, RowTrainer
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise
 from extremax.tuned import ProblemSize
