@@ -514,7 +514,7 @@ def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
     trainer = GatheredSparseTrainer(config, context, gathered=gathered)
     trainer.accepted.update(accepted)
     fitted = start_model(trainer, data, n_classes, config, started)
-    schedule = Schedule(config.n_epochs, config.learning_rate, None, config.n_epochs)
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, None, config.n_epochs)
     run_training(trainer, fitted, data, schedule, context, Request())
     rows = None
     if held_out is not None:

@@ -41,7 +41,7 @@ def register_solver(cls: type[Solver]) -> type[Solver]:
     return cls
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class Solver(BaseEstimator):
     """One way to train: parameters, and what it needs.
 
@@ -118,7 +118,10 @@ class Solver(BaseEstimator):
 
     def header(self) -> dict[str, Any]:
         """Return name and parameters as JSON can hold them."""
-        return {"name": self.name, **self.get_params(deep=False)}
+        given = self.get_params(deep=False)
+        return {"name": self.name} | {
+            n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()
+        }
 
     def changed(self) -> dict[str, Any]:
         """Return the header without parameters that have their defaults."""
@@ -130,7 +133,7 @@ class Solver(BaseEstimator):
         return {name: getattr(self, name) for name in names if name in self.parameters}
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class ExactSteps(Solver):
     """Solvers whose steps are exact: they have no step size."""
 
@@ -138,7 +141,7 @@ class ExactSteps(Solver):
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class CandidateSoftmax(ExactSteps):
     """Softmax over the classes that score highest for each row, class by class in the dual.
 
@@ -158,7 +161,7 @@ class CandidateSoftmax(ExactSteps):
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class SparseSoftmax(ExactSteps):
     """Weights for sparse features of any number, such as words, stored where they are not zero.
 
@@ -182,7 +185,7 @@ class SparseSoftmax(ExactSteps):
 
 @register_solver
 @documented(name for name, entry in PARAMETERS.items() if "MinibatchSoftmax" in entry.solvers)
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class MinibatchSoftmax(Solver):
     """Softmax over classes that the rows of a minibatch share, or over all classes.
 
@@ -269,7 +272,7 @@ class MinibatchSoftmax(Solver):
 
 @register_solver
 @documented(name for name, entry in PARAMETERS.items() if "NegativeSampling" in entry.solvers)
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class NegativeSampling(Solver):
     """The paper's method: negatives are drawn for each row, by default from a label tree.
 
@@ -394,7 +397,7 @@ PAPER: dict[str, Any] = {
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class NCE(NegativeSampling):
     """Noise contrastive estimation: scores are log-probabilities. Parameters: see `NegativeSampling`."""
 
@@ -409,7 +412,7 @@ class NCE(NegativeSampling):
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class SampledSoftmax(NegativeSampling):
     """Sampled softmax, a baseline. Parameters: see `NegativeSampling`."""
 
@@ -422,7 +425,7 @@ class SampledSoftmax(NegativeSampling):
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class OneVsEach(NegativeSampling):
     """The bound of Titsias (2016), a baseline of the paper. Parameters: see `NegativeSampling`."""
 
@@ -435,7 +438,7 @@ class OneVsEach(NegativeSampling):
 
 
 @register_solver
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(repr=False, kw_only=True)
 class AugmentReduce(NegativeSampling):
     """Augment and Reduce, a baseline of the paper. Parameters: see `NegativeSampling`."""
 
