@@ -19,12 +19,12 @@ N_CLASSES = 12
 NAMES = np.array([f"label-{i:02d}" for i in range(N_CLASSES)])
 MERGES = {"label-03": "label-05", "label-07": "zebra", "label-08": "zebra", "label-09": "zebra"}
 KINDS = {
-    "softmax": {"objective": "softmax", "n_epochs": 2},
-    "candidates": {"objective": "candidate_softmax", "n_epochs": 1},
-    "tree": {"objective": "negative_sampling", "n_epochs": 2, "tree_components": 4},
-    "frequency": {"objective": "negative_sampling", "noise": "frequency", "n_epochs": 2},
-    "nce": {"objective": "nce", "n_epochs": 2, "tree_components": 4},
-    "sparse": {"objective": "sparse_softmax"},
+    "softmax": {"solver": "minibatch_softmax", "n_shared": None, "n_epochs": 2},
+    "candidates": {"solver": "candidate_softmax", "n_epochs": 1},
+    "tree": {"solver": "negative_sampling", "n_epochs": 2, "tree_components": 4},
+    "frequency": {"solver": "negative_sampling", "noise": "frequency", "n_epochs": 2},
+    "nce": {"solver": "nce", "n_epochs": 2, "tree_components": 4},
+    "sparse": {"solver": "sparse_softmax"},
 }
 
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from extremax.solvers.objectives import OBJECTIVES
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -34,6 +33,7 @@ from extremax import (
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
 from extremax.solvers import NCE, AugmentReduce, MinibatchSoftmax, NegativeSampling
+from extremax.solvers.registry import SOLVERS
 from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10
@@ -81,14 +81,14 @@ def test_training_improves_on_the_tree_recovers(data):
     assert seconds[0] > 0
 
 
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
-@pytest.mark.parametrize("objective", list(OBJECTIVES))
-def test_every_objective_and_noise_learns_recovers(data, objective, noise):
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_every_solver_and_noise_learns_recovers(data, solver, noise):
     X, y, X_test, y_test = data
     # NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
-    m = 32 if objective == "nce" else 8
+    m = 32 if solver == "nce" else 8
     clf = ExtremeClassifier.with_solver(
-        objective, noise=noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0
+        solver, noise=noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0
     ).fit(X, y)
     # Class frequencies alone: -log 60 = -4.1, and an accuracy of 0.017.
     assert clf.log_likelihood(X_test, y_test) > -1.0
@@ -221,7 +221,7 @@ def test_labels_of_any_type_invariant(data, fitted, name, tmp_path):
 
 def test_save_and_load_same_everywhere(data, tmp_path):
     X, y, X_test, y_test = data
-    for noise in ("adversarial", "uniform", "frequency", "mixture"):
+    for noise in ("tree", "uniform", "frequency", "mixture"):
         clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=2, random_state=0).fit(X, y)
         clf.save(tmp_path / noise)
         again = load_model(tmp_path / noise)
@@ -288,12 +288,12 @@ def test_augment_reduce_goes_on_identity(data, tmp_path):
     assert (eta(again) >= 0.0).all()
 
 
-@pytest.mark.parametrize("objective", [name for name, entry in OBJECTIVES.items() if entry.trainer == "rows"])
-def test_prior_draws_weights_to_zero_invariant(data, objective):
+@pytest.mark.parametrize("solver", [name for name, entry in SOLVERS.items() if entry.uses_noise])
+def test_prior_draws_weights_to_zero_invariant(data, solver):
     X, y = data[:2]
     models = [
         ExtremeClassifier.with_solver(
-            objective, noise="uniform", prior_variance=variance, n_epochs=2, n_jobs=jobs, random_state=0
+            solver, noise="uniform", prior_variance=variance, n_epochs=2, n_jobs=jobs, random_state=0
         ).fit(X, y)
         for variance, jobs in [(None, 1), (0.01, 1), (0.01, 2)]
     ]
@@ -302,10 +302,10 @@ def test_prior_draws_weights_to_zero_invariant(data, objective):
     assert np.array_equal(weights(models[1]), weights(models[2]))
 
 
-def test_partial_fit_keeps_the_objective_invariant(data):
+def test_partial_fit_keeps_the_solver_invariant(data):
     X, y = data[:2]
     first, second = (ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y) for _ in range(2))
-    second.set_params(objective="nce", optimizer="sgd")
+    second.set_params(solver="nce", optimizer="sgd")
     assert np.array_equal(weights(first.partial_fit(X, y)), weights(second.partial_fit(X, y)))
 
 
@@ -354,7 +354,7 @@ def test_zero_epochs_is_the_tree_identity(data):
     np.testing.assert_allclose(clf.predict_log_proba(X_test), clf.model_.tree.log_prob_all(Z), atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency"])
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency"])
 def test_nce_starts_at_the_mean_log_noise_identity(data, noise):
     X, y = data[:2]
     model = ExtremeClassifier(NCE(noise=noise), n_epochs=0, random_state=0).fit(X, y).model_
@@ -378,7 +378,7 @@ def test_own_tree_as_noise(data, tmp_path):
     X, y, X_test, y_test = data
     options = {"n_epochs": 3, "random_state": 0}
     clf = ExtremeClassifier.with_solver(noise=TreeNoise(LabelTree.fit(X, y)), **options).fit(X, y)
-    assert clf.choices_["objective"] == "negative_sampling"
+    assert clf.choices_["solver"] == "negative_sampling"
     assert clf.score(X_test, y_test) > 0.5
     clf.save(tmp_path / "model")
     np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X_test), clf.predict(X_test))
@@ -544,9 +544,7 @@ BAD_CALLS = [
         r"the rows of X are [\d.]+e\+36 long on average, .* divide all features",
     ),
     (
-        lambda c, X, y: c.set_params(objective="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(
-            X, y
-        ),
+        lambda c, X, y: c.set_params(solver="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y),
         r"Training diverged: the loss of",
     ),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extremax.solvers.objectives import OBJECTIVES
 from scipy import sparse
 
 from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.solvers import MinibatchSoftmax, NegativeSampling
+from extremax.solvers.registry import SOLVERS
 
 pytestmark = pytest.mark.small
 
@@ -52,12 +52,12 @@ def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     check_model(clf.fit(features, y), features, y)
 
 
-@pytest.mark.parametrize("objective", list(OBJECTIVES))
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
-def test_every_objective_and_noise(objective: str, noise: str) -> None:
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
+def test_every_solver_and_noise(solver: str, noise: str) -> None:
     X, y = make_data()
     clf = ExtremeClassifier.with_solver(
-        objective, noise=noise, n_negatives=3, tree_components=4, n_epochs=1, random_state=0
+        solver, noise=noise, n_negatives=3, tree_components=4, n_epochs=1, random_state=0
     )
     clf.fit(X, y, sample_weight=np.linspace(0.5, 1, len(y)))
     prob = clf.predict_proba(X)

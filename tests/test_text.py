@@ -239,7 +239,7 @@ def wide() -> TextClassifier:
 def test_default_is_sparse_and_learns_words_recovers(wide: TextClassifier) -> None:
     assert wide.features_ is not None
     assert wide.features_.is_sparse
-    assert wide.choices_["objective"] == "sparse_softmax"
+    assert wide.choices_["solver"] == "sparse_softmax"
     assert wide.score(TEXTS, LABELS) == 1.0
     assert wide.predict(["the ladder broke", "laddr"]).tolist() == ["ladder", "ladder"]
     labels, log_prob = wide.predict_topk(["a horse near a window"], k=2)
@@ -259,11 +259,9 @@ def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> N
     )
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling", "shared_softmax", "softmax"])
-def test_other_objectives_get_dense_features(objective: str) -> None:
-    clf = TextClassifier(ExtremeClassifier.with_solver(objective, random_state=0, n_epochs=1)).fit(
-        TEXTS, LABELS
-    )
+@pytest.mark.parametrize("solver", ["negative_sampling", "minibatch_softmax", "softmax"])
+def test_other_solvers_get_dense_features(solver: str) -> None:
+    clf = TextClassifier(ExtremeClassifier.with_solver(solver, random_state=0, n_epochs=1)).fit(TEXTS, LABELS)
     assert clf.features_ is not None
     assert not clf.features_.is_sparse
 

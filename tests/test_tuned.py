@@ -115,7 +115,7 @@ def test_number_of_epochs_gives_enough_steps(batch_size, n_epochs):
     assert shared(batch_size=batch_size).n_epochs == n_epochs
 
 
-def test_row_objectives_have_defaults_of_their_own():
+def test_row_solvers_have_defaults_of_their_own():
     config = config_of(solver="nce")
     assert (config.n_epochs, config.solver.learning_rate, config.solver.optimizer) == (3, 0.25, "sgd")
     assert shared(n_shared=None).solver.optimizer == "adagrad"

@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tree_model(folder: Path) -> Path:
     """Train a model of the same texts with a label tree."""
     options = [
-        "--objective",
+        "--solver",
         "negative_sampling",
         "--text-features",
         16,

@@ -22,7 +22,7 @@ distributed = pytest.importorskip("distributed")
 from extremax.dask import DaskExtremeClassifier  # noqa: E402 (needs Dask)
 
 N_ROWS, N_FEATURES, N_CLASSES = 900, 21, 50
-PARAMETERS = {"objective": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
+PARAMETERS = {"solver": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
 # SVMs would leave so small a problem to one worker.
 NO_SVMS = replace_numbers(DEFAULTS, sparse={"svm_work": 0.0, "min_features": 64, "few_classes": 5})
 
@@ -164,7 +164,7 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
     cuts = [slice(0, 700), slice(700, 703), slice(703, 1200), slice(1200, None)]
     bag = dask.bag.from_sequence([X[cut] for cut in cuts], npartitions=3)
     labels = dask.bag.from_sequence([y[cut] for cut in cuts], npartitions=3)
-    clf = DaskWithoutSVMs(client, objective="sparse_softmax", random_state=1).fit(bag, labels)
+    clf = DaskWithoutSVMs(client, solver="sparse_softmax", random_state=1).fit(bag, labels)
     assert local.choices_["limited_rows"] == 1
     assert "included_rows" in local.choices_
     found = clf.to_local()
@@ -179,7 +179,7 @@ def test_a_small_sparse_problem_is_left_to_one_worker(client, words) -> None:
     X, y = words[0][:400], words[1][:400]
     local = ExtremeClassifier("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     given, _ = sparse_blocks(X, [150, 180, 70])
-    clf = DaskExtremeClassifier(client, random_state=1, objective="sparse_softmax")
+    clf = DaskExtremeClassifier(client, random_state=1, solver="sparse_softmax")
     clf.fit(given, da.from_array(y, chunks=100))
     assert_same_model(clf.to_local(), local)
 
@@ -324,7 +324,7 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
 
     X, y = words[0][:300], words[1][:300]
     given = WithoutSVMs("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
-    clf = DaskExtremeClassifier(objective="sparse_softmax", random_state=1)
+    clf = DaskExtremeClassifier(solver="sparse_softmax", random_state=1)
     clf._job, clf.classes_, clf.n_features_in_ = Here(), given.classes_, X.shape[1]
     clf.seed_, clf._large_columns = 1, None
     clf._fit = OneWorkerFit(Here(), given.model_.config, given.history_, given._fitted)
@@ -534,10 +534,10 @@ def test_bad_input_is_named(client, problem, change, sentence) -> None:
     ("parameters", "sentence"),
     [
         (
-            {"objective": "shared_softmax"},
+            {"solver": "minibatch_softmax"},
             "compares the scores of classes with one another.*'negative_sampling'",
         ),
-        ({"objective": "sparse_softmax", "n_epochs": 2}, "n_epochs is 2; on a cluster"),
+        ({"solver": "sparse_softmax", "n_epochs": 2}, "n_epochs is 2; on a cluster"),
         ({"validation_fraction": 0.1}, "validation_fraction is 0.1; DaskExtremeClassifier cannot use it"),
         ({"rows": "all"}, "rows is 'all'"),
         ({"n_shards": 0}, "n_shards is 0"),

@@ -212,7 +212,7 @@ class InputCases:
             return clf.fit(self.X[: matrix.shape[0]], matrix)
         options: dict[str, Any] = {"n_epochs": 1, "n_jobs": 1, "random_state": 0}
         clf = ExtremeClassifier.with_solver(
-            rng.choice(("negative_sampling", "sparse_softmax", "shared_softmax")), **options
+            rng.choice(("negative_sampling", "sparse_softmax", "minibatch_softmax")), **options
         )
         return clf.fit(matrix, y) if target == "fit" else clf.partial_fit(matrix, y, classes=range(6))
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from extremax.solvers.objectives import OBJECTIVES
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -189,7 +188,7 @@ def reference(model: Any, X: Any) -> NDArray[np.float64] | None:
             scores = weights.feature_scale * (dense @ weights.weights.astype(np.float64).T)
         largest = np.abs(scores).max(initial=0.0)
         scores = scores + weights.biases
-        if model.noise is not None and OBJECTIVES[model.objective].adds_log_noise:
+        if model.noise is not None and SOLVERS[model.solver].adds_log_noise:
             Z = None
             if model.projection is not None:
                 pca = model.projection

@@ -139,17 +139,17 @@ def test_nodes_are_named_by_the_words_that_set_them_apart():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("objective", ["negative_sampling", "softmax"])
-def test_tree_of_a_merged_model_is_over_its_classes(objective):
+@pytest.mark.parametrize("solver", ["negative_sampling", "softmax"])
+def test_tree_of_a_merged_model_is_over_its_classes(solver):
     X, y = around_means(300, 20, 5)
-    clf = ExtremeClassifier.with_solver(objective, n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, n_epochs=1, random_state=0).fit(X, y)
     before = hierarchy_of(clf.model_)
     weights = clf.model_.weights.to_dense()
     clf.merge_classes({3: 11, 7: 11, 8: 40})
     parts = clf.model_.parts
     tree = hierarchy_of(clf.model_)
     check(tree, 18)
-    if objective == "negative_sampling":
+    if solver == "negative_sampling":
         assert tree.source == "label tree"
         places = [int(np.flatnonzero(before.order == parts.of(c)[0])[0]) for c in tree.order]
         assert places == sorted(places)  # merged classes are where the first of their parts was

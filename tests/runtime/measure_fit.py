@@ -84,7 +84,7 @@ def make(kind: str, size: float, folder: Path) -> Problem:
     if kind.startswith(("csr", "csc", "sparse", "indicator", "wide", "pair")):
         return make_sparse(kind, n, options)
     n_classes = 2000 if kind.startswith("candidates") else 20
-    objective = "negative_sampling" if kind.startswith("rows") else "auto"
+    solver = "negative_sampling" if kind.startswith("rows") else "auto"
     X, y = dense(3 * n, 20, 64) if kind.startswith("rows") else dense(n, n_classes)
     if kind.endswith("float64"):
         X = X.astype(np.float64)
@@ -93,27 +93,27 @@ def make(kind: str, size: float, folder: Path) -> Problem:
     if kind.endswith("memmap"):
         np.save(folder / f"{n}.npy", X)
         X = np.load(folder / f"{n}.npy", mmap_mode="r")
-    return Problem(X, y, ExtremeClassifier.with_solver(objective, **options))
+    return Problem(X, y, ExtremeClassifier.with_solver(solver, **options))
 
 
 def make_sparse(kind: str, n: int, options: dict[str, Any]) -> Problem:
     """Return the problem of a kind of sparse input."""
     n_columns = 140_000 if kind.startswith("wide") else 30_000
-    objective = "auto"
+    solver = "auto"
     if kind.endswith("rows"):
-        objective = "negative_sampling"
+        solver = "negative_sampling"
     if kind.endswith("batch"):
-        n, objective = n // 300, "shared_softmax"
+        n, solver = n // 300, "minibatch_softmax"
         options = {**options, "precondition": False}
     X, y = words(n, 200, 512 if kind.endswith("unpacked") else n_columns)
     if kind.endswith("unpacked"):
-        objective = "shared_softmax"
+        solver = "minibatch_softmax"
     if kind == "csc":
         X = X.tocsc()
     if kind == "csr_float64":
         X = X.astype(np.float64)
         X.indices, X.indptr = X.indices.astype(np.int64), X.indptr.astype(np.int64)
-    estimator = ExtremeClassifier.with_solver(objective, **options)
+    estimator = ExtremeClassifier.with_solver(solver, **options)
     if kind.startswith("indicator"):
         rng = np.random.default_rng(1)
         labels = np.stack([y, rng.integers(y.max() + 1, size=len(y))], axis=1)

@@ -64,11 +64,11 @@ def test_stated_memory_is_what_a_fit_takes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.error
-@pytest.mark.parametrize("objective", ["candidate_softmax", "shared_softmax", "softmax"])
-def test_wide_sparse_features_are_not_whitened_rejects(objective: str) -> None:
+@pytest.mark.parametrize("solver", ["candidate_softmax", "minibatch_softmax", "softmax"])
+def test_wide_sparse_features_are_not_whitened_rejects(solver: str) -> None:
     X = sparse.random(60, 136_000, density=1e-4, format="csr", random_state=0, dtype=np.float32)
-    clf = ExtremeClassifier.with_solver(objective, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
-    message = r"needs .* TiB \(whitening .*Ways out: objective='negative_sampling' does not whiten"
+    clf = ExtremeClassifier.with_solver(solver, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
+    message = r"needs .* TiB \(whitening .*Ways out: solver='negative_sampling' does not whiten"
     with pytest.raises(NotEnoughMemoryError, match=message):
         clf.fit(X, np.arange(60) % 3)
 

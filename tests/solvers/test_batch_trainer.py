@@ -215,7 +215,13 @@ def test_penalty_shrinks_scores(data):
     X, y = data
     lengths = []
     for penalty in (None, 0.0, 1.0):
-        options = {"objective": "softmax", "precondition": False, "n_epochs": 20, "random_state": 0}
+        options = {
+            "solver": "minibatch_softmax",
+            "n_shared": None,
+            "precondition": False,
+            "n_epochs": 20,
+            "random_state": 0,
+        }
         clf = ExtremeClassifier.with_solver(score_penalty=penalty, **options).fit(X, y)
         lengths.append(float(np.square(clf.decision_function(X)).mean()))
     assert lengths[0] == lengths[1]  # none is the default
@@ -370,7 +376,7 @@ CELLS = replace_numbers(DEFAULTS, batch={"rows_per_cell": 40, "max_step": 1.25})
 def prepared(data, numbers=CELLS, **parameters):
     X, y = data
     examples = Examples(X, y)
-    config = make_config(examples, 12, numbers=numbers, **{"objective": "shared_softmax", **parameters})
+    config = make_config(examples, 12, numbers=numbers, **{"solver": "minibatch_softmax", **parameters})
     trainer = MinibatchTrainer(config, Context())
     state = trainer.start(examples, 12)
     return state, trainer.prepare(state, examples)
@@ -383,7 +389,7 @@ def prepared(data, numbers=CELLS, **parameters):
         ({"n_shared": 8, "noise": "mixture"}, 1.25),
         ({"n_shared": 8, "precondition": False}, np.inf),
         ({"n_shared": 8, "noise": "frequency"}, np.inf),
-        ({"objective": "softmax"}, np.inf),
+        ({"solver": "minibatch_softmax", "n_shared": None}, np.inf),
     ],
     ids=["cells", "cells of a mixture", "not whitened", "no cells", "all classes"],
 )
@@ -399,7 +405,7 @@ def test_only_minibatches_of_a_cell_have_a_limit(data, parameters, limit):
         (CELLS, {"n_shared": 8, "noise": "mixture"}, True),
         (CELLS, {"n_shared": 8, "precondition": False}, True),
         (CELLS, {"n_shared": 12}, False),  # all classes
-        (CELLS, {"objective": "softmax"}, False),
+        (CELLS, {"solver": "minibatch_softmax", "n_shared": None}, False),
         (CELLS, {"n_shared": 8, "noise": "uniform"}, False),
         (DEFAULTS, {"n_shared": 8}, False),  # too few rows for cells
         (replace_numbers(CELLS, batch={"many_classes": 1}), {"n_shared": 8}, False),  # too many classes
@@ -426,7 +432,7 @@ def test_minibatches_hold_rows_of_one_cell(data):
 @pytest.mark.planted
 @pytest.mark.parametrize("n_shared", [24, 4096])
 def test_shared_softmax_converges_to_the_softmax(n_shared):
-    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near
+    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both solvers must come near
     # it.
     X, y, p = from_softmax(12000, 80, 4)
     best = np.log(p[np.arange(10000, 12000), y[10000:]]).mean()
@@ -440,20 +446,20 @@ def test_shared_softmax_converges_to_the_softmax(n_shared):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("objective", ["shared_softmax", "softmax"])
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "softmax"])
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
 @pytest.mark.parametrize("precondition", [True, False])
 @pytest.mark.parametrize("numbers", [DEFAULTS, CELLS], ids=["no cells", "cells"])
-def test_every_setting_learns(data, objective, noise, precondition, numbers):
+def test_every_setting_learns(data, solver, noise, precondition, numbers):
     class Classifier(ExtremeClassifier):
         _numbers = numbers
 
     X, y = data
     options = {"n_shared": 8, "precondition": precondition, "n_epochs": 40, "random_state": 0}
     rate = None if precondition else 0.5
-    clf = Classifier(objective, noise, learning_rate=rate, **options).fit(X[:240], y[:240])
+    clf = Classifier(solver, noise, learning_rate=rate, **options).fit(X[:240], y[:240])
     assert clf.score(X[240:], y[240:]) > 0.85
-    assert clf.choices_["objective"] == objective
+    assert clf.choices_["solver"] == solver
 
 
 @pytest.mark.small
@@ -477,9 +483,9 @@ def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_pat
 
     X, y = data
     options = {"n_shared": 8, "n_epochs": 6, "random_state": 0}
-    whole = Classifier("shared_softmax", **options).fit(X, y)
+    whole = Classifier("minibatch_softmax", **options).fit(X, y)
     assert whole.model_.tree is not None
-    stopped = Classifier("shared_softmax", **options)
+    stopped = Classifier("minibatch_softmax", **options)
     stopped.fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
     stopped.save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
@@ -491,10 +497,10 @@ def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_pat
 def test_noise_of_ones_own_and_prior_rejects(data):
     X, y = data
     with pytest.raises(
-        ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"
+        ValueError, match=r"solver='softmax' draws the classes of a minibatch by itself.*UniformNoise"
     ):
         ExtremeClassifier(MinibatchSoftmax(n_shared=None, noise=UniformNoise(12))).fit(X, y)
-    with pytest.raises(ValueError, match=r"prior_variance is 1, but objective='softmax' has no prior"):
+    with pytest.raises(ValueError, match=r"prior_variance is 1, but solver='softmax' has no prior"):
         ExtremeClassifier(MinibatchSoftmax(n_shared=None, prior_variance=1.0)).fit(X, y)
 
 
@@ -503,7 +509,7 @@ def test_memory_counts_a_tree_where_there_is_one(data):
     examples = Examples(X, y)
     needs = {}
     for name, numbers in {"cells": CELLS, "no cells": DEFAULTS}.items():
-        options = {"objective": "shared_softmax", "n_shared": 8, "precondition": False}
+        options = {"solver": "minibatch_softmax", "n_shared": 8, "precondition": False}
         trainer = MinibatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
         needs[name] = trainer.memory(ProblemSize(300, 300, 5, 12))
     assert set(needs["cells"]) - set(needs["no cells"]) == {"tree", "tree features"}

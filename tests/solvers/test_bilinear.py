@@ -195,7 +195,7 @@ def test_words_and_embeddings_together_know_more_than_either():
     embeddings = (centres[group] + 0.3 * rng.normal(size=(n, 16))).astype(np.float32)
     train, test = slice(0, 1400), slice(1400, n)
     both = ExtremeClassifier(random_state=0, n_jobs=2).fit((words[train], embeddings[train]), y[train])
-    assert both.model_.objective == "sparse_softmax"
+    assert both.model_.solver == "sparse_softmax"
     assert both.choices_["mix"]["dense"] > 0.0
     score = both.score((words[test], embeddings[test]), y[test])
     alone = [

@@ -130,7 +130,7 @@ def test_start_is_never_lost(planted, n_epochs):
 def test_start_is_never_lost_inside_an_epoch(planted):
     data = Examples(planted.X, planted.y.astype(np.int32))
     n_classes = int(planted.y.max()) + 1
-    config = make_config(data, n_classes, objective="candidate_softmax")
+    config = make_config(data, n_classes, solver="candidate_softmax")
     trainer = CandidateTrainer(config, Context(0, 1))
     state = trainer.start(data, n_classes)
     prepared = trainer.prepare(state, data)
@@ -156,11 +156,11 @@ def test_start_is_never_lost_inside_an_epoch(planted):
 @pytest.mark.planted
 def test_level_with_full_softmax(planted):
     figures = {}
-    for objective in ("candidate_softmax", "softmax"):
-        clf = ExtremeClassifier.with_solver(objective, random_state=0).fit(planted.X, planted.y)
+    for solver in ("candidate_softmax", "softmax"):
+        clf = ExtremeClassifier.with_solver(solver, random_state=0).fit(planted.X, planted.y)
         known = np.isin(planted.y_test, clf.classes_)
         X, y = planted.X_test[known], planted.y_test[known]
-        figures[objective] = clf.score(X, y), clf.log_likelihood(X, y)
+        figures[solver] = clf.score(X, y), clf.log_likelihood(X, y)
     assert figures["candidate_softmax"][0] > figures["softmax"][0] - 0.02
     assert figures["candidate_softmax"][1] > figures["softmax"][1] - 0.05
 
@@ -234,18 +234,18 @@ def test_needs_the_discriminant(planted):
     ("problem", "parameters", "expected"),
     [
         (ProblemSize(50_000, 50_000, 384, 10_000), {}, "candidate_softmax"),
-        (ProblemSize(50_000, 250_000, 384, 10_000), {}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 1_000), {}, "shared_softmax"),
-        (ProblemSize(5_000, 5_000, 384, 2_000), {}, "shared_softmax"),
-        (ProblemSize(900_000, 900_000, 256, 124_000), {}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"precondition": False}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"learning_rate": 0.1}, "shared_softmax"),
+        (ProblemSize(50_000, 250_000, 384, 10_000), {}, "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 1_000), {}, "minibatch_softmax"),
+        (ProblemSize(5_000, 5_000, 384, 2_000), {}, "minibatch_softmax"),
+        (ProblemSize(900_000, 900_000, 256, 124_000), {}, "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 10_000), {"precondition": False}, "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 10_000), {"learning_rate": 0.1}, "minibatch_softmax"),
     ],
 )
 def test_auto_takes_it_where_all_scores_are_affordable(problem, parameters, expected):
     from extremax.solvers.config import resolve
 
-    assert resolve(ExtremeClassifier.with_solver(**parameters).get_params(), problem).objective == expected
+    assert resolve(ExtremeClassifier.with_solver(**parameters).get_params(), problem).solver == expected
 
 
 def test_more_epochs_do_not_fit_more():
@@ -254,7 +254,7 @@ def test_more_epochs_do_not_fit_more():
     numbers = replace_numbers(DEFAULTS, candidates={"passes": 20})
     data, lengths = Examples(X, y), {}
     for n_epochs in (2, 8):
-        config = make_config(data, 60, objective="candidate_softmax", n_epochs=n_epochs, numbers=numbers)
+        config = make_config(data, 60, solver="candidate_softmax", n_epochs=n_epochs, numbers=numbers)
         trainer = CandidateTrainer(config, Context(0, 1))
         state = trainer.start(data, 60)
         start = state.tables.weights.copy()

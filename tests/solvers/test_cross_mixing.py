@@ -78,7 +78,7 @@ def test_classes_of_one_row_choose_nothing():
 @pytest.mark.planted
 def test_rows_left_out_choose_better_weights_than_the_default():
     (X, y), (X_test, y_test) = word_rows(200, 5, N_WORDS), word_rows(600, 5, N_WORDS, seed=1)
-    options = {"objective": "sparse_softmax", "n_jobs": 1, "random_state": 0}
+    options = {"solver": "sparse_softmax", "n_jobs": 1, "random_state": 0}
     by_folds, default = Folds.with_solver(**options).fit(X, y), NoFolds.with_solver(**options).fit(X, y)
     assert default.choices_["mix"] == {"start": 0.5, "svm": 2.0}
     assert set(by_folds.choices_["mix"]) == {"start", "svm"}

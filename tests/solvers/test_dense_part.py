@@ -29,7 +29,7 @@ def pair():
 
 
 def dense_half(data, numbers):
-    """Train the dense half; return the objective that was used and the result."""
+    """Train the dense half; return the solver that was used and the result."""
     n_classes = int(data.y.max()) + 1
     problem = ProblemSize(data.n_rows, data.n_pairs, N_WORDS + N_DENSE, n_classes, n_dense=N_DENSE)
     given = ExtremeClassifier(MinibatchSoftmax(n_shared=16)).get_params(deep=False)
@@ -37,14 +37,14 @@ def dense_half(data, numbers):
     used = []
 
     def make(inner, context):
-        used.append(inner.objective)
+        used.append(inner.solver)
         return make_trainer(inner, context)
 
     return used, fit_dense(data, n_classes, config, Context(0, 1), make)
 
 
-@pytest.mark.parametrize(("min_pairs", "expected"), [(500, "candidate_softmax"), (1000, "shared_softmax")])
-def test_objective_is_that_of_dense_features(pair, min_pairs, expected):
+@pytest.mark.parametrize(("min_pairs", "expected"), [(500, "candidate_softmax"), (1000, "minibatch_softmax")])
+def test_solver_is_that_of_dense_features(pair, min_pairs, expected):
     numbers = replace_numbers(DEFAULTS, candidates={"min_pairs": min_pairs})
     assert dense_half(pair[0], numbers)[0] == [expected]
 
@@ -55,7 +55,7 @@ def test_weights_are_those_of_the_dense_columns_alone(pair):
     numbers = replace_numbers(DEFAULTS, candidates={"min_pairs": 500})
     found = dense_half(data, numbers)[1]
     alone, n_classes = Examples(dense, data.y), int(data.y.max()) + 1
-    config = make_config(alone, n_classes, objective="candidate_softmax", numbers=numbers)
+    config = make_config(alone, n_classes, solver="candidate_softmax", numbers=numbers)
     trainer = make_trainer(config, Context(0, 1))
     state = trainer.start(alone, n_classes)
     prepared = trainer.prepare(state, alone)

@@ -133,7 +133,7 @@ def test_better_than_naive_bayes_and_centroids():
 
     (X, y), (X_test, y_test) = word_rows(900, 30), word_rows(600, 30, seed=1)
     clf = ExtremeClassifier(n_jobs=1, random_state=0).fit(X, y)
-    assert clf.choices_["objective"] == "sparse_softmax"  # nothing was asked for
+    assert clf.choices_["solver"] == "sparse_softmax"  # nothing was asked for
     bayes = max(MultinomialNB(alpha=a).fit(X, y).score(X_test, y_test) for a in (0.01, 0.1, 1.0))
     means = np.stack([np.asarray(X[y == label].mean(axis=0)).ravel() for label in range(30)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
