@@ -167,7 +167,7 @@ def torch_rows(data: datasets.BenchmarkData, X: Rows, y: Rows) -> tuple[Any, ...
 def torch_softmax(data: datasets.BenchmarkData, X: Rows, y: Rows, budgets: list[float]) -> Curve:
     X_train, y_train, X_test, y_test = torch_rows(data, X, y)
     X_train, X_test = X_train * X_train.shape[1] ** 0.5, X_test * X_train.shape[1] ** 0.5
-    layer = torch.nn.Linear.with_solver(X_train.shape[1], noise=data.n_classes)
+    layer = torch.nn.Linear(X_train.shape[1], data.n_classes)
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
     optimizer = torch.optim.Adagrad(layer.parameters(), lr=0.03)

@@ -32,7 +32,14 @@ from extremax import (
 )
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
-from extremax.solvers import NCE, AugmentReduce, MinibatchSoftmax, NegativeSampling
+from extremax.solvers import (
+    NCE,
+    AugmentReduce,
+    CandidateSoftmax,
+    MinibatchSoftmax,
+    NegativeSampling,
+    SparseSoftmax,
+)
 from extremax.solvers.registry import SOLVERS
 from extremax.validation import NotEnoughMemoryError
 
@@ -81,15 +88,28 @@ def test_training_improves_on_the_tree_recovers(data):
     assert seconds[0] > 0
 
 
-@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
-@pytest.mark.parametrize("solver", list(SOLVERS))
-def test_every_solver_and_noise_learns_recovers(data, solver, noise):
+SAMPLING = [name for name, solver in SOLVERS.items() if solver.uses_noise]
+
+
+# NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
+@pytest.mark.parametrize(
+    "solver",
+    [
+        CandidateSoftmax(),
+        SparseSoftmax(),
+        *(MinibatchSoftmax(noise=noise, learning_rate=0.3) for noise in ("tree", "uniform", "frequency")),
+        MinibatchSoftmax(n_shared=None, learning_rate=0.3),
+        *(
+            SOLVERS[name](noise=noise, n_negatives=32 if name == "nce" else 8, learning_rate=0.3)
+            for name in SAMPLING
+            for noise in ("tree", "uniform", "frequency", "mixture")
+        ),
+    ],
+    ids=repr,
+)
+def test_every_solver_and_noise_learns_recovers(data, solver):
     X, y, X_test, y_test = data
-    # NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
-    m = 32 if solver == "nce" else 8
-    clf = ExtremeClassifier.with_solver(
-        solver, noise=noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0
-    ).fit(X, y)
+    clf = ExtremeClassifier(solver, n_epochs=30, random_state=0).fit(X, y)
     # Class frequencies alone: -log 60 = -4.1, and an accuracy of 0.017.
     assert clf.log_likelihood(X_test, y_test) > -1.0
     assert clf.score(X_test, y_test) > 0.85
@@ -246,8 +266,9 @@ def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_pat
     ).fit(frame, y)
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert again.get_params() | {"noise": None} == clf.get_params() | {"noise": None}
-    assert np.array_equal(again.noise.log_prob_, noise.log_prob_)
+    other = {"solver": None, "solver__noise": None}
+    assert again.get_params() | other == clf.get_params() | other
+    assert np.array_equal(again.solver.noise.log_prob_, noise.log_prob_)
     assert np.array_equal(again.predict(frame), clf.predict(frame))
     backwards = frame[frame.columns[::-1]]
     for model in (clf, again):
@@ -305,7 +326,7 @@ def test_prior_draws_weights_to_zero_invariant(data, solver):
 def test_partial_fit_keeps_the_solver_invariant(data):
     X, y = data[:2]
     first, second = (ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y) for _ in range(2))
-    second.set_params(solver="nce", optimizer="sgd")
+    second.set_params(solver=NCE(optimizer="sgd"))
     assert np.array_equal(weights(first.partial_fit(X, y)), weights(second.partial_fit(X, y)))
 
 
@@ -377,14 +398,18 @@ def test_own_noise_object(data):
 def test_own_tree_as_noise(data, tmp_path):
     X, y, X_test, y_test = data
     options = {"n_epochs": 3, "random_state": 0}
-    clf = ExtremeClassifier.with_solver(noise=TreeNoise(LabelTree.fit(X, y)), **options).fit(X, y)
+    clf = ExtremeClassifier.with_solver(
+        "negative_sampling", noise=TreeNoise(LabelTree.fit(X, y)), **options
+    ).fit(X, y)
     assert clf.choices_["solver"] == "negative_sampling"
     assert clf.score(X_test, y_test) > 0.5
     clf.save(tmp_path / "model")
     np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X_test), clf.predict(X_test))
     pca = PCA.fit(X, 3)
     tree = LabelTree.fit(pca.transform(X), y)
-    projected = ExtremeClassifier.with_solver(noise=TreeNoise(tree, pca), **options).fit(X, y)
+    projected = ExtremeClassifier.with_solver("negative_sampling", noise=TreeNoise(tree, pca), **options).fit(
+        X, y
+    )
     expected = tree.log_prob_all(pca.transform(X_test))
     start = ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree, pca)), n_epochs=0, random_state=0).fit(
         X, y
@@ -392,7 +417,12 @@ def test_own_tree_as_noise(data, tmp_path):
     np.testing.assert_allclose(start.predict_log_proba(X_test), expected, atol=1e-4)  # float32
     assert projected.log_likelihood(X_test, y_test) > start.log_likelihood(X_test, y_test)
     mixed = MixtureNoise(TreeNoise(tree, pca), UniformNoise(60), weight=0.5)
-    assert ExtremeClassifier.with_solver(noise=mixed, **options).fit(X, y).score(X_test, y_test) > 0.3
+    assert (
+        ExtremeClassifier.with_solver("negative_sampling", noise=mixed, **options)
+        .fit(X, y)
+        .score(X_test, y_test)
+        > 0.3
+    )
     with pytest.raises(ValueError, match=r"a label tree over 3 features, but X has \d+; say how they are"):
         ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree))).fit(X, y)
     with pytest.raises(ValueError, match="projection has 4 components, but the tree 3"):
@@ -544,7 +574,7 @@ BAD_CALLS = [
         r"the rows of X are [\d.]+e\+36 long on average, .* divide all features",
     ),
     (
-        lambda c, X, y: c.set_params(solver="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(X, y),
+        lambda c, X, y: c.set_params(solver=NCE(optimizer="sgd", learning_rate=1e9), n_epochs=9).fit(X, y),
         r"Training diverged: the loss of",
     ),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
@@ -577,9 +607,9 @@ BAD_CALLS = [
         lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1),
         r"is 60, which is not one of the 60 known classes\. Leave out rows",
     ),
-    (lambda c, X, y: c.set_params(noise="unifrom").fit(X, y), r"Did you mean 'uniform'\?"),
+    (lambda c, X, y: c.set_params(solver=NCE(noise="unifrom")).fit(X, y), r"Did you mean 'uniform'\?"),
     (
-        lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y),
+        lambda c, X, y: c.set_params(solver=NCE(learning_rate=-1.0)).fit(X, y),
         r"must be a number > 0\.0 or None\. Got -1\.0",
     ),
     (lambda c, X, y: c.set_params(n_epochs=1.5).fit(X, y), r"must be an integer >= 0"),
@@ -599,22 +629,6 @@ def test_beam_without_tree_or_index_is_exact_identity(data):
     exact, beam = clf.predict_topk(X_test), clf.predict_topk(X_test, search="beam", beam_width=9)
     assert np.array_equal(exact[0], beam[0])
     assert np.array_equal(exact[1], beam[1])
-
-
-def test_old_names_of_parameters_and_choices_warn(data):
-    X, y = data[:2]
-    with pytest.warns(FutureWarning, match="n_components is now called tree_components"):
-        clf = ExtremeClassifier(n_components=5, n_epochs=1, random_state=0)
-    with pytest.warns(FutureWarning, match="regularization is now called tree_regularization"):
-        clf.set_params(regularization=0.1)
-    assert (clf.tree_components, clf.tree_regularization) == (5, 0.1)
-    with pytest.raises(TypeError, match="n_component"):
-        ExtremeClassifier(n_component=5)
-    clf.fit(X, y)
-    with pytest.warns(FutureWarning, match=r"choices_\['floor'\] is now called"):
-        assert clf.choices_["floor"] == clf.choices_["uniform_mix"]
-    with pytest.warns(FutureWarning, match=r"model_\.linear is now called model_\.weights"):
-        assert clf.model_.linear is clf.model_.weights
 
 
 def test_unfitted_rejects(data, tmp_path):

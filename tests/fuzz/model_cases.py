@@ -23,6 +23,7 @@ from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
+from extremax.solvers.registry import SOLVERS
 from extremax.storage.dtypes import DTYPES
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base

@@ -39,7 +39,11 @@ def problem(rng, n=5, n_classes=7, size=4, n_slots=3, n_drawn=4):
         np.arange(n), (0.5 + rng.random(n)).astype(np.float32),
     )  # fmt: skip
     counts = rng.integers(2, 6, n_classes)
-    similarity = Similarity.with_solver(rng.normal(size=(n, size)).astype(np.float32), noise=rng.normal(size=(n, size)).astype(np.float32))  # fmt: skip
+    similarity = Similarity(
+        rng.normal(size=(n, size)).astype(np.float32), rng.normal(size=(n, size)).astype(np.float32),
+        rng.normal(size=(n_classes, size)).astype(np.float32),
+        (1 / counts).astype(np.float32), (1 / (counts - 1)).astype(np.float32),
+    )  # fmt: skip
     return candidates, similarity, rng.integers(0, n_classes, n_drawn)
 
 
@@ -179,7 +183,7 @@ def test_rows_that_keep_their_length_have_that_of_the_training_rows_on_average()
 @pytest.mark.invariance
 def test_the_number_of_threads_changes_nothing():
     X, y, X_test, _ = analogies(30)
-    models = [Small("sparse_softmax", random_state=1, n_jobs=n).fit(X, y) for n in (1, 3)]
+    models = [Small(random_state=1, n_jobs=n, solver="sparse_softmax").fit(X, y) for n in (1, 3)]
     np.testing.assert_array_equal(*(clf.predict_log_proba(X_test) for clf in models))
 
 
@@ -199,7 +203,7 @@ def test_words_and_embeddings_together_know_more_than_either():
     assert both.choices_["mix"]["dense"] > 0.0
     score = both.score((words[test], embeddings[test]), y[test])
     alone = [
-        ExtremeClassifier("sparse_softmax", random_state=0, n_jobs=2).fit(words[train], y[train]),
+        ExtremeClassifier(random_state=0, n_jobs=2, solver="sparse_softmax").fit(words[train], y[train]),
         ExtremeClassifier(random_state=0, n_jobs=2).fit(embeddings[train], y[train]),
     ]
     others = alone[0].score(words[test], y[test]), alone[1].score(embeddings[test], y[test])
