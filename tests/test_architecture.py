@@ -287,6 +287,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime",
         "serve",
         "solvers",
+        "solvers.registry",
         "storage",
         "text",
         "types",

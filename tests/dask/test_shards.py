@@ -49,10 +49,10 @@ def make_problem(*, is_sparse: bool = False, uneven: bool = False):
 
 def train_both(X, y, n_shards, *, routed=False, weight=None, numbers=DEFAULTS, **parameters):
     """Train as one machine does, and by shards of classes and blocks of rows; return both tables."""
-    given = {**ExtremeClassifier.with_solver(n_epochs=2, **parameters).get_params(), "random_state": 5}
+    solver = ExtremeClassifier.with_solver(**parameters).solver
     data = Examples(X, y.astype(np.int32), None, weight)
     n_classes = int(y.max()) + 1
-    config = resolve(given, problem_size(data, n_classes), numbers=numbers)
+    config = resolve(solver, problem_size(data, n_classes), n_epochs=2, numbers=numbers)
     context = Context(5, 2)
     trainer = RowTrainer(config, context)
     data = trainer.accept(data)
@@ -180,8 +180,7 @@ def test_a_shard_trained_again_is_the_same() -> None:
 
 
 def state_config(state, X, y):
-    given = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=2).get_params()
-    return resolve(given, problem_size(Examples(X, y), 37))
+    return resolve(NegativeSampling(noise="uniform"), problem_size(Examples(X, y), 37), n_epochs=2)
 
 
 @pytest.mark.property

@@ -15,6 +15,7 @@ from extremax.kernels import sparse_dual
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.runtime.context import Context
+from extremax.solvers import CandidateSoftmax, MinibatchSoftmax
 from extremax.solvers.candidate import CandidateTrainer
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.warm_start import Moments, leave_one_out_shift, start_discriminant
@@ -156,13 +157,14 @@ def test_start_is_never_lost_inside_an_epoch(planted):
 @pytest.mark.planted
 def test_level_with_full_softmax(planted):
     figures = {}
-    for solver in ("candidate_softmax", "softmax"):
-        clf = ExtremeClassifier.with_solver(solver, random_state=0).fit(planted.X, planted.y)
+    solvers = {"candidates": CandidateSoftmax(), "full": MinibatchSoftmax(n_shared=None)}
+    for name, solver in solvers.items():
+        clf = ExtremeClassifier(solver, random_state=0).fit(planted.X, planted.y)
         known = np.isin(planted.y_test, clf.classes_)
         X, y = planted.X_test[known], planted.y_test[known]
-        figures[solver] = clf.score(X, y), clf.log_likelihood(X, y)
-    assert figures["candidate_softmax"][0] > figures["softmax"][0] - 0.02
-    assert figures["candidate_softmax"][1] > figures["softmax"][1] - 0.05
+        figures[name] = clf.score(X, y), clf.log_likelihood(X, y)
+    assert figures["candidates"][0] > figures["full"][0] - 0.02
+    assert figures["candidates"][1] > figures["full"][1] - 0.05
 
 
 @pytest.mark.invariance
@@ -224,28 +226,20 @@ def test_partial_fit_goes_on_from_the_weights(planted):
     assert clf.model_.n_epochs == 3
 
 
-@pytest.mark.error
-def test_needs_the_discriminant(planted):
-    with pytest.raises(ValueError, match="needs precondition=True"):
-        fit(planted.X, planted.y, precondition=False)
-
-
 @pytest.mark.parametrize(
-    ("problem", "parameters", "expected"),
+    ("problem", "expected"),
     [
-        (ProblemSize(50_000, 50_000, 384, 10_000), {}, "candidate_softmax"),
-        (ProblemSize(50_000, 250_000, 384, 10_000), {}, "minibatch_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 1_000), {}, "minibatch_softmax"),
-        (ProblemSize(5_000, 5_000, 384, 2_000), {}, "minibatch_softmax"),
-        (ProblemSize(900_000, 900_000, 256, 124_000), {}, "minibatch_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"precondition": False}, "minibatch_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"learning_rate": 0.1}, "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 10_000), "candidate_softmax"),
+        (ProblemSize(50_000, 250_000, 384, 10_000), "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 1_000), "minibatch_softmax"),
+        (ProblemSize(5_000, 5_000, 384, 2_000), "minibatch_softmax"),
+        (ProblemSize(900_000, 900_000, 256, 124_000), "minibatch_softmax"),
     ],
 )
-def test_auto_takes_it_where_all_scores_are_affordable(problem, parameters, expected):
+def test_auto_takes_it_where_all_scores_are_affordable(problem, expected):
     from extremax.solvers.config import resolve
 
-    assert resolve(ExtremeClassifier.with_solver(**parameters).get_params(), problem).solver == expected
+    assert resolve("auto", problem).solver.name == expected
 
 
 def test_more_epochs_do_not_fit_more():

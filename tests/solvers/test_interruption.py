@@ -45,8 +45,9 @@ def data():
 
 
 def make(solver, **options):
-    settings = {"n_shared": 8, "n_epochs": 12, "batch_size": 40, "random_state": 0, **options}
-    return Classifier(solver, **settings)
+    own = {"n_shared": 8} if solver == "minibatch_softmax" else {}
+    settings = {**own, "n_epochs": 12, "batch_size": 40, "random_state": 0, **options}
+    return Classifier.with_solver(solver, **settings)
 
 
 def press():

@@ -8,7 +8,8 @@ from scipy.optimize import minimize
 
 import reference
 from extremax.examples import Examples
-from extremax.solvers.optimizers import OPTIMIZERS, Tables, shrink
+from extremax.params import OPTIMIZERS
+from extremax.solvers.optimizers import Tables, shrink
 from extremax.tree.noise import NoiseBase, UniformNoise
 from extremax.tuned import DEFAULTS, replace_numbers
 from trainers import run_by_rows

@@ -13,8 +13,8 @@ from scipy import sparse
 import reference
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
+from extremax.params import OPTIMIZERS
 from extremax.solvers import NegativeSampling
-from extremax.solvers.optimizers import OPTIMIZERS
 from extremax.solvers.order import epoch_seed, shuffled_windows
 from extremax.solvers.registry import SOLVERS
 from extremax.tree import LabelTree
@@ -73,15 +73,15 @@ def replay(run, epochs, rate, max_batches=None):
         losses = 0.0
         windows = shuffled_windows(data.n_pairs, 4 * FEW_FEATURES, seed, epoch, config.numbers.order)
         for number, rows in enumerate(windows):
-            negatives, drawn = noise.sample(Z[rows], config.n_negatives, epoch_seed(seed, epoch, number))
+            negatives, drawn = noise.sample(Z[rows], solver.n_negatives, epoch_seed(seed, epoch, number))
             labels = np.column_stack([data.y[rows], negatives])
             log_noise = np.column_stack([noise.log_prob(Z, data.y)[rows], drawn]).astype(np.float64)
-            log_base = log_noise if SOLVERS[solver].adds_log_noise else np.zeros_like(log_noise)
-            for first in range(0, len(rows), config.batch_size):
-                cut = slice(first, first + config.batch_size)
+            log_base = log_noise if solver.adds_log_noise else np.zeros_like(log_noise)
+            for first in range(0, len(rows), solver.batch_size):
+                cut = slice(first, first + solver.batch_size)
                 batch = rows[cut], labels[cut], log_base[cut], log_noise[cut], data.pair_weight[rows[cut]]
-                sizes = run.state.feature_scale, rate, config.score_penalty
-                step = reference.minibatch_step(config.optimizer, solver, X, *batch, arrays, *sizes)
+                sizes = run.state.feature_scale, rate, solver.score_penalty
+                step = reference.minibatch_step(solver.optimizer, solver.name, X, *batch, arrays, *sizes)
                 losses += step.sum()
                 done += 1
                 if done == max_batches:

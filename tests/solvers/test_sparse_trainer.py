@@ -12,7 +12,7 @@ from scipy import sparse
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError, TrainingInterruptedWarning
 from extremax.examples import Examples
-from extremax.fit import make_trainer, problem_size, split_calibration
+from extremax.fit import problem_size, split_calibration
 from extremax.runtime.context import Context
 from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
@@ -156,9 +156,9 @@ def test_every_part_adds_something(data, test_rows):
 def train(data, cls, n_epochs, held_out=None, seed=0):
     """Run the trainer; return its tables before they are joined, its state and the weights."""
     examples = Examples(*data)
-    parameters = make(cls, n_epochs=n_epochs).get_params(deep=False)
-    config = resolve(parameters, problem_size(examples, N_CLASSES), numbers=cls._numbers)
-    trainer = make_trainer(config, Context(seed))
+    problem = problem_size(examples, N_CLASSES)
+    config = resolve("sparse_softmax", problem, n_epochs=n_epochs, numbers=cls._numbers)
+    trainer = config.make_trainer(Context(seed))
     examples = trainer.accept(examples)
     state = trainer.start(examples, N_CLASSES)
     prepared = trainer.prepare(state, examples)
@@ -207,8 +207,8 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     numbers = replace_numbers(Linear._numbers, sparse={"min_included": 0.01 if is_included else 1.0})
     whole = Examples(*data)
     problem = problem_size(whole, N_CLASSES)
-    config = resolve(make(n_epochs=1).get_params(deep=False), problem, numbers=numbers)
-    trainer = make_trainer(config, Context(0))
+    config = resolve("sparse_softmax", problem, n_epochs=1, numbers=numbers)
+    trainer = config.make_trainer(Context(0))
     some, held_out = split_calibration(trainer.accept(whole), N_CLASSES, config, 0)
     split = Split(some, held_out, whole.with_features(some.X))
     state = trainer.start(some, N_CLASSES)
@@ -721,8 +721,7 @@ def test_empty_rows_count_as_their_class(data):
 @pytest.mark.identity
 def test_memory_needs_are_named(data):
     problem = ProblemSize(1000, 1000, 5000, 50, 20_000)
-    config = resolve(make().get_params(deep=False), problem)
-    need = make_trainer(config, Context()).memory(problem)
+    need = resolve("sparse_softmax", problem).make_trainer(Context()).memory(problem)
     assert need["class sums"] >= 8 * 20_000
     assert sum(need.values()) >= 16 * 20_000
     assert all(size > 0 for size in need.values())

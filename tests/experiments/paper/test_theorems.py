@@ -20,7 +20,6 @@ from extremax.calibration import Calibration
 from extremax.data import planted_softmax
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.params import PARAMETERS
 from extremax.runtime.context import Context
 from extremax.scores import Scorer, debiased_scores
 from extremax.solvers.base import TrainState, find_feature_scale
@@ -97,11 +96,10 @@ class Training:
     ):
         self.definition = SOLVERS[solver]
         problem = ProblemSize(data.n_rows, data.n_pairs, data.X.shape[1], n_classes)
-        defaults = {name: entry.default for name, entry in PARAMETERS.items()}
         chosen = {"optimizer": "sgd", "batch_size": data.n_pairs, "score_penalty": 0.0, **parameters}
-        config = resolve({**defaults, "solver": solver, "noise": noise, **chosen}, problem)
+        config = resolve(SOLVERS[solver](noise=noise, **chosen), problem)
         self.trainer = RowTrainer(config, Context(seed=1))
-        tables = Tables.zeros(n_classes, data.X.shape[1], config.optimizer)
+        tables = Tables.zeros(n_classes, data.X.shape[1], config.solver.optimizer)
         tables.biases[:] = -np.log(n_classes) if self.definition.starts_at_noise else 0.0
         self.state = TrainState(tables, feature_scale, noise)
         self.prepared = PreparedRows(data, row_source(data.X), Z, positive_log_noise)

@@ -9,9 +9,9 @@ from extremax.runtime.context import Context
 from extremax.scores.sparse_weights import DensePart, dense_columns
 from extremax.solvers.config import FitConfig, resolve
 from extremax.solvers.loop import Schedule
-from extremax.solvers.registry import CandidateSoftmax, MinibatchSoftmax, is_scored_once
+from extremax.solvers.registry import CandidateSoftmax, MinibatchSoftmax, Solver, is_scored_once
 from extremax.solvers.sparse.bilinear import Bilinear
-from extremax.tuned import ProblemSize
+from extremax.tuned import Defaults, ProblemSize
 
 
 class _Silent:
@@ -27,13 +27,17 @@ class _Silent:
         pass
 
 
+def dense_solver(problem: ProblemSize, numbers: Defaults) -> Solver:
+    """Return the solver of dense columns: that of the default, up to any number of them."""
+    return CandidateSoftmax() if is_scored_once(problem, numbers) else MinibatchSoftmax()
+
+
 def fit_dense(data: Examples, n_classes: int, config: FitConfig, context: Context) -> Bilinear:
     """Train on the last columns of X alone, as `ExtremeClassifier` does on dense features."""
     Z = dense_columns(data.X, config.layout.n_dense)
     rows = data.with_features(Z)
     problem = ProblemSize(rows.n_rows, rows.n_pairs, config.layout.n_dense, n_classes)
-    solver = CandidateSoftmax() if is_scored_once(problem, config.numbers) else MinibatchSoftmax()
-    inner = resolve(solver, problem, numbers=config.numbers)
+    inner = resolve(dense_solver(problem, config.numbers), problem, numbers=config.numbers)
     trainer = inner.make_trainer(context)
     rows = trainer.accept(rows)
     state = trainer.start(rows, n_classes)
