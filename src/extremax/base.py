@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +12,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
-from extremax.errors import ScoreOverflowError
+from extremax.errors import ScoreOverflowError, warn_caller
 from extremax.examples import Examples
 from extremax.fit import fit_index, fit_sparse_index
 from extremax.model import Model
@@ -345,12 +344,11 @@ def row_weight(data: Examples, sample_weight: ArrayLike | None) -> Float32 | Non
     return weight
 
 
-def warn_unlabelled(data: Examples, name: str, stacklevel: int = 3) -> None:
+def warn_unlabelled(data: Examples, name: str) -> None:
     """Warn of rows without any label, which are left out, in the name of the method that a user called."""
     if data.n_unlabelled:
-        warnings.warn(
-            f"{data.n_unlabelled:,} of {data.n_rows:,} rows of {name} have no label; they are left out.",
-            stacklevel=stacklevel,
+        warn_caller(
+            f"{data.n_unlabelled:,} of {data.n_rows:,} rows of {name} have no label; they are left out."
         )
 
 

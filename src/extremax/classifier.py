@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as changes
 from extremax.base import Classifier, check_count, row_weight, warn_unlabelled
-from extremax.errors import ModelFileError, TrainingInterruptedWarning
+from extremax.errors import ModelFileError, TrainingInterruptedWarning, warn_caller
 from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
 from extremax.features.scaling import LargeColumns
@@ -375,7 +374,7 @@ class ExtremeClassifier(Classifier):
                 ' partial_fit(X, y, new_classes="add").'
             )
             found = self._lookup(y, features, hint=hint)
-            data = self._class_weighted(self._weighted(found, sample_weight, stacklevel=5))
+            data = self._class_weighted(self._weighted(found, sample_weight))
             if self.model_.parts is not None:
                 data = self.model_.merged(self._threads).assign(data)
             config, context = self._resume_config(), self._context(self.seed_)
@@ -627,10 +626,9 @@ class ExtremeClassifier(Classifier):
     def _finish(self, fitted: Fitted) -> Self:
         self._publish(fitted)
         if fitted.interrupted:
-            warnings.warn(
+            warn_caller(
                 f"Training was interrupted after {fitted.model.n_epochs} epochs; the model is kept as it is.",
                 TrainingInterruptedWarning,
-                stacklevel=3,
             )
         return self
 
@@ -764,7 +762,7 @@ class ExtremeClassifier(Classifier):
         if scaling is not None:
             features = scaling.scale(features)
         self.layout_ = FeatureLayout(n_columns, n_dense, groups, scaling)
-        data = self._weighted(targets.with_features(features), sample_weight, stacklevel=6)
+        data = self._weighted(targets.with_features(features), sample_weight)
         self._remember(X, features, known)
         return data, held | {"converted features": copied} if copied else held
 
@@ -811,22 +809,20 @@ class ExtremeClassifier(Classifier):
             raise ValueError(
                 "eval_set has no row of a class that occurs in y; validate on rows of the same classes."
             )
-        warn_unlabelled(data, "eval_set[1]", stacklevel=5)
+        warn_unlabelled(data, "eval_set[1]")
         if unseen:
             what = "rows of eval_set are of" if data.row_index is None else "labels of eval_set are"
-            warnings.warn(
-                f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=4
-            )
+            warn_caller(f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.")
         return data.usable().compact()
 
     def _lookup(self, y: Any, features: Features, **options: Any) -> Examples:
         targets = lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
         return targets.with_features(features)
 
-    def _weighted(self, data: Examples, sample_weight: ArrayLike | None, stacklevel: int = 4) -> Examples:
+    def _weighted(self, data: Examples, sample_weight: ArrayLike | None) -> Examples:
         """Give the pairs the weights of their rows, and warn of rows without a label."""
         weight = row_weight(data, sample_weight)
-        warn_unlabelled(data, "y", stacklevel)
+        warn_unlabelled(data, "y")
         return data.with_row_weight(weight)
 
     def _class_weighted(self, data: Examples) -> Examples:

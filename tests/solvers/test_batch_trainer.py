@@ -15,7 +15,6 @@ from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.class_sets import ClassSets, route
 from extremax.solvers.minibatch import MinibatchTrainer
 from extremax.solvers.optimizers import Tables
-from extremax.tree.noise import UniformNoise
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 from planted import a_dozen_classes, from_softmax, softmax
 from trainers import Progress, assert_same_bits, make_config, random_tables, run_by_batches
@@ -485,25 +484,14 @@ def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_pat
 
     X, y = data
     options = {"n_shared": 8, "n_epochs": 6, "random_state": 0}
-    whole = Classifier("minibatch_softmax", **options).fit(X, y)
+    whole = Classifier.with_solver("minibatch_softmax", **options).fit(X, y)
     assert whole.model_.tree is not None
-    stopped = Classifier("minibatch_softmax", **options)
+    stopped = Classifier.with_solver("minibatch_softmax", **options)
     stopped.fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
     stopped.save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
     assert np.array_equal(again.model_.weights.to_dense(), whole.model_.weights.to_dense())
     assert np.array_equal(again.model_.tree.weights, whole.model_.tree.weights)
-
-
-@pytest.mark.error
-def test_noise_of_ones_own_and_prior_rejects(data):
-    X, y = data
-    with pytest.raises(
-        ValueError, match=r"solver='softmax' draws the classes of a minibatch by itself.*UniformNoise"
-    ):
-        ExtremeClassifier(MinibatchSoftmax(n_shared=None, noise=UniformNoise(12))).fit(X, y)
-    with pytest.raises(ValueError, match=r"prior_variance is 1, but solver='softmax' has no prior"):
-        ExtremeClassifier(MinibatchSoftmax(n_shared=None, prior_variance=1.0)).fit(X, y)
 
 
 def test_memory_counts_a_tree_where_there_is_one(data):

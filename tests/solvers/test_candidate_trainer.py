@@ -85,7 +85,7 @@ def test_class_matches_logistic_regression():
 def test_shift_is_what_leaving_a_row_out_changes():
     X, y = around_means(200, 9, 6, seed=3)
     data, config, context = Examples(X, y), DEFAULTS.warm_start, Context()
-    tables = Tables.zeros(9, 6, "dual")
+    tables = Tables.zeros(9, 6, "sgd")
     start = start_discriminant(tables, Moments.from_pca(PCA.fit(X, 6), 1.0), data, config, context)
     shift = leave_one_out_shift(tables, 1.0, start, data, config, 1)
     x, scale = start.whitening.rows(X, 1.0), config.init_scale_factor * start.scale
@@ -105,7 +105,7 @@ def test_left_out_rows_choose_the_shrinkage():
     found = {}
     for distance in (0.05, 3.0):
         X, y = around_means(900, 150, 8, spread=1.0, distance=distance, seed=5)
-        tables = Tables.zeros(150, 8, "dual")
+        tables = Tables.zeros(150, 8, "sgd")
         moments = Moments.from_pca(PCA.fit(X, 8), 1.0)
         arguments = (tables, moments, Examples(X, y), DEFAULTS.warm_start, Context())
         found[distance] = start_discriminant(*arguments, shrinkages=(1.0, 16.0)).shrinkage

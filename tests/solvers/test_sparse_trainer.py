@@ -447,11 +447,6 @@ def test_a_fit_saved_after_its_last_epoch_ends_with_every_part(data, test_rows, 
     )
 
 
-def test_parameters_without_effect_are_not_among_the_choices(data):
-    clf = make(Only, learning_rate=9.0, optimizer="sgd", batch_size=7).fit(*data)
-    assert (clf.choices_["learning_rate"], clf.choices_["optimizer"]) == (1.0, "dual")
-
-
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_ctrl_c_inside_an_epoch_leaves_a_model(data, test_rows, epoch):
     (X, y), clf, watcher = data, make(), At(epoch)
