@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import ExtremeClassifier, MixtureNoise, TextClassifier, UniformNoise, load_model
-from extremax.data import TextFeatures
 from extremax.features.ngrams import NgramFeatures
 from extremax.scores import PQSearch
 from extremax.tree.noise import FrequencyNoise
@@ -64,7 +63,6 @@ def make_bases(folder: Path) -> dict[str, Base]:
         for name, query, labels in (
             ("dense", X[:4], y), ("beam", X[:4], y), ("tree", X[:4], y), ("mixture", X[:4], y),
             ("sparse", csr[:4], y), ("unfinished", csr[:4], y), ("text", list(TEXTS[:3]), TEXT_LABELS),
-            ("dense_text", list(TEXTS[:3]), TEXT_LABELS),
         )
     ]  # fmt: skip
     with warnings.catch_warnings():
@@ -105,10 +103,5 @@ def fit(name: str, X: Any, csr: Any, y: Any) -> Any:
         return ExtremeClassifier("sparse_softmax", **options).fit(csr, y)
     if name == "unfinished":
         return ExtremeClassifier("sparse_softmax", **options).partial_fit(csr, y)
-    features = (
-        NgramFeatures(hash_bits=6)
-        if name == "text"
-        else TextFeatures(n_components=3, n_random=2, hash_bits=6)
-    )
-    inner = ExtremeClassifier("auto" if name == "text" else "negative_sampling", **options)
-    return TextClassifier(inner, features=features).fit(list(TEXTS), list(TEXT_LABELS))
+    clf = TextClassifier(ExtremeClassifier(**options), features=NgramFeatures(hash_bits=6))
+    return clf.fit(list(TEXTS), list(TEXT_LABELS))

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import ExtremeClassifier, FrequencyNoise, TextClassifier, calibrate, evaluate, load_model
-from extremax.data import TextFeatures
 from golden.folders import Arrays, find_array, read_folder
 
 N_QUERY = 12
@@ -393,19 +392,6 @@ def deferred_tree(data: Data, n_jobs: int) -> Any:
     return ExtremeClassifier(n_shared=2, n_epochs=3, random_state=14, n_jobs=n_jobs).fit(data.X, data.y)
 
 
-def _text_features() -> TextFeatures:
-    return TextFeatures(n_components=5, n_random=3, hash_bits=6, char_ngrams=(3, 3))
-
-
-@case(texts(300, 12, seed=15), n_jobs=2)
-def hashed_texts(data: Data, n_jobs: int) -> Any:
-    """Hashed n-grams."""
-    clf = TextClassifier(
-        ExtremeClassifier(n_epochs=4, random_state=15, n_jobs=n_jobs), features=_text_features()
-    )
-    return clf.fit(data.X, data.y)
-
-
 class LetterCounts:
     """An encoder of texts: how often each of some letters occurs."""
 
@@ -430,8 +416,6 @@ def described_labels(data: Data, n_jobs: int) -> Any:
             "label,description\n" + "".join(f"{y},what {y} stands for\n" for y in sorted(set(data.y)))
         )
         options = [
-            "--text-features",
-            "6",
             "--n-epochs",
             "2",
             "--seed",

@@ -407,7 +407,7 @@ def compare_fused_steps(mine, parts, *, n_shared=50, rows="own", class_counts=No
             patch.setattr("extremax.nn.softmax.n_processes", lambda: 1)  # it refuses several processes
             sets = [(classes.astype(np.int32), shift) for classes, shift in whole_sets(layer)]
             assert len(sets) == options["steps_per_batch"]
-            patch.setattr(single, "_choose", lambda h, y: StepSets(50, sets))
+            patch.setattr(single, "_choose", lambda y: StepSets(50, sets))
             losses = torch.split(single(theirs, y).losses, [int((y != -100).sum()) for _, y in parts])
             torch.stack([own.mean() for own in losses]).mean().backward()
         torch.testing.assert_close(out.losses, losses[mine], rtol=1e-4, atol=1e-4)

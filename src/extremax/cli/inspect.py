@@ -149,9 +149,7 @@ def _input(clf: Any) -> str:
 
 
 def _text_features(clf: Any) -> str | None:
-    if not takes_texts(clf) or clf.features_ is None:
-        return None
-    return "words and character n-grams" if clf.features_.is_sparse else "dense"
+    return "words and character n-grams" if takes_texts(clf) and clf.features_ is not None else None
 
 
 def _memory(folder: Path, noise: Any) -> dict[str, int]:
@@ -207,7 +205,7 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
 
 def _strongest(clf: Any, position: int, k: int) -> list[tuple[str, float]] | None:
     """Return the features with the greatest weights for a class, of a model of words and n-grams."""
-    if not takes_texts(clf) or clf.features_ is None or not clf.features_.is_sparse:
+    if not takes_texts(clf) or clf.features_ is None:
         return None
     features: list[tuple[str, float]] = clf.explain_label(clf.classes_[position], k).features
     return features

@@ -15,8 +15,8 @@ import numpy as np
 
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.rng import mix64
-from extremax.kernels.text_hash import BLANK, OTHER, WORD
 
+OTHER, WORD, BLANK = 0, 1, 2  # kinds of characters
 MOST_TOKENS = 8  # longest run of tokens
 N_GROUPS = 3  # character n-grams, single words, runs of tokens: each has buckets of its own
 _CHARACTER_SEED = np.uint64(0x5851F42D4C957F2D)

@@ -6,10 +6,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from extremax.classifier import ExtremeClassifier
 from extremax.data import catalog, xml_cnn

@@ -20,9 +20,8 @@ from extremax.data import planted_hierarchy
 from extremax.examples import Examples
 from extremax.experiments.methods import METHODS
 from extremax.experiments.paper import gradient_noise
-from extremax.experiments.recipe import Recipe, load_recipe
+from extremax.experiments.recipe import Recipe, find_recipe, load_recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
-from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.fit import Fitted, Request, make_trainer, run_training, start_model
 from extremax.model import Model
