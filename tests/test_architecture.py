@@ -280,6 +280,7 @@ INPUT_CHECKS = {
     ("params.py", "Choice"),
     ("params.py", "Interval"),
     ("text.py", "ExtremeClassifier"),
+    ("text.py", "NgramFeatures"),
     ("solvers/loop.py", "Watcher"),
 }
 LONGEST_CHAIN = 19

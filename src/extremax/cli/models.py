@@ -149,6 +149,33 @@ def describe_labels(model: Any, path: Path) -> None:
     model.describe_classes(texts)
 
 
+def warn_left_out(n_rows: int) -> None:
+    """Warn about rows without a label that the model knows."""
+    if n_rows:
+        terminal.warn(f"{n_rows:,} rows have no label that the model knows; they are left out.")
+
+
+def probabilities(log_prob: Any) -> list[list[float]]:
+    """Return probabilities with seven digits, the precision of float32."""
+    import numpy as np
+
+    return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
+
+
+def answers_of(model: Any, labels: Any, log_prob: Any) -> list[list[dict[str, Any]]]:
+    """Return for each row the labels with their probabilities, and descriptions where the model has any."""
+    found = []
+    for names, values in zip(labels.tolist(), probabilities(log_prob), strict=True):
+        texts = [description_of(model, name) for name in names]
+        found.append(
+            [
+                {"label": name, **({} if text is None else {"description": text}), "probability": p}
+                for name, text, p in zip(names, texts, values, strict=True)
+            ]
+        )
+    return found
+
+
 def description_of(model: Any, label: Any) -> str | None:
     """Return the description of a label, if the model has descriptions."""
     classifier = classifier_of(model)

@@ -35,6 +35,18 @@ Seed = Annotated[int, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 
 
+def _check_names(given: Mapping[str, Any], section: str) -> None:
+    for name in given:
+        if name not in MODEL_DEFAULTS:
+            raise ValueError(f"{section}.{name} is not a parameter.{suggest(name, MODEL_DEFAULTS)}")
+
+
+def suggest(word: str, words: Iterable[str]) -> str:
+    """Return a sentence that suggests the most similar of some words, empty where none is similar."""
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A table of a recipe; names that it does not know are errors."""
 
@@ -85,10 +97,13 @@ class FeaturesConfig(_Section, frozen=True):
         components; "auto" is "text" for texts, otherwise "given".
     n_components
         Number of "text", "tfidf" and "tfidf_pca" features.
+    word_ngrams
+        Longest run of words of "text" features; 0 for character n-grams alone.
     """
 
     kind: Literal["auto", "given", "text", "tfidf", "tfidf_pca"] = "auto"
     n_components: Count = 512
+    word_ngrams: Annotated[int, msgspec.Meta(ge=0, le=8)] = 2
 
 
 class EvaluationConfig(_Section, frozen=True):
@@ -226,18 +241,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _check_names(given: Mapping[str, Any], section: str) -> None:
-    for name in given:
-        if name not in MODEL_DEFAULTS:
-            raise ValueError(f"{section}.{name} is not a parameter.{suggest(name, MODEL_DEFAULTS)}")
-
-
-def suggest(word: str, words: Iterable[str]) -> str:
-    """Return a sentence that suggests the most similar of some words, empty where none is similar."""
-    close = difflib.get_close_matches(word, list(words), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 # -- recipes of the package

@@ -168,13 +168,14 @@ def _rows_of(data: Dataset, rows: Int64) -> Dataset:
 # -- features
 
 
-def dense_text_features(n_components: int, *, seed: int = 0) -> Any:
+def dense_text_features(n_components: int, *, word_ngrams: int = 2, seed: int = 0) -> Any:
     """Return a transformer of texts to rows of unit length: n-grams, then a truncated SVD."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
 
-    return make_pipeline(NgramFeatures(), TruncatedSVD(n_components, random_state=seed), Normalizer())
+    ngrams = NgramFeatures(word_ngrams=word_ngrams)
+    return make_pipeline(ngrams, TruncatedSVD(n_components, random_state=seed), Normalizer())
 
 
 def _features(
@@ -195,7 +196,7 @@ def _features(
     if not texts and not sp.issparse(X["train"]):
         raise ValueError(f"features.kind is {kind!r}, but the rows are dense; it is for sparse counts.")
     log(f"{features.n_components} features of {parts['train'].n_samples:,} rows")
-    make: Any = dense_text_features(features.n_components)
+    make: Any = dense_text_features(features.n_components, word_ngrams=features.word_ngrams)
     if not texts:
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfTransformer
@@ -253,8 +254,8 @@ def _write(path: Path, rows: Rows, log: Log) -> None:
 
 
 def _read(path: Path, name: str) -> Rows:
-    with np.load(path, allow_pickle=False) as found:
-        arrays = dict(found)
+    with path.open("rb") as file:
+        arrays = dict(np.load(file, allow_pickle=False))
     X: dict[str, Any] = {}
     for split in SPLITS:
         X[split] = arrays.get(f"{split}.dense")

@@ -66,6 +66,12 @@ class Trial:
     n_epochs: int
     seconds: float
 
+    def describe(self) -> str:
+        """Return one line about the trial."""
+        score = "-" if self.score is None else f"{self.score:.4f}"
+        words = "  ".join(f"{name} {value}" for name, value in self.parameters.items())
+        return f"trial {self.number:<4} {score:>9}  {self.state:9} {self.seconds:7.1f} s  {words}"
+
 
 @dataclass(frozen=True)
 class SearchResult:

@@ -202,11 +202,6 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
     """Search the paper's grid for the best accuracy on validation rows."""
     search = replace(recipe.search, space=paper_grid(name), score="accuracy", pruner="none")
 
-    def show(trial: Trial) -> None:
-        words = "  ".join(f"{key} {value}" for key, value in trial.parameters.items())
-        score = "-" if trial.score is None else f"{trial.score:.4f}"
-        task.log(f"trial {trial.number:<3} {score:>7}  {trial.seconds:6.1f} s  {words}")
-
     folder = task.folder / "search" / name
     result = tune(
         replace(recipe, search=search),
@@ -216,7 +211,7 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
         n_jobs=task.n_jobs,
         noise=_shared_noise(recipe, task),
         log=task.log,
-        on_trial=show,
+        on_trial=lambda trial: task.log(trial.describe()),
     )
     best = result.best_trial
     figures = {
