@@ -185,6 +185,7 @@ ALLOWED: dict[str, set[str]] = {
         "loading",
         "model",
         "params",
+        "report",
         "runtime",
         "scores",
         "solvers",

@@ -143,8 +143,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     --trials each method is tuned first, over the paper's grid; with --seeds 3 every verdict has an error.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
     folder that the environment variable EXTREMAX_DATA names; polish-nouns comes from the package
-    spacy-lookups-data. For amazon-670k and wikipedia-500k it first states which files it needs, how much
-    memory and how much time. eurlex57k-smallest with --method softmax and --method uniform is the
+    spacy-lookups-data. For amazon-670k and wikipedia-500k it first states which files and how much memory
+    it needs. eurlex57k-smallest with --method softmax and --method uniform is the
     experiment of the paper's appendix A.2. The same command resumes a comparison that was interrupted.
     """
     from extremax.experiments.paper import reproduce as reproduce_paper
@@ -203,8 +203,12 @@ def plot(
     Log-likelihood and accuracy against training time, with a row of panels per data set.
     """
     from extremax.experiments import plot as plot_runs
+    from extremax.experiments.figures import FORMATS
 
     terminal.set_quiet(quiet)
+    for kind in kinds or [out.suffix.lstrip(".").lower() or "png"]:
+        if kind not in FORMATS:
+            raise typer.BadParameter(f"{kind!r} is not a format of figures; use {', '.join(FORMATS)}.")
     # A pattern such as runs/* also finds files beside the runs.
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, description_of, open_model, takes_texts
+from extremax.cli.models import (
+    classifier_of,
+    description_of,
+    find_labels,
+    label_id,
+    open_model,
+    takes_texts,
+)
 from extremax.cli.options import Json, ModelArgument
 
 # Beginnings of the names of arrays in a model folder, and what they hold; the longest that fits counts.
@@ -29,16 +36,6 @@ _PARTS = {
     "label_offsets": "label names",
     "README": "model card",
     "parts": "merged classes",
-    # folders of version 1
-    "biases": "weights",
-    "squares": "accumulators (for further training)",
-    "bias_squares": "accumulators (for further training)",
-    "eta": "accumulators (for further training)",
-    "whitening": "whitening (for further training)",
-    "index": "index (for beam search)",
-    "class_means": "class means",
-    "class_counts": "class counts",
-    "descriptions": "descriptions",
 }
 
 
@@ -88,14 +85,15 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     import numpy as np
 
     classifier = classifier_of(clf)
+    has_ngrams = takes_texts(clf) and clf.features_ is not None
     fitted, choices, last = classifier.model_, classifier.choices_, classifier.history_[-1]
     tree, counts = fitted.tree, fitted.classes.counts
     facts: dict[str, Any] = {
         "input": _input(clf),
-        "text_features": _text_features(clf),
+        "text_features": "words and character n-grams" if has_ngrams else None,
         "n_classes": len(clf.classes_),
         "n_features": fitted.n_features,
-        "nonzero_weights": _nonzero(fitted.weights),
+        "nonzero_weights": int(fitted.weights.n_entries) if fitted.weights.row_major else None,
         "n_samples": fitted.classes.n_samples or None,
         "objective": fitted.objective,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
@@ -126,11 +124,6 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _nonzero(weights: Any) -> int | None:
-    """Return the number of stored weights of a sparse model."""
-    return int(weights.n_entries) if weights.row_major else None
-
-
 def _input(clf: Any) -> str:
     if not takes_texts(clf):
         return "features"
@@ -138,10 +131,6 @@ def _input(clf: Any) -> str:
     if clf.features_ is None:
         return f"texts through {encoder}"
     return f"texts, and through {encoder}" if clf._encodes else "texts"
-
-
-def _text_features(clf: Any) -> str | None:
-    return "words and character n-grams" if takes_texts(clf) and clf.features_ is not None else None
 
 
 def _memory(folder: Path, noise: Any) -> dict[str, int]:
@@ -157,9 +146,10 @@ def _memory(folder: Path, noise: Any) -> dict[str, int]:
 
 def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     fitted = classifier_of(clf).model_
-    position = _find(clf.classes_, label)
+    (known,) = find_labels(clf, [label])
+    position = label_id(clf, known)
     by_words = takes_texts(clf) and clf.features_ is not None
-    strongest = clf.explain_label(clf.classes_[position], k).features if by_words else []
+    strongest = clf.explain_label(known, k).features if by_words else []
     by_tree = fitted.tree is not None and fitted.classes.means is not None
     ids, hardness = fitted.confusable(position, min(k, len(clf.classes_) - 1))
     measure = "tree_probability" if by_tree else "cosine_of_weights"
@@ -181,20 +171,6 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         [[str(e["label"]), e[measure], e.get("rows"), description_of(clf, e["label"])] for e in found],
         title=f"classes hardest to distinguish from {label}, by {method}",
     )
-
-
-def _find(classes: Any, label: str) -> int:
-    import difflib
-
-    import numpy as np
-
-    names = classes.astype(str)
-    found = np.flatnonzero(names == label)
-    if len(found):
-        return int(found[0])
-    near = difflib.get_close_matches(label, names.tolist(), n=3) if len(names) <= 100_000 else []
-    hint = f" Did you mean {', '.join(near)}?" if near else ""
-    raise ValueError(f"{label!r} is none of the model's {len(names):,} labels.{hint}")
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,22 @@ def describe_labels(model: Any, path: Path) -> None:
     model.describe_classes(texts)
 
 
+def find_labels(model: Any, words: list[str]) -> list[Any]:
+    """Return labels by their spelling: those of numbers are numbers."""
+    by_name = {str(label): label for label in model.classes_.tolist()}
+    unknown = next((word for word in words if word not in by_name), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, list(by_name), n=3) if len(by_name) <= 100_000 else []
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"{unknown!r} is none of the model's {len(by_name):,} labels.{hint}")
+    return [by_name[word] for word in words]
+
+
+def label_id(model: Any, label: Any) -> int:
+    """Return the class id of a label."""
+    return int(classifier_of(model)._label_index.lookup([label], n_samples=1)[0])
+
+
 def warn_left_out(n_rows: int) -> None:
     """Warn about rows without a label that the model knows."""
     if n_rows:
@@ -178,8 +195,7 @@ def answers_of(model: Any, labels: Any, log_prob: Any) -> list[list[dict[str, An
 
 def description_of(model: Any, label: Any) -> str | None:
     """Return the description of a label, if the model has descriptions."""
-    classifier = classifier_of(model)
-    descriptions = classifier.model_.classes.descriptions
+    descriptions = model.model_.classes.descriptions
     if descriptions is None:
         return None
-    return str(descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0])))
+    return str(descriptions.text(label_id(model, label)))

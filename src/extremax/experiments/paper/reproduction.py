@@ -24,7 +24,7 @@ from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS
 from extremax.experiments.paper.claims import FIGURES, Outcome, RunResult, Verdict, check_claims
-from extremax.experiments.paper.plan import make_plan
+from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
 from extremax.experiments.recipe import (
     DataConfig,
@@ -127,8 +127,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
-    plan = make_plan(data, compared, n_trials=n_trials, n_seeds=n_seeds, n_jobs=n_jobs)
-    for line in () if plan is None else plan.describe():
+    for line in describe_needs(data, compared):
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
     if not methods and softmax_work(rows) > SOFTMAX_LIMIT:
