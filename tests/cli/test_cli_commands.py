@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -231,22 +230,6 @@ def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
     assert summary["valid_accuracy"] == clf.history_[-1]["valid_accuracy"]
 
 
-def test_old_names_of_options_warn(features: Path, tmp_path: Path) -> None:
-    command = ["train", features / "X.npy", "--out", tmp_path / "m", "--n-epochs", 1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        done = cli(*command, "--regularization", 0.5, "--n-components", 3)
-    for old, new in (("--regularization", "--tree-regularization"), ("--n-components", "--tree-components")):
-        assert (
-            f"warning: {old} is now called {new}; the old name will go with the next release." in done.stderr
-        )
-    clf = load_model(tmp_path / "m")
-    assert isinstance(clf, ExtremeClassifier)
-    assert (clf.tree_regularization, clf.tree_components) == (0.5, 3)
-    done = cli(*command, "--n-components", 3, "--tree-components", 3, code=2)
-    assert "give one of them, not both" in " ".join(done.stderr.split())
-
-
 @pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
 def test_predictions_as_files(features: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / f"answers.{to}"
@@ -270,7 +253,7 @@ def test_predictions_as_files(features: Path, tmp_path: Path, to: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [out.name]
 
 
-@pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("to", ["csv", "parquet"])
 def test_labels_that_apply_as_files(tmp_path: Path, to: str) -> None:
     X, y = label_lists(300)
     clf = ExtremeClassifier(random_state=0, n_epochs=2).fit(X, y)
@@ -699,7 +682,7 @@ def test_figures_without_rows_to_hold_out(folder: Path, tmp_path: Path) -> None:
     assert "held out: none, as rows are few; give --valid FILE to measure the model" in said
 
 
-@pytest.mark.parametrize("to", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("to", ["csv", "jsonl"])
 def test_predictions_carry_columns_through(folder: Path, tmp_path: Path, to: str) -> None:
     rows = [
         {"nr": f"T{i}", "text": text, "label": label, "day": str(i)}
