@@ -276,7 +276,9 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_exist(page: Path) -> None:
-    for path in re.findall(r"`((?:src|docs|lab|examples|benchmarks|recipes|tests)/[\w./-]*)`", page.read_text()):
+    for path in re.findall(
+        r"`((?:src|docs|lab|examples|benchmarks|recipes|tests)/[\w./-]*)`", page.read_text()
+    ):
         assert (ROOT / path).exists(), path
 
 
