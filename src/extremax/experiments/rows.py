@@ -19,11 +19,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
+from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.pca import PCA
 from extremax.features.svd import truncated_svd

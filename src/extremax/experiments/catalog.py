@@ -26,12 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from extremax.data import labels, xml_cnn
+from extremax.data import labels
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import load_icd10cm
-from extremax.data.lemmas import lemma_file, load_lemmas
 from extremax.data.readers import Reduction, load_dataset
 from extremax.data.streams import ByteStream
+from extremax.experiments import xml_cnn
+from extremax.experiments.lemmas import lemma_file, load_lemmas
 from extremax.splits import seen_classes
 
 FOLDER_VARIABLE = "EXTREMAX_DATA"
@@ -59,7 +60,7 @@ def load_named(name: str, *, reduce: Reduction | None = None) -> SplitData:
 
     Examples
     --------
-    >>> from extremax.data.catalog import load_named
+    >>> from extremax.experiments.catalog import load_named
     >>> data = load_named("icd10cm")
     >>> data.train.n_samples, data.valid.n_samples, data.test.n_samples
     (48265, 6033, 6034)

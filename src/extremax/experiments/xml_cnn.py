@@ -33,7 +33,7 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
     Examples
     --------
     >>> import tempfile
-    >>> from extremax.data.xml_cnn import read_dense_text
+    >>> from extremax.experiments.xml_cnn import read_dense_text
     >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
     ...     print("2 3", "0.5 1 -2", "0 1e-3 4", sep="\\n", file=file, flush=True)
     ...     read_dense_text(file.name).tolist()
