@@ -6,7 +6,6 @@ pandas needs nothing beside itself; polars and pyarrow tables convert themselves
 
 from __future__ import annotations
 
-import io
 import os
 from typing import Any
 
@@ -194,21 +193,15 @@ def _collect(X: Any, name: str) -> Any:
     return found.collect().to_native() if hasattr(found, "collect") else found.to_native()
 
 
-def to_arrow_file(X: Any) -> io.BytesIO | None:
-    """Return a frame or dataset as an Arrow file in memory; None for anything else."""
+def to_arrow_table(X: Any) -> Any:
+    """Return a frame or dataset as an Arrow table; None for anything else."""
     if isinstance(X, str | os.PathLike) or hasattr(X, "read"):
         return None
     frame = as_frame(X, "path")
     if not is_frame(frame):
         return None
-    import pyarrow as pa
-
     if hasattr(frame, "iloc"):
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    else:
-        table = frame.to_arrow() if hasattr(frame, "to_arrow") else frame
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    sink.seek(0)
-    return sink
+        import pyarrow as pa
+
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    return frame.to_arrow() if hasattr(frame, "to_arrow") else frame
