@@ -432,7 +432,7 @@ def test_columns_match_reference(kind, fixed, tmp_path):
         )
     )
     assert [text for batch in batches for text in batch.texts] == names
-    with pytest.raises(DataFileError, match="no column 'vec'; columns are id, embedding"):
+    with pytest.raises(DataFileError, match="no column 'vec'; columns are 'id', 'embedding'"):
         load_dataset(path, vector_column="vec", format="arrow" if kind == "stream" else "auto")
 
 

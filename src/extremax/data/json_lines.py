@@ -32,7 +32,7 @@ def read_json(reader: TextReader) -> Iterator[Row]:
         message = "cannot tell which field holds the text; pass text_column and label_column."
         raise DataFileError(reader.stream.name, f"{message} Fields are {shown}.", line=1)
     text = fields[text_at]
-    label = None if label_at is None or reader.ignore_labels else fields[label_at]
+    label = None if label_at is None or reader.options.ignore_labels else fields[label_at]
     kept = [fields[i] for i in reader.keep_columns(fields, "field")]
     reader.note = f"JSON: texts from {text!r}, " + (
         "no labels" if label is None else f"labels from {label!r}"
@@ -42,7 +42,7 @@ def read_json(reader: TextReader) -> Iterator[Row]:
         if not isinstance(found, str) or bad_utf8(found) >= 0:
             reader.bad_line(f"expected UTF-8 text in {text!r}, got {_shown(found)}", line)
             continue
-        labels = None if label is None else _labels(record.get(label), reader.label_separator)
+        labels = None if label is None else _labels(record.get(label), reader.options.label_separator)
         if label is not None and labels is None:
             got = _shown(record.get(label))
             reader.bad_line(f"expected a label or a list of labels in {label!r}, got {got}", line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from extremax.data import labels
 from extremax.data.array_files import read_labels, read_npy, read_npz
-from extremax.data.columns import ColumnFile
+from extremax.data.columns import read_columns
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.json_lines import read_json
-from extremax.data.sparse_text import SparseTextReader, ZeroBased
-from extremax.data.streams import HEAD_BYTES, SUFFIXES, ByteStream, Progress, Source, on_disk, open_stream
+from extremax.data.options import Column, Kept, Progress, ReadOptions, ZeroBased
+from extremax.data.sparse_text import SparseTextReader
+from extremax.data.streams import HEAD_BYTES, SUFFIXES, ByteStream, Source, on_disk, open_stream
 from extremax.data.text_tables import (
     LABEL_NAMES,
     LABEL_PREFIX,
     TEXT_NAMES,
-    Column,
-    Kept,
     TextReader,
     read_fasttext,
     read_lines,
@@ -84,23 +83,6 @@ _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
     rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
 )
-
-
-@dataclass(frozen=True)
-class _Options:
-    n_features: int | None
-    zero_based: ZeroBased
-    text_column: Column | None
-    label_column: Column | None
-    vector_column: str | None
-    label_separator: str | None
-    delimiter: str | None
-    header: bool | None
-    labels_path: str | os.PathLike[str] | None
-    skip_bad_lines: bool
-    progress: Progress | None
-    keep: Kept = None
-    ignore_labels: bool = False
 
 
 def load_dataset(  # noqa: PLR0913 (the parameters are the API)
@@ -182,7 +164,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> data.format, data.X.shape, data.y.toarray().tolist()
     ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
     """
-    options = _Options(
+    options = ReadOptions(
         n_features=n_features,
         zero_based=zero_based,
         text_column=text_column,
@@ -234,7 +216,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> [batch.texts for batch in iter_dataset(file, batch_rows=2)]
     [['a b', 'c'], ['d']]
     """
-    options = _Options(
+    options = ReadOptions(
         n_features=n_features,
         zero_based=zero_based,
         text_column=text_column,
@@ -243,7 +225,6 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
         label_separator=label_separator,
         delimiter=delimiter,
         header=header,
-        labels_path=None,
         skip_bad_lines=skip_bad_lines,
         progress=progress,
         keep=keep,
@@ -297,14 +278,14 @@ def detect_format(stream: ByteStream) -> str:
     )
 
 
-def _batches(source: Any, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
+def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
     if format != "auto" and format not in _EXTENSIONS.values():
         raise ValueError(
             f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'."
         )
     table = to_arrow_table(source)
     if table is not None:
-        yield from _column_file(table, "the data frame", "arrow", options).batches(batch_rows)
+        yield from read_columns(table, "the data frame", "arrow", options, batch_rows)
         return
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         source = _packed_or_not(Path(source) / "X.npy") or source
@@ -321,51 +302,21 @@ def _batches(source: Any, format: str, options: _Options, batch_rows: int | None
             if stream.compression or not stream.is_file:
                 options = replace(options, progress=None)  # unpacking has reported it
             with on_disk(source, stream) as path:
-                yield from _column_file(path, stream.name, kind, options).batches(batch_rows)
+                yield from read_columns(path, stream.name, kind, options, batch_rows)
         elif kind in ("npy", "npz"):
             with on_disk(source, stream) as path:
                 yield from _array_batches(path, stream.name, kind, options, batch_rows)
         elif kind in ("xmc", "libsvm"):
-            sparse = SparseTextReader(
-                stream, kind == "xmc", options.n_features, options.zero_based, options.skip_bad_lines
-            )
+            sparse = SparseTextReader(stream, kind == "xmc", options)
             yield from [sparse.read()] if batch_rows is None else sparse.batches()
         else:
-            reader = TextReader(
-                stream,
-                kind,
-                skip_bad_lines=options.skip_bad_lines,
-                keep=options.keep,
-                text_column=options.text_column,
-                label_column=options.label_column,
-                label_separator=options.label_separator,
-                ignore_labels=options.ignore_labels,
-                delimiter=options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream.head)),
-                header=options.header,
-            )
+            delimiter = options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream.head))
+            reader = TextReader(stream, kind, replace(options, delimiter=delimiter))
             yield from reader.batches(_TEXT_READERS[kind](reader), batch_rows)
 
 
-def _column_file(source: Any, name: str, kind: str, options: _Options) -> ColumnFile:
-    text, label = options.text_column, options.label_column
-    for column in (text, label):
-        if isinstance(column, int):
-            raise ValueError(f"column {column} of {name} is given by position; use its name.")
-    return ColumnFile(
-        source,
-        name,
-        kind,
-        vector_column=options.vector_column,
-        text_column=None if text is None else str(text),
-        label_column=None if label is None else str(label),
-        keep=options.keep,
-        ignore_labels=options.ignore_labels,
-        progress=options.progress,
-    )
-
-
 def _array_batches(
-    path: Path, name: str, kind: str, options: _Options, batch_rows: int | None
+    path: Path, name: str, kind: str, options: ReadOptions, batch_rows: int | None
 ) -> Iterator[Dataset]:
     data = read_npy(path, name) if kind == "npy" else read_npz(path, name)
     labels_path: Any = options.labels_path

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
+from extremax.data.options import ReadOptions
 from extremax.data.streams import ByteStream
 from extremax.data.text_tables import MAX_REPORTS
 from extremax.kernels.text_parse import SparseLines, parse_sparse_lines
-
-ZeroBased = bool | Literal["auto"]
 
 _CHUNK_BYTES = 2 << 20  # of blank lines, whose numbers take fifty times as much memory
 _NO_LIMIT = 2**31 - 1
@@ -46,9 +45,8 @@ class SparseTextReader:
 
     stream: ByteStream
     header: bool
+    options: ReadOptions
     n_features: int | None = None
-    zero_based: ZeroBased = "auto"
-    skip_bad_lines: bool = False
     n_rows: int | None = None
     n_labels: int | None = None
     n_done: int = 0
@@ -57,6 +55,7 @@ class SparseTextReader:
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.n_features = self.options.n_features
         if self.n_features is not None and not 0 < self.n_features <= _NO_LIMIT:
             raise ValueError(f"n_features is {self.n_features}; it must be from 1 to {_NO_LIMIT:,}.")
 
@@ -66,7 +65,7 @@ class SparseTextReader:
 
     def batches(self) -> Iterator[Dataset]:
         """Read chunk by chunk; without a header, `n_features` and `zero_based` must be given."""
-        if not self.header and (self.n_features is None or self.zero_based == "auto"):
+        if not self.header and (self.n_features is None or self.options.zero_based == "auto"):
             raise ValueError(
                 "libsvm text in batches needs n_features and zero_based=True or False: a batch cannot tell."
             )
@@ -114,7 +113,7 @@ class SparseTextReader:
         """Smallest index that is too large; indices of libsvm may count from 1."""
         if self.n_features is None:
             return _NO_LIMIT
-        return self.n_features + (not self.header and self.zero_based is not True)
+        return self.n_features + (not self.header and self.options.zero_based is not True)
 
     def _parse(self, chunk: bytes, start: int, line: int) -> _Piece:
         """Return the rows of a chunk from a place on, which has the number `line`."""
@@ -175,11 +174,11 @@ class SparseTextReader:
         message = f"expected {expected}, got {got}"
         hint = (
             ""
-            if self.skip_bad_lines
+            if self.options.skip_bad_lines
             else "; correct it, or pass skip_bad_lines=True to leave such lines out."
         )
         error = DataFileError(self.stream.name, message + hint, line=line, column=place - start + 1)
-        if not self.skip_bad_lines:
+        if not self.options.skip_bad_lines:
             raise error
         self.n_bad += 1
         self.n_skipped += 1
@@ -197,7 +196,7 @@ class SparseTextReader:
         )
         smallest, largest = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
         one_based = not self.header and (
-            self.zero_based is False or (self.zero_based == "auto" and smallest >= 1)
+            self.options.zero_based is False or (self.options.zero_based == "auto" and smallest >= 1)
         )
         if one_based and len(indices) and smallest == 0:
             raise DataFileError(name, "has a feature index 0; with zero_based=False the first index is 1.")
@@ -208,9 +207,10 @@ class SparseTextReader:
         if one_based:
             indices -= 1
         shape = len(feature_counts), max(n_features, 0)
-        X = sp.csr_matrix((values, indices, _offsets(feature_counts)), shape=shape, copy=False)
+        indptr = np.concatenate([[0], np.cumsum(feature_counts)]).astype(np.int64)
+        X = sp.csr_matrix((values, indices, indptr), shape=shape, copy=False)
         X.sum_duplicates()
-        y, label_names = RaggedLabels(labels, _offsets(label_counts)).finish(self.n_labels)
+        y, label_names = RaggedLabels.from_counts(labels, label_counts).finish(self.n_labels)
         data = Dataset(
             X=X,
             y=y,
@@ -221,7 +221,3 @@ class SparseTextReader:
         )
         self.n_skipped, self.skipped = 0, []
         return data
-
-
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

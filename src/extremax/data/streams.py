@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from extremax.data.dataset import DataFileError
+from extremax.data.options import Progress
 from extremax.runtime.memory import available_memory, format_bytes
 
-Progress = Callable[[int, int | None], None]
 Source = str | os.PathLike[str] | IO[bytes]
 Read = Callable[[int], bytes]
 

@@ -8,13 +8,11 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
+from extremax.data.options import Column, Kept, ReadOptions
 from extremax.data.streams import MAX_LINE_BYTES, ByteStream, bad_utf8
-
-Column = str | int
-Kept = Sequence[Column] | Literal["all"] | None
 
 TEXT_NAMES = ("text", "description", "sentence", "title", "content", "body", "document", "query", "name", "x")
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "code", "y")
@@ -36,18 +34,11 @@ class Row(NamedTuple):
 
 @dataclass
 class TextReader:
-    """Options of a file of texts, and what was found in it so far."""
+    """A file of texts, and what was found in it so far."""
 
     stream: ByteStream
     format: str
-    skip_bad_lines: bool = False
-    keep: Kept = None  # columns to keep beside texts and labels; rows are then numbered
-    text_column: Column | None = None
-    label_column: Column | None = None
-    label_separator: str | None = None
-    ignore_labels: bool = False
-    delimiter: str = ","
-    header: bool | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
     n_skipped: int = 0
     skipped: list[str] = field(default_factory=list)
     note: str = ""  # the columns of texts and labels, for users
@@ -56,7 +47,7 @@ class TextReader:
 
     def bad_line(self, message: str, line: int | None = None, column: int | None = None) -> None:
         """Raise for a bad line, or count it with `skip_bad_lines`."""
-        if not self.skip_bad_lines:
+        if not self.options.skip_bad_lines:
             hint = "; correct it, or pass skip_bad_lines=True to leave such lines out."
             raise DataFileError(self.stream.name, message + hint, line=line, column=column)
         self.n_skipped += 1
@@ -93,7 +84,7 @@ class TextReader:
             n_skipped=self.n_skipped,
             skipped=self.skipped,
             format=self.format,
-            row_numbers=None if self.keep is None else numbers,
+            row_numbers=None if self.options.keep is None else numbers,
             columns={name: [row.kept[i] for row in rows] for i, name in enumerate(self.kept_names)},
             note=self.note,
         )
@@ -110,13 +101,13 @@ class TextReader:
             places = (plain.index(name) for name in usual if name in plain)
             return next((place for place in places if place != other), None)
 
-        asked = None if self.label_column is None else find(self.label_column, (), None)
-        text = find(self.text_column, TEXT_NAMES, asked)
-        return text, find(self.label_column, LABEL_NAMES, text)
+        asked = None if self.options.label_column is None else find(self.options.label_column, (), None)
+        text = find(self.options.text_column, TEXT_NAMES, asked)
+        return text, find(self.options.label_column, LABEL_NAMES, text)
 
     def keep_columns(self, names: Sequence[str], what: str = "column") -> list[int]:
         """Return the positions of the columns to keep, and note their names."""
-        places = find_columns(self.stream.name, self.keep, names, what)
+        places = find_columns(self.stream.name, self.options.keep, names, what)
         self.kept_names = [names[i].strip() for i in places]
         return places
 
@@ -191,11 +182,19 @@ def read_table(reader: TextReader) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
     # in tab-separated files a quote is a character like others
     dialect: dict[str, Any] = (
-        {"quoting": csv.QUOTE_NONE} if reader.delimiter == "\t" else {"strict": True, "quotechar": '"'}
+        {"quoting": csv.QUOTE_NONE}
+        if reader.options.delimiter == "\t"
+        else {"strict": True, "quotechar": '"'}
     )
-    records = _records(reader, csv.reader(reader.stream.lines(), delimiter=reader.delimiter, **dialect))
+    records = _records(
+        reader, csv.reader(reader.stream.lines(), delimiter=reader.options.delimiter, **dialect)
+    )
     n_head = (
-        _HEAD_ROWS if reader.stream.is_file else 1 if reader.text_column is not None else _HEAD_ROWS_PIPED
+        _HEAD_ROWS
+        if reader.stream.is_file
+        else 1
+        if reader.options.text_column is not None
+        else _HEAD_ROWS_PIPED
     )
     head = list(itertools.islice(records, n_head))
     if not head:
@@ -212,10 +211,10 @@ def read_table(reader: TextReader) -> Iterator[Row]:
             continue
         labels = None
         if label_at is not None:
-            if not fields[label_at] and not reader.label_separator:
+            if not fields[label_at] and not reader.options.label_separator:
                 reader.bad_line("expected a label, got an empty field", line, label_at + 1)
                 continue
-            labels = split_labels(fields[label_at], reader.label_separator)
+            labels = split_labels(fields[label_at], reader.options.label_separator)
         yield Row(fields[text_at], labels, tuple(fields[i] for i in kept))
 
 
@@ -241,8 +240,12 @@ def _records(reader: TextReader, rows: Any) -> Iterator[tuple[int, list[str]]]:
 def _choose(reader: TextReader, head: list[list[str]]) -> tuple[int, int | None, list[int], bool]:
     """Return the positions of text, label and kept columns, and whether the first row is a header."""
     # a column given by name asks for a header
-    by_name = any(isinstance(column, str) for column in (reader.text_column, reader.label_column))
-    header = reader.header if reader.header is not None else (by_name or looks_like_header(head))
+    by_name = any(
+        isinstance(column, str) for column in (reader.options.text_column, reader.options.label_column)
+    )
+    header = (
+        reader.options.header if reader.options.header is not None else (by_name or looks_like_header(head))
+    )
     width = len(head[0])
     names = head[0] if header else [str(i) for i in range(width)]
     text, label = reader.choose_columns(names)
@@ -261,7 +264,7 @@ def _choose(reader: TextReader, head: list[list[str]]) -> tuple[int, int | None,
     if header:
         _warn_of_duplicates(reader.stream.name, [name.strip().lower() for name in names])
     kept = reader.keep_columns(names if header else [f"column_{i}" for i in range(width)])
-    label = None if reader.ignore_labels else label
+    label = None if reader.options.ignore_labels else label
     reader.note = (
         f"{reader.format.upper()} {'with' if header else 'without'} a header: texts from {shown[text]}, "
     )

@@ -22,7 +22,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.data.dataset import DataFileError, indicator
-from extremax.data.streams import SUFFIXES, Progress, open_stream
+from extremax.data.options import Progress
+from extremax.data.streams import SUFFIXES, open_stream
 
 _CHUNK_BYTES = 8 << 20
 FILES = ("trn_ft_mat_dense.txt", "trn_lbl_mat.txt", "tst_ft_mat_dense.txt", "tst_lbl_mat.txt")
