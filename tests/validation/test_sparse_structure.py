@@ -11,7 +11,8 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, evaluate
 from extremax.data import load_dataset
-from extremax.validation import check_features, encode_targets
+from extremax.validation.features import check_features
+from extremax.validation.targets import encode_targets
 
 pytestmark = [pytest.mark.error]
 

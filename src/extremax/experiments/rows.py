@@ -35,7 +35,8 @@ from extremax.runtime.threads import resolve_threads
 from extremax.splits import split_rows
 from extremax.storage.folder import load_folder, save_folder
 from extremax.types import Bool, Int32, Int64
-from extremax.validation import LabelIndex, check_features, encode_labels
+from extremax.validation.features import check_features
+from extremax.validation.labels import LabelIndex, encode_labels
 
 Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")
