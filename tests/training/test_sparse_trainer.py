@@ -11,7 +11,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.config import resolve
-from extremax.defaults import DEFAULTS, ProblemSize, replace_numbers
+from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import ModelFileError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.fit import make_trainer, problem_size, split_calibration
@@ -716,16 +716,6 @@ def test_empty_rows_count_as_their_class(data):
     clf = make().fit(empty, np.concatenate([y, np.full(30, 7)]))
     assert_usable(clf, empty[-3:])
     assert clf.predict(empty[-1:])[0] == 7
-
-
-@pytest.mark.identity
-def test_memory_needs_are_named(data):
-    problem = ProblemSize(1000, 1000, 5000, 50, 20_000)
-    config = resolve(make().get_params(deep=False), problem)
-    need = make_trainer(config, Context()).memory(problem)
-    assert need["class sums"] >= 8 * 20_000
-    assert sum(need.values()) >= 16 * 20_000
-    assert all(size > 0 for size in need.values())
 
 
 @pytest.mark.reference
