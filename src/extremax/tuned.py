@@ -27,9 +27,6 @@ class ProblemSize:
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
     n_dense: int = 0  # last columns that every row has, beside sparse ones
     column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
-    n_scaled: int | None = None  # entries of sparse columns that are copied to be scaled
-    n_class_columns: int | None = None  # pairs of a class and a sparse column that a row of it has ...
-    n_rival_columns: int | None = None  # ... and of a class and a column of rows it competes for: a guess
 
 
 @dataclass(frozen=True)

@@ -438,12 +438,12 @@ class Slot:
     @property
     def is_replaced(self) -> bool:
         """Whether the folder holds another model than the one that answers."""
-        found = folder_identity(self.folder)
+        found = folder_identity(self.folder, files=self.error is not None)
         return found is not None and found != self._identity
 
     def reload(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> bool:
         """Load a folder that was replaced; keep the old version, and say why, if that fails."""
-        seen = folder_identity(self.folder)
+        seen = folder_identity(self.folder, files=True)
         try:
             self.load(config, prepare)
         except Exception as error:  # an encoder may raise anything; the model that answers stays
@@ -453,21 +453,18 @@ class Slot:
         return True
 
 
-def folder_identity(folder: Path) -> tuple[int, ...] | None:
-    """Return numbers that change when another model takes the place of a folder; None without one."""
+def folder_identity(folder: Path, *, files: bool = False) -> tuple[int, ...] | None:
+    """Return numbers that change when a model is saved to a folder; None without one.
+
+    With `files`, they also change with every file that arrives: a copy that could not be loaded is tried
+    again at its end.
+    """
     try:
-        about, header = os.stat(folder), os.stat(folder / HEADER)
+        header, about = os.stat(folder / HEADER), os.stat(folder)
     except OSError:
         return None
-    # the time of the folder changes with every file that arrives, so that a copy is tried again at its end
-    return (
-        about.st_dev,
-        about.st_ino,
-        about.st_mtime_ns,
-        header.st_ino,
-        header.st_mtime_ns,
-        header.st_size,
-    )
+    found = header.st_ino, header.st_mtime_ns, header.st_size
+    return (*found, about.st_mtime_ns) if files else found
 
 
 async def watch(
