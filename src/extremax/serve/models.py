@@ -21,7 +21,7 @@ from scipy import sparse
 
 from extremax.loading import load_model
 from extremax.runtime.threads import run
-from extremax.search import scores_rows_alone
+from extremax.scores import probabilities as scores_rows_alone
 from extremax.serve.batching import RowTime
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
@@ -365,7 +365,7 @@ def _page_class() -> Any:
 
 def _analysis() -> Any:
     try:
-        return import_module("extremax.analysis")
+        return import_module("extremax.report")
     except ImportError:
         return None
 
