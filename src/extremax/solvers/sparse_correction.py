@@ -18,7 +18,7 @@ from extremax.kernels import sparse_dual, sparse_start
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Local, Support
 from extremax.kernels.sparse_scores import Frequent, Postings
-from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.kernels.sparse_start import Numbers, Proposals, Scores, Sums
 from extremax.runtime.products import count_indices, one_blas_thread, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
@@ -122,16 +122,24 @@ def propose(
         np.empty(len(used), np.float32),
         np.empty(len(pairs), np.float32),
     )
-    scratch = Scratch(lambda: np.empty(n_classes, np.float32))
     tasks = split(len(used), _ROWS_PER_TASK)
     given, rare = (used.astype(np.int64), edges, labels, weights), job.config.rare_classes
     frequent, n_exact = _frequent(postings, n_classes, n_candidates, job.config)
     start = (postings, (source.start.biases, source.start.length_biases), frequent)
 
+    def make_scratch() -> Scores:
+        n_columns, rank = frequent.right.shape
+        return Scores(
+            np.empty(n_classes, np.float32), np.empty(rank), np.zeros(n_columns, np.float32),
+            np.empty(n_exact, np.int32), np.empty(n_exact, np.float32),
+        )  # fmt: skip
+
+    scratch = Scratch(make_scratch)
+
     def work(i: int) -> None:
-        with scratch.use() as scores:
+        with scratch.use() as room:
             sparse_start.propose(
-                rows, given, source.sums, source.numbers, start, rare, n_exact, scores, found, *tasks[i]
+                rows, given, source.sums, source.numbers, start, rare, n_exact, room, found, *tasks[i]
             )
 
     run_checked(work, len(tasks), job)
