@@ -35,8 +35,8 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # numba's cache knows the file of a kernel but not the files of the functions it calls: when any of them changes,
 # all go.
 JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
-QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_parameters.py \
-  tests/test_weights.py tests/storage tests/training/test_batch_trainer.py tests/search/test_exact.py
+QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_params.py \
+  tests/scores/test_weights.py tests/storage tests/solvers/test_batch_trainer.py tests/scores/test_exact.py
 
 .PHONY: test test-all test-annif test-browser quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
   format clean

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from extremax import ExtremeClassifier
-from extremax.distributed import DaskExtremeClassifier
+from extremax.dask import DaskExtremeClassifier
 from timing import count, machine, make_parser, write_rows
 
 NAME = "bench_dask"
@@ -74,7 +74,6 @@ def load_average() -> str:
 def put_on_workers(client: Any, X: Any, y: Any, n_blocks: int) -> tuple[Any, Any]:
     """Return X and y as Dask arrays whose blocks are in the memory of the workers."""
     import dask.array as da
-
     from distributed import wait
 
     size = -(-X.shape[0] // n_blocks)

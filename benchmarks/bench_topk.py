@@ -17,7 +17,7 @@ import numpy as np
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.runtime.threads import available_threads
-from extremax.search import ExactSearch, Scorer, TreeBeamSearch
+from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
 from timing import count, machine, make_parser, stopwatch, write_rows
 
 NAME = "bench_topk"

@@ -19,7 +19,7 @@ import numpy as np
 
 import benchmark_data as datasets
 from extremax import ExtremeClassifier
-from extremax.parameters import ROW_OBJECTIVES
+from extremax.params import ROW_OBJECTIVES
 from timing import Clock, machine, make_parser, write_rows
 
 NAME = "methods"

@@ -37,7 +37,7 @@ from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
-from extremax.training.loop import Moment, Watcher
+from extremax.solvers.loop import Moment, Watcher
 from timing import machine, make_parser, write_rows
 
 try:

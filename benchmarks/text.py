@@ -52,7 +52,7 @@ from benchmark_data import SPLITS, TextData
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
 from extremax.data import lemmas
 from extremax.errors import TrainingInterruptedWarning
-from extremax.training.loop import Moment, Watcher
+from extremax.solvers.loop import Moment, Watcher
 from timing import Clock, Seconds, machine, make_parser, write_rows
 
 NAME = "text"

@@ -10,10 +10,10 @@ from scipy import sparse
 import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
-from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
-from extremax.search import Scorer
+from extremax.scores import Scorer
+from extremax.scores.weights import DenseWeights
 from extremax.tree import LabelTree
-from extremax.weights import DenseWeights
+from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import pytest
 
 from extremax import ExtremeClassifier, load_model
 from extremax.data.synthetic import planted_hierarchy
-from extremax.defaults import DEFAULTS, CalibrationConfig, PQConfig
 from extremax.examples import Examples
 from extremax.fit import fit_index
-from extremax.search import ExactSearch
+from extremax.scores import ExactSearch
+from extremax.tuned import DEFAULTS, CalibrationConfig, PQConfig
 
 N_CLASSES = 2100
 

@@ -9,9 +9,9 @@ import pytest
 
 from extremax import ExtremeClassifier, calibrate, evaluate, load_model
 from extremax.calibration import Calibration
-from extremax.defaults import DEFAULTS, CalibrationConfig
 from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples
+from extremax.tuned import DEFAULTS, CalibrationConfig
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 
 import reference
 from extremax.calibration import Calibration, fit_calibration, mix_uniform
-from extremax.defaults import CalibrationConfig
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.storage.state import State
+from extremax.tuned import CalibrationConfig
 
 C = 50
 

@@ -317,7 +317,7 @@ def test_every_page_is_in_the_menu() -> None:
 
 def test_prose_states_the_numbers_of_the_defaults() -> None:
     """Where pages say from which size on something is done, they say what the code does."""
-    from extremax.defaults import DEFAULTS
+    from extremax.tuned import DEFAULTS
 
     sparse, recall = DEFAULTS.sparse, DEFAULTS.pq.target_recall
     columns = rf"at\s+least\s+{sparse.min_features:,}\s+columns"

@@ -14,9 +14,9 @@ from extremax.explanation import explain_class, explain_row
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures
 from extremax.model import ClassInfo, Model
-from extremax.noise import FrequencyNoise
-from extremax.sparse_weights import DensePart, SparseWeights
-from extremax.weights import DenseWeights
+from extremax.scores.sparse_weights import DensePart, SparseWeights
+from extremax.scores.weights import DenseWeights
+from extremax.tree.noise import FrequencyNoise
 
 N_CLASSES, N_COLUMNS = 7, 30
 CLASSES = np.array(list("abcdefg"))

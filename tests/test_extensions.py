@@ -11,9 +11,9 @@ import pytest
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.kernels import row_losses
-from extremax.noise import UniformNoise
+from extremax.solvers.objectives import OBJECTIVES, Objective, register_objective
 from extremax.storage import state
-from extremax.training.objectives import OBJECTIVES, Objective, register_objective
+from extremax.tree.noise import UniformNoise
 from planted import around_means
 
 N_CLASSES = 12

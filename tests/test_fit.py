@@ -9,13 +9,13 @@ from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, calibrate, load_model
 from extremax.calibration import Calibration
-from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.fit import split_calibration
-from extremax.training.loop import Watcher
+from extremax.solvers.loop import Watcher
 from extremax.tree import LabelTree
+from extremax.tuned import DEFAULTS, replace_numbers
 from planted import a_dozen_classes, around_means
 from trainers import make_config
 

@@ -14,9 +14,9 @@ from sklearn.model_selection import cross_val_score
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
 from extremax.calibration import LabelCalibration, best_threshold, fit_label_calibration
-from extremax.defaults import CalibrationConfig
 from extremax.evaluation import calibrate
 from extremax.metrics import macro_f1, micro_f1
+from extremax.tuned import CalibrationConfig
 from planted import LIST_CLASSES, indicator, label_lists, word_rows
 
 N_TRAIN = 1600

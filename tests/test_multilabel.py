@@ -13,7 +13,7 @@ from scipy import sparse
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import format_bytes
-from extremax.training.row_trainer import RowTrainer
+from extremax.solvers.row_trainer import RowTrainer
 from planted import LIST_CLASSES as N_CLASSES
 from planted import LIST_FEATURES as N_FEATURES
 from planted import indicator

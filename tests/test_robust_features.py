@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
-from extremax.defaults import DEFAULTS, replace_numbers
+from extremax.tuned import DEFAULTS, replace_numbers
 
 N_CLASSES, N_FEATURES = 40, 24
 

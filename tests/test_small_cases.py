@@ -13,7 +13,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, LabelTree, load_model
-from extremax.training.objectives import OBJECTIVES
+from extremax.solvers.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.small
 

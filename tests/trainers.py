@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from extremax import ExtremeClassifier
-from extremax.config import resolve
-from extremax.defaults import DEFAULTS, ProblemSize, replace_numbers
 from extremax.examples import Examples
 from extremax.runtime.context import Context
-from extremax.training.base import TrainState
-from extremax.training.batch_trainer import BatchTrainer, PreparedBatches
-from extremax.training.objectives import OBJECTIVES
-from extremax.training.optimizers import Tables
-from extremax.training.row_trainer import RowTrainer
+from extremax.solvers.base import TrainState
+from extremax.solvers.batch_trainer import BatchTrainer, PreparedBatches
+from extremax.solvers.config import resolve
+from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.optimizers import Tables
+from extremax.solvers.row_trainer import RowTrainer
+from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 
 ROW_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "rows"]
 BATCH_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "batch"]

@@ -4,40 +4,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from extremax.analysis import analyse as analyse
-    from extremax.estimator import ExtremeClassifier as ExtremeClassifier
+    from extremax.classifier import ExtremeClassifier as ExtremeClassifier
     from extremax.evaluation import calibrate as calibrate
     from extremax.evaluation import evaluate as evaluate
     from extremax.loading import load_model as load_model
-    from extremax.noise import FrequencyNoise as FrequencyNoise
-    from extremax.noise import MixtureNoise as MixtureNoise
-    from extremax.noise import Noise as Noise
-    from extremax.noise import TreeNoise as TreeNoise
-    from extremax.noise import UniformNoise as UniformNoise
-    from extremax.text_classifier import TextClassifier as TextClassifier
+    from extremax.report import analyse as analyse
+    from extremax.text import TextClassifier as TextClassifier
     from extremax.tree import LabelTree as LabelTree
+    from extremax.tree.noise import FrequencyNoise as FrequencyNoise
+    from extremax.tree.noise import MixtureNoise as MixtureNoise
+    from extremax.tree.noise import Noise as Noise
+    from extremax.tree.noise import TreeNoise as TreeNoise
+    from extremax.tree.noise import UniformNoise as UniformNoise
 
     __version__: str
 
 # The module of each public name, imported when the name is first used: `extremax --help` needs none of them.
 _MODULES = {
-    "ExtremeClassifier": "estimator",
-    "FrequencyNoise": "noise",
+    "ExtremeClassifier": "classifier",
+    "FrequencyNoise": "tree.noise",
     "LabelTree": "tree",
-    "MixtureNoise": "noise",
-    "Noise": "noise",
-    "TextClassifier": "text_classifier",
-    "TreeNoise": "noise",
-    "UniformNoise": "noise",
-    "analyse": "analysis",
+    "MixtureNoise": "tree.noise",
+    "Noise": "tree.noise",
+    "TextClassifier": "text",
+    "TreeNoise": "tree.noise",
+    "UniformNoise": "tree.noise",
+    "analyse": "report",
     "calibrate": "evaluation",
     "evaluate": "evaluation",
     "load_model": "loading",
 }
 # Packages that are attributes without an import of their own: `extremax.data` works at once.
 _PACKAGES = (
-    *("analysis", "data", "errors", "features", "metrics", "nn"),
-    *("noise", "paper", "search", "theory", "tree"),
+    "data",
+    "errors",
+    "experiments",
+    "features",
+    "metrics",
+    "nn",
+    "report",
+    "scores",
+    "solvers",
+    "tree",
 )
 
 __all__ = [

@@ -34,11 +34,11 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit
 
-from extremax.defaults import CalibrationConfig
 from extremax.examples import Examples
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
+from extremax.tuned import CalibrationConfig
 from extremax.types import Bool, Float32, Float64, Int64
 
 # Added to p_1: with very many classes, a row without any confidence must not get a temperature near zero.

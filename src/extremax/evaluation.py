@@ -16,7 +16,7 @@ from scipy import sparse
 
 from extremax import metrics
 from extremax.calibration import Calibration
-from extremax.classifier import Classifier
+from extremax.classifier_protocol import Classifier
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import Model

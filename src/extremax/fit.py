@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax import search
-from extremax.config import FitConfig
-from extremax.defaults import DEFAULTS, PQConfig, ProblemSize
+from extremax import scores as search
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -30,15 +28,17 @@ from extremax.runtime.memory import (
     largest_phase,
     release_memory,
 )
-from extremax.search.pq import PQSearch
-from extremax.search.sparse import SparseSearch
-from extremax.training.base import Split, Trainer, TrainState, labelled_rows
-from extremax.training.batch_trainer import BatchTrainer
-from extremax.training.candidate_trainer import CandidateTrainer
-from extremax.training.loop import Callback, Hooks, Record, Schedule, run_epochs
-from extremax.training.order import is_on_disk
-from extremax.training.row_trainer import RowTrainer
-from extremax.training.sparse_trainer import SparseTrainer
+from extremax.scores.pq import PQSearch
+from extremax.scores.sparse_search import SparseSearch
+from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
+from extremax.solvers.batch_trainer import BatchTrainer
+from extremax.solvers.candidate_trainer import CandidateTrainer
+from extremax.solvers.config import FitConfig
+from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs
+from extremax.solvers.order import is_on_disk
+from extremax.solvers.row_trainer import RowTrainer
+from extremax.solvers.sparse_trainer import SparseTrainer
+from extremax.tuned import DEFAULTS, PQConfig, ProblemSize
 from extremax.types import Features, Float32, Int64
 
 _MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from extremax.estimator import ExtremeClassifier
+from extremax.classifier import ExtremeClassifier
 from extremax.storage import checks
 from extremax.storage.models import open_model
-from extremax.text_classifier import TEXT_COMPONENT, TextClassifier
+from extremax.text import TEXT_COMPONENT, TextClassifier
 
 
 def load_model(

@@ -18,18 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax import search
+from extremax import scores as search
 from extremax.calibration import Calibration, LabelCalibration
-from extremax.config import FitConfig
-from extremax.defaults import DEFAULTS
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.noise import Noise
-from extremax.parts import Parts, parts_of
 from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
-from extremax.search import (
+from extremax.scores import (
     Evaluation,
     ExactSearch,
     RankedPairs,
@@ -38,14 +34,18 @@ from extremax.search import (
     Search,
     TreeBeamSearch,
 )
-from extremax.search.merged import MergedClasses
+from extremax.scores.merged import MergedClasses
+from extremax.scores.parts import Parts, parts_of
+from extremax.scores.weights import Weights
+from extremax.solvers.base import TrainState, chosen_header
+from extremax.solvers.config import FitConfig
+from extremax.solvers.objectives import OBJECTIVES
 from extremax.storage import checks
 from extremax.storage.state import State, restore
-from extremax.training.base import TrainState, chosen_header
-from extremax.training.objectives import OBJECTIVES
+from extremax.tree.noise import Noise
+from extremax.tuned import DEFAULTS
 from extremax.types import Features, Float32, Float64, Int32, Int64
 from extremax.validation import LabelIndex, check_features, lookup_targets
-from extremax.weights import Weights
 
 if TYPE_CHECKING:
     from extremax.tree import LabelTree

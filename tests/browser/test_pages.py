@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from analysis.stand_in import StandIn
 from browser.conftest import PATIENCE
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
-from extremax.analysis import ModelPage, make_document, pictures, write_report
-from extremax.analysis.pictures import take_pictures
-from extremax.analysis.report import answer_html
+from extremax.report import ModelPage, make_document, pictures, write_report
+from extremax.report.pictures import take_pictures
+from extremax.report.report import answer_html
+from report.stand_in import StandIn
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 VERBS = ("bitten", "fell", "hit", "cut", "burnt", "stung")

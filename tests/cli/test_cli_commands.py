@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.cli.app import app
 from extremax.data import TextFeatures
-from extremax.parameters import PARAMETERS
+from extremax.params import PARAMETERS
 from planted import label_lists
 
 RUN = [sys.executable, "-m", "extremax"]
@@ -361,7 +361,7 @@ def test_pipe_closed_early_ends_quietly(folder: Path, tmp_path: Path) -> None:
 _TRAINING_THAT_PRINTS_EPOCHS = """
 import sys
 from extremax.cli.app import app
-from extremax.estimator import ExtremeClassifier
+from extremax.classifier import ExtremeClassifier
 fit = ExtremeClassifier.fit
 show = lambda record: print(record["epoch"], flush=True)
 ExtremeClassifier.fit = lambda *a, callbacks=(), **k: fit(*a, callbacks=[show], **k)

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from extremax import TextClassifier, analyse, load_model
-from extremax.analysis import ModelPage, load_analysis
 from extremax.cli.app import app
+from extremax.report import ModelPage, load_analysis
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat"]
 ROWS = [

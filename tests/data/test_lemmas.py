@@ -11,11 +11,11 @@ import pytest
 from extremax.data import DataFileError, lemmas
 from extremax.data.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
+from extremax.experiments.paper.reproduction import recipe_for
 from extremax.experiments.recipe import load_recipe
 from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import run
-from extremax.paper.reproduction import recipe_for
 
 STEMS = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in ("rt", "ln")]
 ENDINGS = ("a", "y", "ie", "om", "ach")

@@ -12,7 +12,7 @@ import pytest
 from experiment_files import make_recipe
 from extremax.experiments import tune
 from extremax.experiments.grid import Grid, Values
-from extremax.paper.reproduction import paper_grid
+from extremax.experiments.paper.reproduction import paper_grid
 
 RATES = [0.0003, 0.001, 0.003, 0.01, 0.03]
 PENALTIES = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3]

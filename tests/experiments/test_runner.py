@@ -18,15 +18,15 @@ import pytest
 
 from experiment_files import make_recipe, write_recipe
 from extremax import ExtremeClassifier, load_model
-from extremax.defaults import DEFAULTS, replace_numbers
 from extremax.experiments import load_recipe, run, runner
 from extremax.experiments.curve import CurveFile, Evaluator, Schedule, read_curve
 from extremax.experiments.recipe import MODEL_DEFAULTS, resolve
 from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import RunWatcher, WatchPlan, read_test_rows
 from extremax.experiments.shared_noise import FittedNoise, open_shared_noise
-from extremax.parameters import BATCH_OBJECTIVES, ROW_OBJECTIVES
+from extremax.params import BATCH_OBJECTIVES, ROW_OBJECTIVES
 from extremax.storage.folder import load_folder
+from extremax.tuned import DEFAULTS, replace_numbers
 
 ROWS_PER_EPOCH = 960  # of 1,200; two tenths are held out
 

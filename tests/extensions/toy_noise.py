@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax.noise import NoiseBase
 from extremax.storage.state import State, register
+from extremax.tree.noise import NoiseBase
 
 
 @register("noise", "rank")

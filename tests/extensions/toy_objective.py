@@ -8,7 +8,7 @@ import numpy as np
 
 from extremax.kernels.compile import njit
 from extremax.kernels.row_losses import register_loss
-from extremax.training.objectives import Objective, register_objective
+from extremax.solvers.objectives import Objective, register_objective
 
 
 class SquaredHinge(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax.search import log_softmax, remove_bias
+from extremax.scores import log_softmax, remove_bias
 from extremax.storage.state import State, register
 
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from extremax.data import PCA, planted_hierarchy
-from extremax.defaults import PCAConfig
+from extremax.tuned import PCAConfig
 
 
 def reference(X, k, weight=None):

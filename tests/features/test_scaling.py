@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from extremax.defaults import ScaleConfig
 from extremax.errors import ModelFileError
 from extremax.features.scaling import ColumnScaling, LargeColumns, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.storage.state import State
+from extremax.tuned import ScaleConfig
 
 pytestmark = pytest.mark.small
 

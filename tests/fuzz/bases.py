@@ -14,10 +14,10 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, MixtureNoise, TextClassifier, UniformNoise, load_model
 from extremax.data import TextFeatures
-from extremax.defaults import PQConfig
 from extremax.features.ngrams import NgramFeatures
-from extremax.noise import FrequencyNoise
-from extremax.search import PQSearch
+from extremax.scores import PQSearch
+from extremax.tree.noise import FrequencyNoise
+from extremax.tuned import PQConfig
 
 N_CLASSES, N_FEATURES, N_ROWS = 6, 5, 60
 TEXTS = ("fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat") * 5

@@ -23,9 +23,9 @@ from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
-from extremax.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
+from extremax.solvers.objectives import OBJECTIVES
 from extremax.storage.dtypes import DTYPES
-from extremax.training.objectives import OBJECTIVES
+from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base
 from fuzz.outcome import PASSED, REJECTED, is_sentence, require
 

@@ -9,14 +9,14 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.defaults import SearchConfig
 from extremax.kernels import column_scores, topk
 from extremax.kernels.column_scores import TILE, RowParts
-from extremax.noise import UniformNoise
 from extremax.runtime.scratch import aligned_empty
-from extremax.search import Scorer, scores_rows_alone
-from extremax.sparse_weights import DensePart, SparseWeights
-from extremax.weights import DenseWeights
+from extremax.scores import Scorer, scores_rows_alone
+from extremax.scores.sparse_weights import DensePart, SparseWeights
+from extremax.scores.weights import DenseWeights
+from extremax.tree.noise import UniformNoise
+from extremax.tuned import SearchConfig
 
 pytestmark = pytest.mark.small
 

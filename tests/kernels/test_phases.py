@@ -15,7 +15,7 @@ import pytest
 from extremax.kernels.compile import JIT_DISABLED, njit
 from extremax.kernels.phases import abandon, claim_task, finish_task, new_schedule
 from extremax.runtime.threads import run_together
-from extremax.training import row_trainer
+from extremax.solvers import row_trainer
 
 pytestmark = pytest.mark.small
 several_threads = pytest.mark.skipif(JIT_DISABLED, reason="interpreted kernels run on one thread")

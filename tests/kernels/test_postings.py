@@ -10,7 +10,7 @@ from extremax.examples import Examples
 from extremax.kernels.postings import copy_lines, sum_sizes
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
-from extremax.sparse_weights import (
+from extremax.scores.sparse_weights import (
     SparseWeights,
     add_postings,
     csr_rows,
@@ -18,7 +18,7 @@ from extremax.sparse_weights import (
     select_columns,
     transposed,
 )
-from extremax.training.sparse_start import ClassSums, count_class_columns, guess_rival_columns
+from extremax.solvers.sparse_start import ClassSums, count_class_columns, guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17

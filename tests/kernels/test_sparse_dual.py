@@ -7,14 +7,14 @@ import pytest
 from scipy import sparse
 from scipy.optimize import minimize
 
-from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual
 from extremax.kernels.sparse_dual import Candidates
-from extremax.sparse_weights import csr_rows
-from extremax.training import sparse_correction as steps
-from extremax.training.sparse_correction import Correction, Job, TrainingRows
-from extremax.training.sparse_start import ClassSums
+from extremax.scores.sparse_weights import csr_rows
+from extremax.solvers import sparse_correction as steps
+from extremax.solvers.sparse_correction import Correction, Job, TrainingRows
+from extremax.solvers.sparse_start import ClassSums
+from extremax.tuned import SparseConfig
 
 N_CLASSES, N_FEATURES, N_ROWS, N_SLOTS = 6, 8, 60, 4
 

@@ -9,13 +9,13 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.defaults import SparseConfig
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
 from extremax.kernels.sparse_start import Numbers
-from extremax.sparse_weights import SparseWeights, csr_rows, prune_postings
-from extremax.training import sparse_correction as steps
-from extremax.training.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.scores.sparse_weights import SparseWeights, csr_rows, prune_postings
+from extremax.solvers import sparse_correction as steps
+from extremax.solvers.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.tuned import SparseConfig
 
 pytestmark = pytest.mark.small
 

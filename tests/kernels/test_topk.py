@@ -7,7 +7,7 @@ import pytest
 
 import reference
 from extremax.kernels import topk
-from extremax.search import remove_bias
+from extremax.scores import remove_bias
 
 pytestmark = pytest.mark.small
 

@@ -18,9 +18,9 @@ from extremax.features.pca import PCA
 from extremax.kernels import row_losses
 from extremax.kernels.row_training import Pairs
 from extremax.nn import AdversarialSoftmax
-from extremax.noise import FrequencyNoise
-from extremax.search import ExactSearch, Scorer, TreeBeamSearch
-from extremax.weights import DenseWeights
+from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
+from extremax.scores.weights import DenseWeights
+from extremax.tree.noise import FrequencyNoise
 
 # torch tells of its own default once per process when an optimiser makes a sparse tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -17,9 +17,9 @@ from extremax.data import planted_hierarchy
 from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
 from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.shared_classes import INITIAL_SQUARE, ClassDraws, add_targets, padded, shared_losses
-from extremax.noise import class_weights
-from extremax.training.class_sets import TreeCells, route
+from extremax.solvers.class_sets import TreeCells, route
 from extremax.tree import LabelTree
+from extremax.tree.noise import class_weights
 from layer_kinds import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

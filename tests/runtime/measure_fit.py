@@ -18,7 +18,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier
 from extremax import fit as fit_module
-from extremax.defaults import DEFAULTS, replace_numbers
+from extremax.tuned import DEFAULTS, replace_numbers
 
 
 class Problem(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from serve.live import Live
 
-pytest.importorskip("extremax.analysis")
+pytest.importorskip("extremax.report")
 
 
 def test_static_files_are_served(live: Live) -> None:

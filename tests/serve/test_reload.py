@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extremax.analysis import beside, make_document, save_document
+from extremax.report import beside, make_document, save_document
 from extremax.serve import models
 from extremax.serve.models import Predict, Slot, watch
 from extremax.serve.settings import ServeConfig

@@ -11,7 +11,7 @@ from scipy import optimize, sparse
 import reference
 from extremax import LabelTree
 from extremax.data import planted_hierarchy
-from extremax.defaults import TreeFitConfig
+from extremax.tuned import TreeFitConfig
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65]
 # Sums of up to 18 float32 terms, each with an error of a few units in the last place of its logit.

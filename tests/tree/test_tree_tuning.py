@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from extremax.data.synthetic import planted_hierarchy
-from extremax.defaults import TreeFitConfig, TreeTuningConfig
 from extremax.tree import LabelTree
 from extremax.tree.tuning import fit_tuned
+from extremax.tuned import TreeFitConfig, TreeTuningConfig
 
 GRID = TreeTuningConfig().grid
 

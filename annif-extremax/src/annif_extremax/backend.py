@@ -11,7 +11,7 @@ from annif.suggestion import SubjectSuggestion, SuggestionBatch
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import ModelFileError
-from extremax.search import rank_scores
+from extremax.scores import rank_scores
 
 MODEL = "extremax-model"
 

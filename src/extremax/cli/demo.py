@@ -58,9 +58,9 @@ def demo(
     test texts are saved in --out.
     """
     terminal.set_quiet(quiet)
-    from extremax.estimator import ExtremeClassifier
+    from extremax.classifier import ExtremeClassifier
     from extremax.storage.folder import check_target
-    from extremax.text_classifier import TextClassifier
+    from extremax.text import TextClassifier
 
     check_target(out / "model")
     terminal.log("reading ICD-10-CM from the package simple-icd-10-cm")
@@ -148,8 +148,8 @@ def compare(clf: Any, data: Texts, threads: int | None) -> dict[str, Figures]:
 
 def compile_kernels(data: Texts, parameters: dict[str, Any]) -> None:
     """Fit once on a few texts, so that compilation is not counted as training."""
-    from extremax.estimator import ExtremeClassifier
-    from extremax.text_classifier import TextClassifier
+    from extremax.classifier import ExtremeClassifier
+    from extremax.text import TextClassifier
 
     texts, codes = (part[:_COMPILE_ROWS] for part in data.train)
     clf = TextClassifier(ExtremeClassifier(n_epochs=1, **parameters | {"verbose": 0}))
@@ -210,8 +210,8 @@ def centroid_figures(clf: Any, data: Texts) -> Figures:
 
 def write_pages(clf: Any, data: Texts, report: Path, pictures: Path | None) -> None:
     """Write the report on the test texts, and pictures of the pages where a folder is given for them."""
-    from extremax.analysis import analyse, make_document, write_report
-    from extremax.analysis.pictures import take_pictures
+    from extremax.report import analyse, make_document, write_report
+    from extremax.report.pictures import take_pictures
 
     document = make_document(clf, analyse(clf, *data.test))
     write_report(clf, document, report, title="ICD-10-CM")

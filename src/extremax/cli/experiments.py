@@ -180,8 +180,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     """
     import sys
 
-    from extremax.paper import reproduce as reproduce_paper
-    from extremax.paper.reproduction import ALL_METHODS
+    from extremax.experiments.paper import reproduce as reproduce_paper
+    from extremax.experiments.paper.reproduction import ALL_METHODS
 
     terminal.set_quiet(quiet)
     for name in methods or ():

@@ -29,7 +29,7 @@ def export(
     Outputs: label, top_labels and top_probabilities; with --all, label and
     probabilities. Needs: pip install 'extremax[onnx]'.
     """
-    from extremax.export import save_onnx
+    from extremax.report.onnx import save_onnx
 
     save_onnx(open_model(model), onnx, k=None if all_classes else k)
     terminal.log(f"wrote {onnx}")

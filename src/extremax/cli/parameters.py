@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli.options import option_of
-from extremax.parameters import PARAMETERS, RENAMED, Parameter, rename_parameters
+from extremax.params import PARAMETERS, RENAMED, Parameter, rename_parameters
 
 # These have another spelling in every command, or none: see cli/options.py.
 ELSEWHERE = frozenset({"random_state", "n_jobs", "verbose"})

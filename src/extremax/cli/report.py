@@ -47,8 +47,8 @@ def report(
     targets = _targets(out)
     for path in targets.values():
         terminal.check_file(path)
-    from extremax.analysis import analyse, make_document, save_document
-    from extremax.analysis.report import write_report
+    from extremax.report import analyse, make_document, save_document
+    from extremax.report.report import write_report
 
     clf = open_model(model, opening.threads, opening.encoder)
     rows, labels = load_rows(clf, data, reading)

@@ -80,7 +80,7 @@ def theory(
 
 def _along_training(data: Data, seed: int, threads: int | None, as_json: bool, draws: bool) -> Any:
     """Print what is measured along training, and return a figure of it."""
-    from extremax.paper import training_study
+    from extremax.experiments.paper import training_study
 
     study = training_study.training_study(data.value, seed=seed, n_jobs=threads, log=terminal.log)
     if as_json:
@@ -109,14 +109,14 @@ def _along_training(data: Data, seed: int, threads: int | None, as_json: bool, d
         terminal.print_table(columns, rows, title=title, right=columns[1:])
     if not draws:
         return None
-    from extremax.paper.theory_figure import draw_training
+    from extremax.experiments.paper.theory_figure import draw_training
 
     return draw_training(study)
 
 
 def _at_the_optimum(data: Data, seed: int, threads: int | None, as_json: bool, draws: bool) -> Any:
     """Print the ratios of the paper's section 4, and return a figure of them."""
-    from extremax.paper import theory_study
+    from extremax.experiments.paper import theory_study
 
     terminal.log("computing the signal-to-noise ratio in three ways on a small problem")
     checks = theory_study.three_ways(seed=seed, n_jobs=threads)
@@ -150,7 +150,7 @@ def _at_the_optimum(data: Data, seed: int, threads: int | None, as_json: bool, d
         terminal.print_table(columns, rows, title=title, right=columns[1:])
     if not draws:
         return None
-    from extremax.paper.theory_figure import draw
+    from extremax.experiments.paper.theory_figure import draw
 
     marks = {row.noise: row.relative_snr for row in study.noises}
     title = f"{study.data}, {study.n_classes:,} classes"

@@ -89,11 +89,11 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     extremax train train.txt.gz --valid test.txt.gz --reduce rarest --out model
     """
     terminal.set_quiet(quiet)
+    from extremax.classifier import ExtremeClassifier
     from extremax.data import load_dataset
-    from extremax.estimator import ExtremeClassifier
-    from extremax.parameters import check_estimator_parameters
+    from extremax.params import check_estimator_parameters
     from extremax.storage.folder import HEADER, check_target
-    from extremax.text_classifier import TextClassifier
+    from extremax.text import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")

@@ -6,10 +6,6 @@ into one folder, `plot` draws the curves of such folders, and `tune` searches th
 
 from __future__ import annotations
 
-import warnings
-from importlib import import_module
-from typing import Any
-
 from extremax.experiments.figures import plot
 from extremax.experiments.recipe import load_recipe
 from extremax.experiments.recipes import find_recipe
@@ -17,15 +13,3 @@ from extremax.experiments.runner import run
 from extremax.experiments.tuning import tune
 
 __all__ = ["find_recipe", "load_recipe", "plot", "run", "tune"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "reproduce":
-        raise AttributeError(f"module 'extremax.experiments' has no attribute {name!r}")
-    warnings.warn(
-        "extremax.experiments.reproduce is now extremax.paper.reproduce; the old name will go with the next"
-        " release.",
-        FutureWarning,
-        stacklevel=2,
-    )
-    return import_module("extremax.paper").reproduce

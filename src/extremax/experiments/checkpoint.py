@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
-from extremax.estimator import ExtremeClassifier
+from extremax.classifier import ExtremeClassifier
 from extremax.loading import load_model
 from extremax.runtime.atomic_files import stage_of, write_json
 

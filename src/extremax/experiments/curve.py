@@ -23,7 +23,7 @@ from extremax.experiments.recipe import EvaluationConfig
 from extremax.model import Model
 from extremax.runtime.atomic_files import naming, write_text
 from extremax.runtime.threads import resolve_threads
-from extremax.search import summarize
+from extremax.scores import summarize
 from extremax.types import Float32
 
 Point: TypeAlias = dict[str, Any]

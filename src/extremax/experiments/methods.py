@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extremax.parameters import canonical_noise
+from extremax.params import canonical_noise
 
 
 @dataclass(frozen=True)

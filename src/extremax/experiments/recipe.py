@@ -1,6 +1,6 @@
 """Recipes: the data, features, model, evaluation and search of one experiment, as a TOML file.
 
-Names and defaults of the model are those of `extremax.parameters`, names and defaults of text features those
+Names and defaults of the model are those of `extremax.params`, names and defaults of text features those
 of `TextOptions`. A `Recipe` holds what its file says; `resolve` adds the defaults.
 
     [data]
@@ -24,7 +24,7 @@ from types import UnionType
 from typing import Any, TypeGuard, get_args, get_type_hints
 
 from extremax.features.text import TextOptions
-from extremax.parameters import PARAMETERS, RENAMED, canonical_noise, rename_parameters
+from extremax.params import PARAMETERS, RENAMED, canonical_noise, rename_parameters
 
 # Parameters of the machine and the terminal are no part of an experiment.
 NOT_IN_RECIPES = ("memory_limit", "n_jobs", "verbose", "validation_fraction")

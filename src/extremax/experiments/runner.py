@@ -30,8 +30,8 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import clone
 
+from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
-from extremax.estimator import ExtremeClassifier
 from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
@@ -45,8 +45,8 @@ from extremax.model import Model
 from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json
 from extremax.runtime.locks import LOCK_NAME, hold_folder
 from extremax.runtime.threads import resolve_threads
-from extremax.text_classifier import TextClassifier
-from extremax.training.loop import Moment, Record, Watcher
+from extremax.solvers.loop import Moment, Record, Watcher
+from extremax.text import TextClassifier
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from extremax.classifier import ExtremeClassifier
 from extremax.errors import ModelFileError
-from extremax.estimator import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.experiments.rows import Rows
 from extremax.features.pca import PCA
-from extremax.noise import TreeNoise
 from extremax.runtime.threads import resolve_threads
+from extremax.solvers.loop import Moment, Watcher
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.state import State
-from extremax.training.loop import Moment, Watcher
 from extremax.tree import LabelTree
+from extremax.tree.noise import TreeNoise
 
 _KIND = "shared noise"
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import scipy.sparse as sp
 
-from extremax.estimator import ExtremeClassifier
+from extremax.classifier import ExtremeClassifier
 from extremax.experiments.curve import Evaluator, Schedule
 from extremax.experiments.grid import Grid, Values
 from extremax.experiments.methods import METHODS, method_of
@@ -32,10 +32,10 @@ from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, comparable, reso
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import complete, record_samples
 from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
-from extremax.parameters import BATCH_OBJECTIVES, PENALIZED
+from extremax.params import BATCH_OBJECTIVES, PENALIZED
 from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json, write_text
 from extremax.runtime.locks import LOCK_NAME, hold_folder
-from extremax.training.loop import Record
+from extremax.solvers.loop import Record
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise allow longer steps

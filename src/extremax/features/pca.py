@@ -21,13 +21,13 @@ import scipy.linalg
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.defaults import PCAConfig
 from extremax.features.scaling import ColumnScaling
 from extremax.kernels.project import project_rows
 from extremax.runtime.products import one_blas_thread, read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State
+from extremax.tuned import PCAConfig
 from extremax.types import Float32, Float64, Int64
 
 _CONFIG = PCAConfig()

@@ -24,11 +24,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.defaults import ScaleConfig
 from extremax.runtime.products import one_blas_thread, row_blocks, square_sums
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
+from extremax.tuned import ScaleConfig
 from extremax.types import Bool, Features, Float32, Float64, Int64
 
 BLOCK_ROWS = 1024  # rows that are summed together

@@ -14,9 +14,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
-from extremax.defaults import SVDConfig
 from extremax.runtime.products import one_blas_thread, sparse_times_dense
 from extremax.runtime.threads import run, split
+from extremax.tuned import SVDConfig
 from extremax.types import Float32, Float64
 
 _CONFIG = SVDConfig()

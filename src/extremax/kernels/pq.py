@@ -1,4 +1,4 @@
-"""Product quantization of the weights, and search among the codes (`extremax.search.pq`).
+"""Product quantization of the weights, and search among the codes (`extremax.scores.pq`).
 
 A weight vector is cut into subvectors of a few numbers; a code of four bits names the nearest of 16 centroids
 for each.  A row's inner products with the centroids are small tables of bytes, and the approximate score of a

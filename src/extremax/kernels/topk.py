@@ -98,7 +98,7 @@ def exp_nonpositive(x):
 
 @inline
 def debias(score, log_noise):
-    """Apply Eq. 5 to one class: the scalar form of `extremax.search.remove_bias`."""
+    """Apply Eq. 5 to one class: the scalar form of `extremax.scores.remove_bias`."""
     return score + log_noise
 
 

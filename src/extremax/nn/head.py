@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from extremax.nn.layer import RecentRows, SoftmaxLayer, check_class_counts, check_positive, n_processes
 from extremax.nn.noise_state import NoiseState
-from extremax.parameters import rename_parameters
+from extremax.params import rename_parameters
 
 OBJECTIVES = ("negative_sampling", "sampled_softmax")
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from extremax.features.pca import PCA
 from extremax.nn.layer_state import TypedBuffers
-from extremax.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
 from extremax.tree import LabelTree
 from extremax.tree.layout import depth_of
+from extremax.tree.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise
 from extremax.types import Float32
 
 

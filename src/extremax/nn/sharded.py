@@ -52,7 +52,7 @@ from extremax.nn.shared_classes import (
     smoothed_losses,
 )
 from extremax.nn.softmax import KEPT_DRAWS, SoftmaxOutput
-from extremax.noise import class_weights
+from extremax.tree.noise import class_weights
 from extremax.types import Float32, Int32, Int64
 
 if TYPE_CHECKING:

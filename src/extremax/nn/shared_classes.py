@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extremax.kernels.batch_softmax import draw_shared
-from extremax.training.class_sets import TreeCells, inclusion_probabilities
+from extremax.solvers.class_sets import TreeCells, inclusion_probabilities
 from extremax.types import Float32, Float64, Int32, Int64
 
 Key = TypeVar("Key")

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from extremax.defaults import BatchConfig, has_many_classes
 from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
 from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
@@ -43,9 +42,10 @@ from extremax.nn.shared_classes import (
     remember,
     shared_losses,
 )
-from extremax.noise import class_weights
 from extremax.runtime.threads import resolve_threads
-from extremax.training.class_sets import TreeCells
+from extremax.solvers.class_sets import TreeCells
+from extremax.tree.noise import class_weights
+from extremax.tuned import BatchConfig, has_many_classes
 from extremax.types import Float32, Int32
 
 # Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit

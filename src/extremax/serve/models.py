@@ -18,8 +18,8 @@ import numpy as np
 from fastapi import HTTPException
 from scipy import sparse
 
-from extremax.analysis import ModelPage, beside, load_analysis
 from extremax.loading import load_model
+from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
 from extremax.serve.settings import ServeConfig

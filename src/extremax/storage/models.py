@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
+from extremax.scores.weights import ShardedWeights
+from extremax.solvers.base import TrainState
+from extremax.solvers.optimizers import ShardedTables, Tables
+from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
+from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
 from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
 from extremax.storage.stages import read_steadily
 from extremax.storage.state import State, merge
 from extremax.storage.version1 import translate
-from extremax.training.base import TrainState
-from extremax.training.optimizers import ShardedTables, Tables
-from extremax.training.sparse_trainer import FinishedTables, SparseTables
-from extremax.training.stream import StreamMoments
 from extremax.types import Float32
-from extremax.weights import ShardedWeights
 
 KIND = "classifier"
 MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from extremax.defaults import TreeFitConfig
 from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch
 from extremax.runtime.threads import run
 from extremax.tree.layout import aligned, depth_of, plain, width_of
+from extremax.tuned import TreeFitConfig
 from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation import check_random_state
 

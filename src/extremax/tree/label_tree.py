@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.defaults import TreeFitConfig
 from extremax.kernels.rng import ROW_NUMBERS
 from extremax.kernels.tree_walk import (
     CHUNK,
@@ -41,6 +40,7 @@ from extremax.tree.layout import (
     padding_is_closed,
     plain,
 )
+from extremax.tuned import TreeFitConfig
 from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation import check_features, check_random_state, check_sample_weight
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax.defaults import TreeFitConfig, TreeTuningConfig
 from extremax.tree import LabelTree
+from extremax.tuned import TreeFitConfig, TreeTuningConfig
 from extremax.types import Bool, Float32, Float64, Int32, Int64
 
 _TUNING, _FIT = TreeTuningConfig(), TreeFitConfig()

@@ -1,0 +1,383 @@
+"""Fewer classes, merged classes, further classes: a fitted model turned into another, with no new fit.
+
+Every function returns a new `Fitted` and leaves the given one as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from extremax.examples import Examples
+from extremax.model import ClassInfo, Descriptions, Model
+from extremax.runtime.context import Context
+from extremax.scores import Search
+from extremax.scores.parts import Parts, parts_of
+from extremax.scores.sparse_weights import SparseWeights
+from extremax.scores.weights import DenseWeights, Weights
+from extremax.solvers.base import Trainer, TrainState
+from extremax.solvers.config import FitConfig
+from extremax.solvers.dense_part import MakeTrainer
+from extremax.solvers.growth import (
+    Discriminant,
+    SparseRecord,
+    estimate_discriminant,
+    projected_discriminant,
+)
+from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.sparse_start import ClassSums
+from extremax.tree.noise import Noise, changed_noise
+from extremax.types import Bool, Float32, Float64, Int64
+
+if TYPE_CHECKING:
+    from extremax.fit import Fitted
+
+
+def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
+    """Return the model of the classes that are `kept`, their scores as they were.
+
+    The softmax over them is the conditional probability, given that none of the others is meant.  Uniform
+    mixing keeps its share of each class that is left.
+    """
+    model = fitted.model
+    lines, parts = parts_of(model.parts, model.weights.n_classes).take(kept)
+    index = np.flatnonzero(lines)
+    mix, share = model.calibration.uniform_mix, len(index) / len(lines)
+    calibration = model.calibration._replace(uniform_mix=mix * share / (1.0 - mix + mix * share))
+    classes = _take_classes(model.classes, np.flatnonzero(kept))
+    changed = replace(model, calibration=calibration, classes=classes, parts=parts)
+    return _take_lines(replace_model(fitted, changed), index)
+
+
+def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
+    """Return the model with classes merged; `target` is the number of each class afterwards."""
+    model = fitted.model
+    before = parts_of(model.parts, model.weights.n_classes)
+    parts = Parts(target[before.class_of].astype(np.int32))
+    classes = _merge_classes(model.classes, target, parts.n_classes)
+    order = np.argsort(parts.class_of, kind="stable")
+    if parts.n_classes == parts.n_parts:  # new names in another order
+        return _take_lines(replace_model(fitted, replace(model, classes=classes, parts=None)), order)
+    state = _new_state(fitted.state, noise=fitted.state.noise, class_means=classes.means)
+    return replace_model(fitted, replace(model, classes=classes, parts=parts), state)
+
+
+def add_classes(
+    fitted: Fitted, data: Examples, place: Int64, make_trainer: MakeTrainer, context: Context
+) -> Fitted:
+    """Return the model with further classes.
+
+    Parameters
+    ----------
+    data
+        Rows of the further classes, which are numbered from 0.
+    place : (n_classes + n_new,)
+        Classes in the order that they have afterwards: those of the model from 0, then the further ones.
+    make_trainer
+        Returns the trainer of a config.
+    """
+    model = fitted.model
+    config = model.config
+    if config is None:
+        raise ValueError("this model has no record of how it was trained, so it takes no further class.")
+    n_new = len(place) - model.n_classes
+    trainer = make_trainer(config, context)
+    data = trainer.accept(data)
+    state, weights = _grow(fitted, data, n_new, trainer, context)
+    noise = state.noise
+    counts = data.class_counts(n_new).astype(np.int64)
+    classes = _plus_classes(model.classes, counts, data)
+    parts = model.parts
+    if parts is not None:
+        more = model.n_classes + np.arange(n_new, dtype=np.int32)
+        parts = Parts(np.concatenate([parts.class_of, more]))
+    grown = replace(model, weights=weights, noise=noise, classes=classes, parts=parts, searches={})
+    if noise is None:
+        grown = replace(grown, projection=None, classes=replace(classes, means=None))
+        state.projection = state.class_means = None
+    searches = {}
+    for name, index in model.searches.items():
+        found = _change_search(name, index, "plus_classes", grown.scorer)
+        if found is not None:
+            searches[name] = found
+    changed = replace_model(fitted, replace(grown, searches=searches), state)
+    return _order_classes(changed, place)
+
+
+def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None) -> Fitted:
+    """Return a fitted model of its own, with another model and state.
+
+    What monitors compare with were answers of other classes.
+    """
+    model = replace(model, reference=None)
+    state = fitted.state if state is None else state
+    return replace(fitted, model=model, state=state, history=[dict(record) for record in fitted.history])
+
+
+# -- weights, state and searches of some lines
+
+
+def _new_state(state: TrainState, **changes: Any) -> TrainState:
+    """Return a state whose numbers of training pairs, those of another set of classes, are gone."""
+    return replace(state, pair_values=None, pair_key=0, **changes)
+
+
+def _keeps_noise(model: Model) -> bool:
+    """Whether the noise is a part of scores or of training; else it only told where to look for classes."""
+    return model.noise is not None and OBJECTIVES[model.objective].trainer == "rows"
+
+
+def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
+    """Return the model with some lines of the weights, in a given order."""
+    model, state = fitted.model, fitted.state
+    noise: Noise | None = None
+    if _keeps_noise(model) and model.noise is not None:
+        noise = changed_noise(model.noise).take(index)
+    stream = None if state.stream is None else state.stream.take(index)
+    tables = state.tables.take(index)
+    projection = None if noise is None else model.projection
+    classes = model.classes if noise is not None else replace(model.classes, means=None)
+    changed = _new_state(
+        state,
+        tables=tables,
+        stream=stream,
+        noise=noise,
+        projection=projection,
+        class_means=classes.means,
+    )
+    weights = _weights_of(model, changed, index)
+    found = replace(model, weights=weights, noise=noise, projection=projection, classes=classes, searches={})
+    searches = {}
+    for name, search in model.searches.items():
+        taken = _change_search(name, search, "take_classes", index, found.scorer)
+        if taken is not None:
+            searches[name] = taken
+    return replace_model(fitted, replace(found, searches=searches), changed)
+
+
+def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
+    """Return the weights for prediction of a state whose lines were taken."""
+    tables = state.tables
+    if tables.kind == "dense":
+        return DenseWeights(tables.weights, tables.biases, state.feature_scale)
+    if tables.kind == "finished":
+        finished: SparseWeights = tables.weights
+        return finished
+    weights: Any = model.weights
+    tables.weights = weights.take(index)
+    return tables.weights  # type: ignore[no-any-return]
+
+
+def _change_search(name: str, search: Search, method: str, *arguments: Any) -> Search | None:
+    change = getattr(search, method, None)
+    if change is None:
+        warnings.warn(
+            f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
+            " again with add_search.",
+            stacklevel=5,
+        )
+        return None
+    found: Search = change(*arguments)
+    return found
+
+
+def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
+    """Return the model with its classes in another order."""
+    if np.array_equal(place, np.arange(len(place))):
+        return fitted
+    model = fitted.model
+    changed = replace(model, classes=_take_classes(model.classes, place))
+    if model.parts is None:
+        return _take_lines(replace_model(fitted, changed), place)
+    number = np.empty(len(place), np.int32)
+    number[place] = np.arange(len(place), dtype=np.int32)
+    parts = Parts(number[model.parts.class_of])
+    fitted.state.class_means = changed.classes.means
+    return replace_model(fitted, replace(changed, parts=parts))
+
+
+# -- what is known about the classes
+
+
+def _take_classes(classes: ClassInfo, index: Int64) -> ClassInfo:
+    counts, n_samples = classes.counts, classes.n_samples
+    if counts is not None:
+        single = int(counts.sum()) == n_samples  # else rows may have other labels
+        counts = counts[index]
+        n_samples = int(counts.sum()) if single else n_samples
+    texts = classes.descriptions
+    return ClassInfo(
+        counts,
+        n_samples,
+        None if classes.means is None else classes.means[index],
+        None if texts is None else Descriptions.of([texts.text(int(i)) for i in index]),
+    )
+
+
+def _merge_classes(classes: ClassInfo, target: Int64, n_classes: int) -> ClassInfo:
+    counts, means, texts = classes.counts, classes.means, classes.descriptions
+    weight = np.ones(len(target)) if counts is None else np.maximum(counts, 0.5)
+    if means is not None:
+        summed = np.zeros((n_classes, means.shape[1]))
+        np.add.at(summed, target, means.astype(np.float64) * weight[:, None])
+        means = (summed / np.bincount(target, weights=weight)[:, None]).astype(np.float16)
+    if texts is not None:
+        joined: list[list[str]] = [[] for _ in range(n_classes)]
+        for i, number in enumerate(target.tolist()):
+            text = texts.text(i)
+            if text and text not in joined[number]:
+                joined[number].append(text)
+        texts = Descriptions.of(["; ".join(part) for part in joined])
+    if counts is not None:
+        counts = np.bincount(target, weights=counts, minlength=n_classes).astype(np.int64)
+    return ClassInfo(counts, classes.n_samples, means, texts)
+
+
+def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInfo:
+    texts, n_rows = classes.descriptions, len(np.unique(data.rows))
+    if texts is not None:
+        known = [texts.text(i) for i in range(len(texts.ends))]
+        texts = Descriptions.of(known + [""] * len(counts))
+    before = classes.counts
+    return ClassInfo(
+        None if before is None else np.concatenate([before, counts]), classes.n_samples + n_rows, None, texts
+    )
+
+
+# -- weights of further classes
+
+
+def _grow(
+    fitted: Fitted, data: Examples, n_new: int, trainer: Trainer, context: Context
+) -> tuple[TrainState, Weights]:
+    """Return a state and weights with further classes behind the others."""
+    state, config = fitted.state, trainer.config
+    if state.tables.kind in ("dense", "sharded"):
+        return _grow_dense(fitted, data, n_new, config, context)
+    if state.tables.kind == "finished":
+        record: SparseRecord | None = state.tables.record
+        if record is None:
+            raise ValueError(
+                "this model was fitted by an earlier version, which kept nothing that the weights of a"
+                " further class could follow from; fit it again."
+            )
+        new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
+        if record.mix.get("svm", 0.0) > 0.0:
+            lead = _lead(record, state.tables, data, n_new, fitted.model, context)
+            lower = max(0.0, lead - config.numbers.growth.max_lead)
+            new = replace(new, biases=new.biases - np.float32(lower))
+        weights = state.tables.weights.plus(new)
+        return _new_state(state, tables=replace(state.tables, weights=weights, record=after)), weights
+    tables = state.tables
+    n_features = tables.sums.matrix.shape[1]
+    sums = ClassSums.of(data, n_new, n_features, tables.scale, context.n_threads)
+    grown = _new_state(state, tables=tables.plus(sums))
+    return grown, trainer.export(grown)
+
+
+def _grow_dense(
+    fitted: Fitted, data: Examples, n_new: int, config: FitConfig, context: Context
+) -> tuple[TrainState, Weights]:
+    model, state = fitted.model, fitted.state
+    counts = data.class_counts(n_new, weighted=True).astype(np.float64)
+    total = float(model.classes.n_samples or data.n_rows)
+    if state.whitening is not None:
+        found = Discriminant.of(state.whitening, state.feature_scale, state.chosen, config)
+        weights, biases = found.grow(data, n_new, total)
+    else:
+        weights, biases = _estimated(model, data, n_new, config, context)
+    noise: Noise | None = None
+    if _keeps_noise(model) and model.noise is not None:
+        constants = np.maximum(counts, 0.5) / total
+        noise = changed_noise(model.noise).plus(constants)
+        if model.noise_term is not None:  # prediction adds it
+            biases = biases - np.log(constants).astype(np.float32)
+    stream = None if state.stream is None else state.stream.plus_classes(n_new)
+    tables = state.tables.plus(weights, biases)
+    grown = _new_state(state, tables=tables, stream=stream, noise=noise, class_means=None)
+    return grown, DenseWeights(tables.weights, tables.biases, state.feature_scale)
+
+
+def _estimated(
+    model: Model, data: Examples, n_new: int, config: FitConfig, context: Context
+) -> tuple[Float32, Float32]:
+    """Return weights of further classes of a model without whitened rows.
+
+    The discriminant is that of the further rows.  Its scale, and how far it is ahead of or behind the other
+    classes, are those under which the further rows, each left out of its class, and what stands for rows of
+    the other classes are most probable.
+    """
+    rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
+    scale, growth = model.weights.feature_scale, config.numbers.growth
+    if model.projection is None or model.projection.is_identity:
+        found = estimate_discriminant(rows, n_new, scale, config)
+    else:
+        found = projected_discriminant(rows, model.projection, scale, config)
+
+    def level(X: Any) -> Float64:
+        return model.log_normalizers(X, n_threads=context.n_threads)
+
+    made_up = None
+    if n_new < growth.enough_classes:
+        more = _make_up_rows(model, found, rows, growth.made_up_rows)
+        made_up = more, level(more)
+    chosen = np.unique(np.linspace(0, data.n_pairs - 1, growth.level_rows).astype(np.int64))
+    X: Any = data.X
+    others = level(X[data.rows[chosen]])
+    of_classes = found.class_rows(rows, n_new)
+    fitted = found.level_with(rows, n_total, of_classes, chosen, others, made_up, config)
+    if made_up is not None and model.classes.means is None:  # and its rows were a guess from the weights
+        lead = float(np.median(fitted.own_scores(rows, n_total, of_classes)[chosen] - others))
+        fitted = replace(fitted, bias=fitted.bias - max(0.0, lead - growth.max_lead))
+    return fitted.grow(rows, n_new, n_total, of_classes)
+
+
+def _lead(
+    record: SparseRecord, tables: Any, data: Examples, n_new: int, model: Model, context: Context
+) -> float:
+    """Return the median lead of further classes on rows of their own, that half of these which they were not
+    made from; nothing where no class has two rows.
+
+    What is far ahead on its own rows is ahead on rows of others, too, and no such row is there to show it.
+    """
+    order = np.argsort(data.y, kind="stable")
+    first = np.searchsorted(data.y[order], data.y[order])
+    half = np.empty(data.n_pairs, np.int64)
+    half[order] = (np.arange(data.n_pairs) - first) % 2
+    several = data.class_counts(n_new)[data.y] >= 2
+    if not several.any():
+        return 0.0
+    own = np.full(data.n_pairs, np.nan)
+    for number in (0, 1):
+        part, _ = record.grow(data.take(half == number), n_new, tables.weights, tables.scale)
+        other = np.flatnonzero((half != number) & several)
+        classes = np.ascontiguousarray(data.y[other, None], np.int32)
+        own[other] = part.score_pairs(data.X, data.rows[other], classes, context.n_threads)[:, 0]
+    others = model.log_normalizers(data.X, n_threads=context.n_threads)[data.rows]
+    return float(np.nanmedian(own - others))
+
+
+def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:
+    """Return rows such as the other classes may have: a mean of a class, and a residual of a further row.
+
+    The means are those that the projection of the tree shows or, without a tree, those that the weights would
+    have come from, were they a linear discriminant.
+    """
+    counts = model.classes.counts
+    weight = np.ones(model.n_classes) if counts is None else np.maximum(counts, 0.5)
+    generator = np.random.default_rng(0)
+    chosen = generator.choice(model.n_classes, size, p=weight / weight.sum())
+    residuals = found.residuals(data)
+    residuals = residuals[generator.integers(0, len(residuals), size)]
+    means, projection = model.classes.means, model.projection
+    if means is not None and projection is not None:
+        back = np.linalg.pinv(projection.components.astype(np.float64))
+        centres = projection.mean + means[chosen].astype(np.float64) @ back.T
+    else:
+        lines = parts_of(model.parts, model.weights.n_classes)
+        first = lines.order[lines.starts[chosen]]
+        centres = found.centres(model.weights.to_dense()[first], data)
+    return (centres + residuals).astype(np.float32)

@@ -1,0 +1,367 @@
+"""A tree over the classes for looking at: alike classes together, at most a few of them in a leaf.
+
+A model whose noise has a label tree shows that one.  Most models have none; for them the tree is made of the
+class vectors, the rows of the weights scaled to length one: the classes of a node are split into two halves
+by balanced spherical 2-means.  The start is the direction in which they differ most (a few power iterations
+from a fixed vector), then
+
+    d = mean of the right half - mean of the left half,    right half = the classes with the largest w.d
+
+alternate until the halves stay or `HierarchyConfig.max_iterations` is reached.  Equal values keep the order
+of the classes, and nothing is drawn at random, so that the same model has the same tree.
+
+A tree is an order of the classes and nodes that are ranges of it, numbered so that children follow their
+parent.  Sums over the classes of a node are differences of running sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.runtime.products import one_blas_thread
+from extremax.types import Float32, Float64, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.model import Model
+    from extremax.scores.parts import Parts
+    from extremax.tree import LabelTree
+
+Matrix = Any  # a CSR matrix or an array (n_classes, n_columns)
+
+
+@dataclass(frozen=True)
+class HierarchyConfig:
+    """Numbers of `build_hierarchy`.
+
+    Attributes
+    ----------
+    leaf_classes
+        Classes that a node shows without splitting them further.
+    max_iterations
+        Bound on the re-splits of a node.
+    power_iterations
+        Steps towards the direction of greatest difference that the first split takes.
+    gram_classes
+        Nodes of at most so many classes work on the products between their classes, which all nodes below
+        share; larger ones on the vectors.
+    max_columns
+        Dense weights with more columns than this are first projected on so many principal directions.
+    """
+
+    leaf_classes: int = 8
+    max_iterations: int = 8
+    power_iterations: int = 4
+    gram_classes: int = 512
+    max_columns: int = 64
+
+
+@dataclass(frozen=True)
+class LabelHierarchy:
+    """An order of the classes, and nodes that are ranges of it.
+
+    Attributes
+    ----------
+    order : int32 (n_classes,)
+        Classes from left to right.
+    start, stop : int32 (n_nodes,)
+        The classes of node i are ``order[start[i]:stop[i]]``; node 0 is the root.
+    parent : int32 (n_nodes,)
+        Number of the node above, smaller than i; -1 for the root.
+    source : str
+        ``"label tree"`` for the one that the model was trained with, ``"class vectors"`` for one made for
+        looking at.
+
+    Examples
+    --------
+    >>> vectors = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9]], np.float32)
+    >>> tree = build_hierarchy(vectors, HierarchyConfig(leaf_classes=2))
+    >>> [sorted(tree.classes_of(node).tolist()) for node in tree.children(0)]
+    [[0, 2], [1, 3]]
+    >>> tree.path(3)
+    [0, 2]
+    """
+
+    order: Int32
+    start: Int32
+    stop: Int32
+    parent: Int32
+    source: str
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.order)
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.start)
+
+    def classes_of(self, node: int) -> Int32:
+        """Return the classes under a node, from left to right."""
+        return self.order[self.start[node] : self.stop[node]]
+
+    def children(self, node: int) -> list[int]:
+        """Return the nodes directly under a node, from left to right; none under a leaf."""
+        first, last = np.searchsorted(self._child_parent, [node, node + 1])
+        return [int(child) for child in self._child_order[first:last]]
+
+    def path(self, label: int) -> list[int]:
+        """Return the nodes from the root to the leaf that holds a class."""
+        found = [int(self.leaf_of[label])]
+        while found[-1] != 0:
+            found.append(int(self.parent[found[-1]]))
+        return found[::-1]
+
+    @cached_property
+    def leaf_of(self) -> Int32:
+        """The node without nodes under it that holds each class."""
+        is_leaf = np.ones(self.n_nodes, bool)
+        is_leaf[self.parent[1:]] = False
+        leaves = np.flatnonzero(is_leaf)
+        leaves = leaves[np.argsort(self.start[leaves], kind="stable")]
+        return leaves[np.searchsorted(self.stop[leaves], self.places, side="right")].astype(np.int32)
+
+    @cached_property
+    def places(self) -> Int32:
+        """Position of each class in the order."""
+        return np.argsort(self.order, kind="stable").astype(np.int32)
+
+    @cached_property
+    def _child_order(self) -> Int64:
+        """Nodes sorted by parent, then from left to right."""
+        return np.asarray(np.lexsort((self.start, self.parent)), np.int64)
+
+    @cached_property
+    def _child_parent(self) -> Int32:
+        return np.asarray(self.parent[self._child_order])
+
+    def depths(self) -> Int32:
+        """Return the number of nodes above each node."""
+        depth = np.zeros(self.n_nodes, np.int32)
+        for node, above in enumerate(self.parent.tolist()):  # parents have smaller numbers
+            if above >= 0:
+                depth[node] = depth[above] + 1
+        return depth
+
+    def sums(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum of one value per class over the classes of each node."""
+        total = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values[self.order])])
+        return np.asarray(total[self.stop] - total[self.start])
+
+    def pairs_inside(self, first: Int64, second: Int64, weight: Int64) -> Int64:
+        """Return for each node the weight of the pairs of classes of which it holds both."""
+        inside = np.zeros(self.n_nodes, np.int64)
+        left = np.minimum(self.places[first], self.places[second])
+        right = np.maximum(self.places[first], self.places[second])
+        node = np.zeros(len(left), np.int64)
+        child_first = np.searchsorted(self._child_parent, np.arange(self.n_nodes))
+        child_last = np.searchsorted(self._child_parent, np.arange(self.n_nodes), side="right")
+        while len(node):
+            np.add.at(inside, node, weight)
+            below = np.full(len(node), -1, np.int64)
+            for offset in range(int((child_last - child_first).max(initial=0))):
+                at = child_first[node] + offset
+                exists = at < child_last[node]
+                child = self._child_order[np.where(exists, at, 0)]
+                holds = exists & (self.start[child] <= left) & (right < self.stop[child])
+                below[holds] = child[holds]
+            kept = below >= 0
+            node, left, right, weight = below[kept], left[kept], right[kept], weight[kept]
+        return inside
+
+
+def build_hierarchy(vectors: Matrix, config: HierarchyConfig | None = None) -> LabelHierarchy:
+    """Split classes by balanced 2-means of their vectors, until few are left in each leaf.
+
+    Parameters
+    ----------
+    vectors : array or CSR matrix (n_classes, n_columns)
+        One row per class; only directions matter.
+    config
+        Numbers of the method.
+    """
+    config = config or HierarchyConfig()
+    rows = _unit_rows(_narrow(vectors, config.max_columns))
+    with one_blas_thread():
+        splits = _Splits(rows, config)
+        splits.run()
+    return _number(splits.order, splits.ranges, "class vectors")
+
+
+def hierarchy_of_tree(
+    tree: LabelTree, config: HierarchyConfig | None = None, parts: Parts | None = None
+) -> LabelHierarchy:
+    """Return a label tree as nodes over ranges of its leaves; small subtrees become one node.
+
+    A merged class, whose parts have several leaves, is where the first of its parts is.
+    """
+    config = config or HierarchyConfig()
+    real = tree.leaf_class >= 0
+    leaf_class = tree.leaf_class
+    if parts is not None:
+        real &= np.isin(leaf_class, parts.order[parts.starts[:-1]])
+        leaf_class = np.where(real, parts.class_of[leaf_class], -1)
+    before = np.concatenate([[0], np.cumsum(real)])  # real leaves to the left
+    ranges: list[tuple[int, int]] = []
+    pending = [(0, len(real))]
+    while pending:
+        first, last = pending.pop()
+        start, stop = int(before[first]), int(before[last])
+        if start == stop:
+            continue
+        if (start, stop) != (
+            ranges[-1] if ranges else None
+        ):  # a node with one child that is not empty is one
+            ranges.append((start, stop))
+        if stop - start > config.leaf_classes and last - first > 1:
+            middle = (first + last) // 2
+            pending += [(middle, last), (first, middle)]
+    return _number(leaf_class[real].astype(np.int32), ranges, "label tree")
+
+
+def hierarchy_of(model: Model, config: HierarchyConfig | None = None) -> LabelHierarchy:
+    """Return the tree to show for a model: its label tree, or one made of its class vectors."""
+    if model.tree is not None:
+        return hierarchy_of_tree(model.tree, config, model.parts)
+    return build_hierarchy(class_vectors(model.weights, model.parts), config)
+
+
+def class_vectors(weights: Any, parts: Parts | None = None) -> Matrix:
+    """Return one row per class: the weights of a class on the features.
+
+    Of a merged class it is the mean of those of its parts, each scaled to length one.
+    """
+    if not weights.row_major:
+        found: Matrix = weights.to_dense()
+    else:
+        found = sparse.csr_matrix(weights.to_matrix())
+        if weights.dense is not None:
+            found = sparse.hstack([found, weights.dense.factors], format="csr", dtype=np.float32)
+    return found if parts is None else part_means(parts) @ _unit_rows(found)
+
+
+def part_means(parts: Parts) -> sparse.csr_matrix:
+    """Return the matrix that takes means over the parts of each class."""
+    share = np.repeat(1.0 / parts.sizes, parts.sizes).astype(np.float32)
+    return sparse.csr_matrix((share, parts.order, parts.starts), shape=(parts.n_classes, parts.n_parts))
+
+
+class _Splits:
+    """Ranges of an order that is rearranged while they are split."""
+
+    def __init__(self, rows: Matrix, config: HierarchyConfig) -> None:
+        self.rows, self.config = rows, config
+        self.order: Int32 = np.arange(rows.shape[0], dtype=np.int32)
+        self.ranges: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        pending = [(0, len(self.order))]
+        while pending:
+            start, stop = pending.pop()
+            if stop - start <= self.config.gram_classes:
+                self._split_small(start, stop)
+                continue
+            self.ranges.append((start, stop))
+            part = self.rows[self.order[start:stop]]
+            moved = _split(part, lambda side: _towards(part, side), self.config)
+            self.order[start:stop] = self.order[start:stop][moved]
+            middle = start + (stop - start + 1) // 2
+            pending += [(middle, stop), (start, middle)]
+
+    def _split_small(self, start: int, stop: int) -> None:
+        """Split a node and everything under it by the products between its classes."""
+        part = self.rows[self.order[start:stop]]
+        products = part @ part.T
+        gram = np.asarray(products.toarray() if sparse.issparse(products) else products, np.float64)
+        local = np.arange(stop - start)
+        pending = [(0, stop - start)]
+        while pending:
+            first, last = pending.pop()
+            self.ranges.append((start + first, start + last))
+            if last - first <= self.config.leaf_classes:
+                continue
+            chosen = local[first:last]
+            inner = gram[np.ix_(chosen, chosen)]
+            local[first:last] = chosen[_split(inner, lambda side: inner @ side, self.config)]
+            middle = first + (last - first + 1) // 2
+            pending += [(middle, last), (first, middle)]
+        self.order[start:stop] = self.order[start:stop][local]
+
+
+def _towards(rows: Matrix, side: Float64) -> Float64:
+    """Return the products of all rows with a weighted sum of them."""
+    direction = rows.T @ side.astype(rows.dtype)
+    return np.asarray(rows @ direction, np.float64)
+
+
+def _split(rows: Matrix, towards: Any, config: HierarchyConfig) -> Int64:
+    """Return an order of rows whose first half, rounded up, is one side of a balanced 2-means split."""
+    n = rows.shape[0]
+    n_left = (n + 1) // 2
+    side = np.cos(np.arange(n) * 2.399963)  # a fixed vector without a pattern
+    for _ in range(config.power_iterations):
+        side = side - side.mean()
+        side /= max(float(np.sqrt(side @ side)), 1e-30)
+        side = towards(side)
+    order = np.argsort(side, kind="stable")
+    for _ in range(config.max_iterations):
+        right = np.zeros(n, bool)
+        right[order[n_left:]] = True
+        scores = towards(np.where(right, 1.0 / max(1, n - n_left), -1.0 / n_left))
+        order = np.argsort(scores, kind="stable")
+        if right[order[n_left:]].all():
+            break
+    # a stable side: the class that comes first is on the left
+    left, other = np.sort(order[:n_left]), np.sort(order[n_left:])
+    if n % 2 == 0 and n and other[0] < left[0]:
+        left, other = other, left
+    return np.concatenate([left, other])
+
+
+def _narrow(vectors: Matrix, max_columns: int) -> Matrix:
+    """Return dense vectors projected on their principal directions, if there are too many columns."""
+    if sparse.issparse(vectors) or vectors.shape[1] <= max_columns:
+        return vectors
+    with one_blas_thread():
+        scale = 1.0 / max(float(np.abs(vectors).max(initial=0.0)), 1e-30)
+        moments = np.zeros((vectors.shape[1],) * 2)
+        for first in range(0, len(vectors), 65536):
+            block = vectors[first : first + 65536].astype(np.float64) * scale
+            moments += block.T @ block
+        directions = np.linalg.eigh(moments)[1][:, -max_columns:].astype(np.float32)
+        return vectors @ directions
+
+
+def _unit_rows(vectors: Matrix) -> Matrix:
+    if sparse.issparse(vectors):
+        squares = np.asarray(vectors.multiply(vectors).sum(axis=1)).ravel()
+        lengths = np.sqrt(np.maximum(squares, 1e-30)).astype(np.float32)
+        return sparse.csr_matrix(sparse.diags(1.0 / lengths) @ vectors, dtype=np.float32)
+    array: Float32 = np.asarray(vectors, np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64))
+    return array / np.maximum(lengths, 1e-15)[:, None].astype(np.float32)
+
+
+def _number(order: Int32, ranges: Sequence[tuple[int, int]], source: str) -> LabelHierarchy:
+    """Number nodes level by level, parents before their children."""
+    start, stop = np.array(ranges, np.int64).reshape(-1, 2).T
+    chosen = np.lexsort((start, start - stop))  # the widest first: a child is narrower than its parent
+    start, stop = start[chosen], stop[chosen]
+    parent = np.full(len(start), -1, np.int64)
+    # from left to right with the widest first, the parent is the last open range
+    open_nodes: list[int] = []
+    for node in np.lexsort((start - stop, start)).tolist():
+        while open_nodes and stop[open_nodes[-1]] <= start[node]:
+            open_nodes.pop()
+        if open_nodes:
+            parent[node] = open_nodes[-1]
+        open_nodes.append(node)
+    return LabelHierarchy(
+        order, start.astype(np.int32), stop.astype(np.int32), parent.astype(np.int32), source
+    )

@@ -1,0 +1,456 @@
+"""One pass over all classes for blocks of rows: tiles of scores that are made and consumed in cache.
+
+A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
+The log-probabilities of a label tree are computed subtree by subtree, classes in the order of the leaves, and
+only exist for one tile at a time.  Any other noise comes in the order of the classes: for a block of rows at
+a time if it depends on the row, or once for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from extremax.kernels import topk, tree_tiles
+from extremax.kernels.column_scores import TILE
+from extremax.runtime.products import one_blas_thread
+from extremax.runtime.scratch import Scratch
+from extremax.runtime.threads import run, split
+from extremax.scores.base import Scorer
+from extremax.scores.weights import BlockScores, Buffers
+from extremax.tuned import SearchConfig
+from extremax.types import Features, Float32, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.tree import LabelTree
+
+# Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
+# time of a single row.
+_KEPT_BYTES, _KEPT_BLOCK_BYTES = 4 << 20, 16 << 20
+_row_scratch: Scratch[Buffers] = Scratch(Buffers)
+
+# First row, last row, and log p_n of one tile for these rows.
+NoiseRows: TypeAlias = tuple[int, int, topk.LogNoise]
+
+
+class ScanResult(NamedTuple):
+    """Best classes of each row, normalised over all classes.
+
+    Attributes
+    ----------
+    labels : int32 (n_samples, k)
+    log_prob : float32 (n_samples, k)
+    target_log_prob : float32 (n_samples,)
+        Of the given targets.
+    inverse_temperature : float32 (n_samples,)
+        Of each row.
+    """
+
+    labels: Int32
+    log_prob: Float32
+    target_log_prob: Float32
+    inverse_temperature: Float32
+
+    @classmethod
+    def empty(cls, n_rows: int, k: int, inverse_temperature: np.float32) -> ScanResult:
+        """Return arrays to be filled; all rows have the same temperature."""
+        labels, log_prob = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+        return cls(labels, log_prob, np.empty(n_rows, np.float32), np.full(n_rows, inverse_temperature))
+
+    def finish(self, states: topk.RowState, first: int, last: int) -> None:
+        """Fill rows `first` to before `last` from their states."""
+        labels, log_prob, target_log_prob, inverse = self.rows(first, last)
+        topk.finish_rows(states, inverse, labels, log_prob, target_log_prob)
+
+    def rows(self, first: int, last: int) -> ScanResult:
+        """Return views of rows `first` to before `last`."""
+        labels, log_prob, target, inverse = self
+        return ScanResult(labels[first:last], log_prob[first:last], target[first:last], inverse[first:last])
+
+
+class Tiles(Protocol):
+    """Tiles of classes; `bounds` are their first and last columns, `order` the class of each column.
+
+    `start_block` prepares a block of rows, and its result goes to `log_noise`.
+    """
+
+    block_rows: int
+    bounds: list[tuple[int, int]]
+
+    @property
+    def order(self) -> Int32 | None: ...
+
+    def start_block(self, first: int, last: int) -> Any: ...
+
+    def columns(self, number: int) -> topk.Columns: ...
+
+    def log_noise(self, number: int, block: Any, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]: ...
+
+
+def _even_blocks(n_rows: int, most: int) -> int:
+    """Return rows per block: at most `most`, in blocks of about equal size."""
+    n_blocks = max(1, -(-n_rows // max(most, 1)))
+    return max(1, -(-n_rows // n_blocks))
+
+
+class ClassTiles:
+    """Tiles in the order of the classes, for any noise."""
+
+    order: Int32 | None = None
+
+    def __init__(
+        self, scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
+    ) -> None:
+        self.noise, self.Z, self.n_threads = scorer.noise_term, Z, n_threads
+        self.biases = scorer.weights.biases
+        n_classes, n_features = scorer.weights.n_classes, scorer.weights.n_features
+        shared = np.zeros(n_classes, np.float32) if self.noise is None else self.noise.shared_log_prob
+        self.row_step = 1 if shared is None else 0  # 0: one row of log p_n serves all
+        if scorer.weights.row_major:
+            n_features = n_classes
+        tempers = scorer.calibration.temperature_slope != 0.0  # the scores of a block are summed twice
+        row_bytes = 4 * (n_features + (n_classes if shared is None or tempers else topk.STRIP))
+        self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
+        tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
+        width = min(tile_scores // self.block_rows, -(-n_classes // config.class_groups))
+        self.bounds = split(n_classes, max(1, width // topk.STRIP) * topk.STRIP)
+        self.labels = np.arange(n_classes, dtype=np.int32)
+        self.table = (
+            np.empty((self.block_rows, n_classes), np.float32)
+            if shared is None
+            else np.array(shared[None, :], np.float32)
+        )
+
+    def start_block(self, first: int, last: int) -> Float32:
+        """Return log p_n of all classes for rows `first` to before `last`, or the one row for all."""
+        if self.noise is None or self.row_step == 0:
+            return self.table
+        Z = np.empty((last - first, 0), np.float32) if self.Z is None else self.Z[first:last]
+        return self.noise.log_prob_all(Z, out=self.table[: last - first], n_jobs=self.n_threads)
+
+    def columns(self, number: int) -> topk.Columns:
+        start, stop = self.bounds[number]
+        return topk.Columns(self.labels[start:stop], self.biases[start:stop], start)
+
+    def log_noise(self, number: int, block: Float32, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]:
+        yield 0, n_rows, topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
+
+
+class SubtreeTiles:
+    """Tiles that are subtrees of a label tree.
+
+    Logits of the nodes are a matrix product; log-probabilities go from the root of the subtree to its leaves.
+    """
+
+    def __init__(
+        self,
+        cut: tree_tiles.LeafTiles,
+        tree: LabelTree,
+        Z: Float32,
+        scorer: Scorer,
+        config: SearchConfig,
+    ) -> None:
+        self.cut, self.tree, self.order = cut, tree, cut.labels
+        self.noise_rows = config.noise_rows
+        self.Z = np.require(Z, np.float32, ["C"])
+        self.biases = scorer.weights.biases[cut.labels]
+        self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
+        n_leaves = len(cut.place) + 1
+        row_bytes = 4 * (scorer.weights.n_features + len(cut.roots) + n_leaves * config.tiles_at_once)
+        self.block_rows = _even_blocks(
+            len(Z),
+            min(config.block_rows, config.scratch_bytes // 2 // row_bytes, config.tile_scores // n_leaves),
+        )
+
+    def _descend(
+        self, Z: Float32, nodes: Int64, table: Float32, start: Float32, column: int, buffers: Buffers
+    ) -> Float32:
+        """Return log-probabilities of the leaves below `nodes`, whose weights are `table`.
+
+        ``start[:, column]`` are those of the root.
+        """
+        logits, loss = buffers.get("logits", len(Z), len(nodes)), np.empty(len(nodes), np.float32)
+        out = buffers.get("log_noise", len(Z), len(nodes) + 1)
+        np.matmul(Z, table.T, out=logits)
+        tree_tiles.descend(logits, self.tree.biases[nodes], start, column, loss, out)
+        return out
+
+    def start_block(self, first: int, last: int) -> tuple[Float32, Float32]:
+        """Return the tree's features of the rows, and their log-probabilities at the roots of subtrees."""
+        Z, top = self.Z[first:last], self.cut.top
+        start = np.zeros((last - first, 1), np.float32)
+        return Z, self._descend(Z, top, self.tree.weights[top], start, 0, Buffers())
+
+    def columns(self, number: int) -> topk.Columns:
+        start, stop = self.bounds[number]
+        return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
+
+    def log_noise(
+        self, number: int, block: tuple[Float32, Float32], n_rows: int, buffers: Buffers
+    ) -> Iterator[NoiseRows]:
+        (Z, at_roots), nodes = block, self.cut.nodes(number)
+        table = np.take(self.tree.weights, nodes, axis=0)
+        for first, last in split(n_rows, self.noise_rows):
+            values = self._descend(Z[first:last], nodes, table, at_roots[first:last], number, buffers)
+            yield first, last, topk.LogNoise(values, first, 1, 0)
+
+
+def _choose_tiles(
+    scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
+) -> Tiles:
+    """Cut by subtrees where log p_n is a tree's own and a copy of the weights in leaf order pays."""
+    tree = None if scorer.noise_term is None else scorer.noise_term.leaf_tree
+    n_weights = scorer.weights.n_classes * scorer.weights.n_features
+    if tree is not None and Z is not None and (n_rows > config.few_rows or n_weights <= config.small_weights):
+        shallow = max(config.min_tile_depth, tree.depth - (config.class_groups - 1).bit_length())
+        cut = tree_tiles.cut_tree(tree.leaf_class, min(config.tile_depth, shallow))
+        if cut is not None:
+            return SubtreeTiles(cut, tree, Z, scorer, config)
+    return ClassTiles(scorer, Z, n_rows, config, n_threads)
+
+
+class _Scan:
+    """The parts of a scan that all its tasks share."""
+
+    def __init__(self, scorer: Scorer, tiles: Tiles, k: int, config: SearchConfig) -> None:
+        self.tiles, self.config = tiles, config
+        n_tiles = len(tiles.bounds)
+        # Every group keeps k classes: where k is large, there are fewer groups.
+        n_groups = min(config.class_groups, max(1, scorer.n_classes // (16 * k)))
+        self.groups = split(n_tiles, -(-n_tiles // n_groups))
+        self.scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
+        self.spare: list[Buffers] = []
+
+    def _take_buffers(self) -> Buffers:
+        try:
+            return self.spare.pop()
+        except IndexError:  # asking for the length first would be a race
+            return Buffers(self.config.tile_scores)
+
+    def scan_group(
+        self, rows: BlockScores, block: Any, states: topk.RowState, kept: Float32 | None, group: int
+    ) -> None:
+        """Merge the tiles of one group of classes into the states of all rows of a block.
+
+        Products go to `kept` (n_rows * n_classes), tile after tile, where it is given.
+        """
+        buffers, tiles = self._take_buffers(), self.tiles
+        state = states._replace(
+            **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
+        )
+        strip, n = np.empty(topk.STRIP, np.float32), rows.n_rows
+        for number in range(*self.groups[group]):
+            start, stop = tiles.bounds[number]
+            out = buffers.get("products", n, stop - start) if kept is None else _tile(kept, n, start, stop)
+            products = rows.products(start, stop, buffers, out)
+            for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
+                topk.scan_tile(
+                    products, tiles.columns(number), log_noise, self.scaling, first, last, state, strip
+                )
+        self.spare.append(buffers)
+
+    def temper_group(self, kept: Float32, states: topk.RowState, inverse: Float32, group: int) -> None:
+        """Sum the kept scores of one group of classes at the temperature of each row."""
+        for number in range(*self.groups[group]):
+            tile = _tile(kept, len(inverse), *self.tiles.bounds[number])
+            biases = self.tiles.columns(number).biases
+            topk.sum_tile(
+                tile, biases, self.scaling.features, inverse, states.peak[group], states.mass[group]
+            )
+
+
+def _tile(kept: Float32, n_rows: int, start: int, stop: int) -> Float32:
+    """Return the part of the kept products that belongs to columns `start` to before `stop`."""
+    return kept[n_rows * start : n_rows * stop].reshape(n_rows, stop - start)
+
+
+def scan(
+    scorer: Scorer,
+    X: Features,
+    Z: Float32 | None,
+    k: int,
+    *,
+    targets: Int32 | None = None,
+    n_threads: int,
+    config: SearchConfig,
+) -> ScanResult:
+    """Find the k best classes of each row and the log-probability of its target, before uniform mixing.
+
+    Parameters
+    ----------
+    Z
+        ``scorer.project(X)``.
+    targets : int32 (n_samples,)
+        A class of each row.
+    """
+    n_rows, n_classes = X.shape[0], scorer.n_classes
+    if scorer.weights.row_major:
+        found = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
+        if not _scan_columns(scorer, X, targets, n_threads, config, found):
+            _scan_rows(scorer, X, Z, targets, n_threads, config, found)
+        return found
+    tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    if targets is not None and tiles.order is not None:
+        place = np.empty(n_classes, np.int32)
+        place[tiles.order] = np.arange(n_classes, dtype=np.int32)
+        columns = place[targets]
+    shared = _Scan(scorer, tiles, k, config)
+    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
+    # BLAS threads of its own would spin beside the kernels, on the processors that these need.
+    large = n_rows * n_classes * scorer.weights.n_features > config.small_work
+    tempers = scorer.calibration.temperature_slope != 0.0
+    kept = np.empty(min(tiles.block_rows, n_rows) * n_classes, np.float32) if tempers else None
+    with one_blas_thread() if large else nullcontext():
+        for first, last in split(n_rows, tiles.block_rows):
+            states = _new_states(len(shared.groups), last - first, k, columns[first:last])
+            rows = scorer.weights.open_block(X, first, last, tiles.order)
+            block = tiles.start_block(first, last)
+            run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
+            if kept is not None:
+                inverse = result.inverse_temperature[first:last]
+                topk.temper_groups(states, scorer.tempering, inverse)
+                run(partial(shared.temper_group, kept, states, inverse), len(shared.groups), n_threads)
+            result.finish(states, first, last)
+    return result
+
+
+def scores_rows_alone(scorer: Scorer, config: SearchConfig | None = None) -> bool:
+    """Whether no bit of the best classes of a row depends on the rows that are scored beside it."""
+    config, weights = SearchConfig() if config is None else config, scorer.weights
+    if not weights.row_major or not _is_plain(scorer):
+        return False
+    sparse_weights: Any = weights
+    return sparse_weights.column_table(config.column_fraction, config.column_bytes) is not None
+
+
+def _is_plain(scorer: Scorer) -> bool:
+    """Whether scores are products and biases, and nothing else."""
+    return scorer.noise_term is None and scorer.weights.feature_scale == 1.0
+
+
+def _scan_columns(
+    scorer: Scorer,
+    X: Features,
+    targets: Int32 | None,
+    n_threads: int,
+    config: SearchConfig,
+    result: ScanResult,
+) -> bool:
+    """Scan all classes of a block of rows at a time, by columns; return whether weights and scores allow it.
+
+    Threads share first the classes, for all rows of the block, then the rows: the columns of some classes are
+    read from memory once per block.
+    """
+    weights: Any = scorer.weights
+    if not _is_plain(scorer):
+        return False
+    n_rows, n_classes = X.shape[0], scorer.n_classes
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    limits = {"min_fraction": config.column_fraction, "max_bytes": config.column_bytes}
+    most = min(config.row_block, config.block_rows)
+    block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
+    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BLOCK_BYTES
+    scratch = _row_scratch if is_small else Scratch(Buffers)
+    with scratch.use() as buffers:
+        for first, last in split(n_rows, block_rows):
+            block = weights.open_columns(X, first, last, **limits)
+            if block is None:
+                return False
+            scores = buffers.get("products", block.n_rows, block.n_tiles * TILE)
+            tiles = split(block.n_tiles, max(1, config.row_task_scores // (block.n_rows * TILE)))
+            run(partial(_sum_tiles, block, tiles, scores), len(tiles), n_threads)
+            tasks = split(block.n_rows, max(1, config.row_task_scores // n_classes))
+            part, own = result.rows(first, last), columns[first:last]
+            run(partial(_find_best, block, tasks, scorer.tempering, own, scores, part), len(tasks), n_threads)
+    return True
+
+
+def _sum_tiles(block: Any, tasks: list[tuple[int, int]], scores: Float32, i: int) -> None:
+    block.sum_tiles(*tasks[i], scores)
+
+
+def _find_best(
+    block: Any,
+    tasks: list[tuple[int, int]],
+    tempering: tuple[float, float, float],
+    targets: Int32,
+    scores: Float32,
+    result: ScanResult,
+    i: int,
+) -> None:
+    first, last = tasks[i]
+    labels, *others = result.rows(first, last)
+    block.find_best(first, tempering, targets[first:last], scores[first:last], labels, tuple(others))
+
+
+def _scan_rows(
+    scorer: Scorer,
+    X: Features,
+    Z: Float32 | None,
+    targets: Int32 | None,
+    n_threads: int,
+    config: SearchConfig,
+    result: ScanResult,
+) -> None:
+    """Scan all classes of a few rows at a time; threads share the rows."""
+    n_rows, n_classes, k = X.shape[0], scorer.n_classes, result.labels.shape[1]
+    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
+    scratch = _row_scratch if 4 * n_classes <= _KEPT_BYTES else Scratch(Buffers)
+    tiles = None if _is_plain(scorer) else ClassTiles(scorer, Z, 1, config, 1)
+    tempering = scorer.tempering
+
+    def work(i: int) -> None:
+        first, last = tasks[i]
+        with scratch.use() as buffers:
+            rows = scorer.weights.open_block(X, first, last)
+            scores = buffers.get("products", last - first, n_classes)
+            part = result.rows(first, last)
+            rows.products(0, n_classes, buffers, scores)
+            states = _new_states(1, last - first, k, columns[first:last])
+            single = states._replace(
+                **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
+            )
+            strip = np.empty(topk.STRIP, np.float32)
+            if tiles is None:
+                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, single, strip)
+                if scorer.calibration.temperature_slope != 0.0:
+                    inverse = part.inverse_temperature
+                    topk.temper_rows(scores, scorer.weights.biases, tempering, single, inverse)
+            else:
+                table, step = _noise_of_rows(scorer, Z, tiles, first, last)
+                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
+                classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
+                noise = topk.LogNoise(table, 0, step, 0)
+                topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
+            result.finish(states, first, last)
+
+    with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
+        run(work, len(tasks), n_threads)
+
+
+def _noise_of_rows(
+    scorer: Scorer, Z: Float32 | None, tiles: ClassTiles, first: int, last: int
+) -> tuple[Float32, int]:
+    """Return log p_n of all classes for some rows, or one line for all rows, and the step between lines."""
+    if tiles.noise is None or tiles.row_step == 0:
+        return tiles.table, 0
+    projected = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
+    table = np.empty((last - first, scorer.n_classes), np.float32)
+    return tiles.noise.log_prob_all(projected, out=table, n_jobs=1), 1
+
+
+def _new_states(n_groups: int, n_rows: int, k: int, target: Int32) -> topk.RowState:
+    return topk.RowState(
+        heap_scores=np.full((n_groups, n_rows, k), -np.inf, np.float32),
+        heap_labels=np.full((n_groups, n_rows, k), topk.NO_LABEL, np.int32),
+        peak=np.full((n_groups, n_rows), -np.inf, np.float32),
+        mass=np.zeros((n_groups, n_rows), np.float64),
+        target=target,
+        target_score=np.full(n_rows, np.nan, np.float32),  # written by the group that holds the class
+    )

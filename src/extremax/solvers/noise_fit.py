@@ -1,0 +1,136 @@
+"""Fit the noise distribution that a config names to the training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from extremax.examples import Examples
+from extremax.features.pca import PCA
+from extremax.runtime.context import Context
+from extremax.solvers.config import FitConfig
+from extremax.tree import LabelTree
+from extremax.tree.literal import fit_literal
+from extremax.tree.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.tree.tuning import TunedTree, fit_tuned
+from extremax.types import Float32
+
+Inspect: TypeAlias = Callable[[TunedTree], dict[str, Any]]
+
+
+def fit_noise(
+    data: Examples,
+    Z: Float32,
+    n_classes: int,
+    config: FitConfig,
+    context: Context,
+    *,
+    rough: bool = False,
+    inspect: Inspect | None = None,
+) -> tuple[Noise, dict[str, Any]]:
+    """Return the noise distribution and what was chosen for it.
+
+    Parameters
+    ----------
+    Z
+        Projected rows of the tree; no columns where there is none.
+    rough
+        Whether a tree is fitted in a third of the time: enough where it only proposes classes.
+    inspect
+        Called with a tree whose regularization was chosen on held-out rows; what it returns was chosen, too.
+    """
+    noise = config.noise
+    if not isinstance(noise, str):
+        if noise.n_classes != n_classes:
+            raise ValueError(
+                f"noise is a distribution over {noise.n_classes:,} classes, but y has {n_classes:,}."
+                " Make it for the same classes."
+            )
+        return noise, {}
+    if noise == "uniform":
+        return UniformNoise(n_classes), {}
+    counts = data.class_counts(n_classes, weighted=True)
+    if noise == "frequency":
+        return FrequencyNoise(counts, config.noise_exponent), {}
+    tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough, inspect=inspect)
+    if noise == "mixture":
+        frequencies = FrequencyNoise(counts, config.noise_exponent)
+        return MixtureNoise(TreeNoise(tree), frequencies, weight=config.tree_share), chosen
+    return TreeNoise(tree), chosen
+
+
+def fit_tree(
+    data: Examples,
+    Z: Float32,
+    n_classes: int,
+    config: FitConfig,
+    context: Context,
+    *,
+    rough: bool,
+    inspect: Inspect | None = None,
+) -> tuple[LabelTree, dict[str, Any]]:
+    """Fit the label tree, its regularization by level where that is left open."""
+    log = context.progress.log
+    log(f"fitting the label tree over {n_classes:,} classes")
+    Z = data.expand(Z)
+    if config.tree_fit == "paper":
+        literal = fit_literal(
+            Z,
+            data.y,
+            n_classes=n_classes,
+            regularization=float(config.tree_regularization),
+            sample_weight=data.weight,
+            n_jobs=context.n_threads,
+        )
+        return literal.tree, {}
+    if config.tree_regularization != "auto":
+        tree = LabelTree.fit_with_config(
+            Z,
+            data.y,
+            config.numbers.tree_fit,
+            n_classes=n_classes,
+            regularization=float(config.tree_regularization),
+            sample_weight=data.weight,
+            n_jobs=context.n_threads,
+            random_state=context.seed,
+        )
+        return tree, {}
+    tuned = fit_tuned(
+        Z,
+        data.y,
+        n_classes=n_classes,
+        sample_weight=data.weight,
+        row_index=data.row_index,
+        rough=rough,
+        n_jobs=context.n_threads,
+        seed=context.seed,
+        config=config.numbers.tree_tuning,
+        fit_config=config.numbers.tree_fit,
+    )
+    levels = ", ".join(f"{strength:g}" for strength in tuned.strengths)
+    held_out = tuned.held_out_log_likelihood
+    log(f"tree: regularization by level {levels}; held-out log-likelihood {held_out:.4f}")
+    chosen: dict[str, Any] = {
+        "tree_regularization": tuned.strengths.tolist(),
+        "tree_held_out_log_likelihood": held_out,
+    }
+    return tuned.tree, chosen if inspect is None else chosen | inspect(tuned)
+
+
+def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
+    """Return the projection to the features of a tree that the user gave; None where there is no tree."""
+    if isinstance(noise, str) or noise.tree is None:
+        return None
+    projection: PCA | None = getattr(noise, "projection", None)
+    if projection is None:
+        if noise.tree.n_components != n_features:
+            raise ValueError(
+                f"noise holds a label tree over {noise.tree.n_components} features, but X has {n_features};"
+                " say how they are projected: TreeNoise(tree, projection=PCA.fit(X, ...))."
+            )
+        return PCA.identity(n_features)
+    if projection.n_features != n_features:
+        raise ValueError(
+            f"the projection of noise takes {projection.n_features} features, but X has {n_features}."
+        )
+    return projection

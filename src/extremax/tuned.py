@@ -1,0 +1,540 @@
+"""Every number that steers a result: its value, its unit and its reason.
+
+A config dataclass belongs to one component, which receives it as an argument.  `solvers.config.FitConfig`
+holds those of training and of the steps after it, and is stored in the model folder: a fit resumed with a
+later version goes on with the numbers it began with.  Measurements behind the values: docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProblemSize:
+    """Shape of a training problem."""
+
+    n_rows: int
+    n_pairs: int
+    n_features: int
+    n_classes: int
+    n_entries: int | None = None  # stored entries of sparse features; None for dense ones
+    n_dense: int = 0  # last columns that every row has, beside sparse ones
+    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
+    n_scaled: int | None = None  # entries of sparse columns that are copied to be scaled
+    n_class_columns: int | None = None  # pairs of a class and a sparse column that a row of it has ...
+    n_rival_columns: int | None = None  # ... and of a class and a column of rows it competes for: a guess
+
+
+@dataclass(frozen=True)
+class OrderConfig:
+    """Order of the pairs in an epoch: windows of shuffled chunks."""
+
+    chunk_rows: int = 256  # rows; read together from a file
+    window_bytes: int = 256 << 20  # bytes of dense rows that are shuffled together
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """Training with negatives drawn for each row (the paper's method and its baselines)."""
+
+    n_epochs: int = 20
+    learning_rate: float = 0.3  # for rows of mean square length one
+    optimizer: str = "adagrad"
+    score_penalty: float = 1e-4  # the paper's lambda
+    min_batch: int = 16  # rows
+    max_batch: int = 512  # rows; they stay in the cache
+    classes_per_row: int = 16  # classes for each row of a minibatch: hardly two rows share a class
+    batches_per_epoch: int = 32  # at least
+    # start of Adagrad's sums: a vanishing first gradient makes no full-length step
+    initial_square: float = 1e-8
+    prior_pairs: int = 4  # pairs per class between two steps of the Gaussian prior
+    start_log_probs: int = 1 << 24  # log-probabilities of the noise averaged for the start of NCE
+    min_start_rows: int = 16
+    augment_reduce_decay: float = 0.9  # exponent of the weight (1 + epoch)^-decay of the newest estimate
+    progress_pairs: int = 1 << 17  # pairs between two looks at clock and interrupts
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Softmax over classes that a minibatch shares."""
+
+    max_features: int = 1024  # features up to which whitening is cheap and the objective is the default
+    min_batch: int = 16  # rows
+    max_batch: int = 256  # rows
+    batches_per_epoch: int = 32  # at least
+    max_scores: int = 1 << 25  # scores of a minibatch
+    min_steps: int = 900  # minibatches of a whole fit, where that takes ...
+    min_epochs: int = 5  # ... at least so many epochs ...
+    max_epochs: int = 50  # ... and at most so many
+    learning_rate: float = 0.5
+    learning_rate_many_classes: float = 1.0  # a class that is met rarely must learn from a few steps
+    learning_rate_plain: float = 0.1  # without the precondition
+    # fraction of the epochs over which the learning rate rises from zero: at its full length, the first
+    # steps move classes that were just met past all others, and the start is lost
+    warm_up: float = 0.15
+    warm_up_power: float = 2.0  # of the fraction of the warm-up that is done
+    optimizer: str = "adagrad_row"
+    class_exponent: float = 0.5  # of the class frequencies, beside the cells of the tree
+    many_classes: int = 64  # classes for each shared one above which cells of the tree no longer pay
+    rows_per_cell: int = 4096  # rows, on average, at least
+    max_cells: int = 256
+    cell_levels: int = 2  # levels of the tree below a cell, at least
+    min_cell_gain: float = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
+    # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
+    max_step: float = 1.5
+    initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
+    # with many features no first step changes a score by more than 3.5 rates
+    min_initial_square: float = 0.08
+    initial_bias_square: float = 0.02
+    progress_batches: int = 64  # minibatches between two looks at the clock
+    # The first part of a stream gives whitening and start where it has so many rows per feature ...
+    stream_rows: float = 1.0
+    stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
+    # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
+    stream_refresh_rows: int = 32
+    stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
+    stream_slack: float = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
+    stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
+
+
+@dataclass(frozen=True)
+class CandidateConfig:
+    """Softmax over the best classes of each row, class by class in the dual."""
+
+    n_candidates: int = 32  # classes that each row is compared with, beside its own
+    n_epochs: int = 2  # the second compares with the classes that the first made likely
+    regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one; at least ...
+    # ... this over the root of the number of features: with few of them, a change of a class is felt by all
+    # rows, also by those that do not list the class
+    regularization_root: float = 4.0
+    bias_feature: float = 0.3
+    passes: int = 4  # over the pairs of a class, in an epoch
+    small_dual: float = 1e-3  # negatives of less probability are left out of the later passes
+    shrinkages: tuple[float, ...] = (1.0, 4.0, 16.0)  # of the class means of the start; left-out rows choose
+    blocks: int = 16  # groups of classes between which the normalisers are computed anew
+    # when "auto" takes it
+    min_pairs: int = 20_000  # pairs; with fewer, the exact softmax is cheap
+    max_work: float = 1e12  # multiplications of scoring all rows against all classes, once
+    max_values: int = 1 << 29  # of whitened rows in memory
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Whitening of the features, and the linear discriminant that training starts from."""
+
+    ridge: float = 0.1  # of the mean variance, added to every direction
+    # mean over median variance of the columns from which a ridge relative to each column's own is tried
+    own_unevenness: float = 3.0
+    shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
+    min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
+    no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
+    # training rows, each left out of its class's mean, that choose the scale of the start
+    sample_rows: int = 512
+    sample_classes: int = 2048  # classes they are compared with
+    scales: tuple[float, ...] = tuple(float(2**i) for i in range(-2, 9))
+    tolerance: float = 0.01  # nats; the smallest scale so close to the best one is taken
+    # fraction of the best scale to start from: training sharpens, and rarely takes back
+    init_scale_factor: float = 0.6
+
+
+@dataclass(frozen=True)
+class GrowthConfig:
+    """Dense weights of classes that are added to a fitted model (docs/tuning.md#growthconfig)."""
+
+    # of the shrinkage of the start: training has made the weights of the other classes longer since
+    shrinkage_factor: float = 0.5
+    bias: float = 0.5  # nats that further classes are ahead of those of the start
+    # without whitened rows: classes from which their rows stand for those of other classes, too; with fewer,
+    # made-up rows do; and how far classes may be ahead of the others
+    enough_classes: int = 10
+    made_up_rows: int = 500
+    level_rows: int = 128  # of the further classes whose probability chooses the scale and that lead
+    max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
+    origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
+    levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
+
+
+@dataclass(frozen=True)
+class SparseConfig:
+    """Sparse weights: the generative start, its correction and one-vs-rest SVMs (docs/tuning.md#sparse)."""
+
+    min_features: int = 1024  # columns from which "auto" trains sparse weights on a sparse matrix ...
+    max_density: float = 0.05  # ... of at most this fraction of non-zero entries
+
+    # start
+    bucket_edges: tuple[int, ...] = (2, 4, 16, 100, 1000)  # classes that have a feature
+    smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
+    smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
+    max_smoothing_steps: int = 2  # ... at most so often
+    sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
+    search_pairs: int = 600  # ... and those that choose the smoothing
+    sample_entries: int = 1_000_000  # of the rows of these pairs; of longer rows there are fewer ...
+    long_sample_pairs: int = 300  # ... but so many
+    best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
+    drawn_candidates: int = 40  # ... and classes drawn from all others
+    number_penalty: float = 1e-5  # of the squared numbers, per pair
+    count_slope: tuple[float, float] = (0.0, 1.0)  # mean change of a score per log of its class's size ...
+    slope_penalty: float = 1.0  # ... and nats per squared distance from that
+    slope_pairs: int = 200  # that it is the mean of
+    min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
+
+    # hard negatives
+    max_candidates: int = 32  # per pair
+    many_candidates: int = 24  # ... where pairs are many
+    many_pairs: int = 200_000
+    small_candidates: int = 128  # ... where SVMs are affordable, ...
+    small_entries: float = 1e9  # ... as far as entries of rows times candidates stay below
+    prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
+    rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
+    max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
+
+    # frequent columns, approximated where classes are proposed or searched
+    frequent_min_classes: int = 20_000  # classes; fewer are scored in no time
+    frequent_classes: float = 0.08  # of the classes have a weight on such a column
+    frequent_rank: int = 2  # of the factors that stand for their weights
+    frequent_exact: int = 2  # classes scored exactly, per class that is wanted
+    search_widths: tuple[int, ...] = (16, 32, 64, 128)  # classes scored exactly by beam search, tried in turn
+    search_rows: int = 1000  # held-out rows that choose the width
+    search_recall: float = 0.997  # of the exact best classes of held-out rows, which the width must reach
+    search_min_saving: float = 0.5  # of the weights that a row touches; else beam search is exact
+
+    # correction
+    n_epochs: int = 3  # rounds with the wide support ...
+    n_epochs_own: int = 1  # ... and with that of the class's own rows ...
+    n_epochs_small: int = 5  # ... and with many candidates
+    wide_entries: float = 4e8  # entries of rows times candidates up to which the support is wide
+    min_pairs_wide: int = 2  # competing rows that bring a feature into a wide support
+    regularization: float = 0.25  # with the wide support ...
+    regularization_own: float = 1.0  # ... and with that of the class's own rows ...
+    regularization_small: float = 0.12  # ... and with many candidates
+    bias_feature: float = 0.3
+    blocks: int = 6  # groups of classes between which the normalisers are computed anew
+    max_negatives: int = 100_000  # negative pairs of a class that are trained on
+
+    # one-vs-rest SVMs
+    svm_work: float = 2.5e10  # entries of all rows times classes, up to which they are fitted ...
+    svm_work_several: float = 3e10  # ... where rows have several labels: there they are the main part
+    svm_cost: float = 1.0
+    svm_bias_feature: float = 0.5
+    svm_passes: int = 12
+    svm_more_passes: int = 4  # with the rows that were held out, at the end
+    svm_tolerance: float = 0.1
+    svm_prune: float = 0.002  # mean contribution below which a weight is dropped
+
+    # bilinear part: a similarity of rows and classes that all classes share
+    bilinear_size: int = 64  # coordinates
+    bilinear_min_rows: int = 4  # rows that have a column, at least
+    bilinear_max_columns: int = 32_768
+    bilinear_max_classes: int = 40_000
+    bilinear_max_pairs: int = 300_000
+    bilinear_epochs: int = 12
+    bilinear_batch: int = 2048  # pairs
+    bilinear_work: float = 1e10  # multiply-adds; above, half the coordinates and fewer, larger minibatches
+    bilinear_drawn: int = 512  # classes that stand for all that are no candidates
+    bilinear_rate: float = 0.02  # of Adam; falls to zero over the second half
+    bilinear_penalty: float = 1e-5
+    bilinear_gap_rows: float = 0.5  # of the rows of a minibatch lose words ...
+    bilinear_gaps: float = 0.5  # ... each with this probability
+    bilinear_scale: float = 0.1  # standard deviation of the first P and Q
+
+    # mixing
+    mix_candidates: int = 64  # best classes by each expert
+    mix_drawn: int = 64
+    max_mix_rows: int = 4096
+    # SVMs rank better than they predict probabilities: likelihood alone would give them too little
+    accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes, ...
+    accuracy_weight_many: float = 10.0  # ... many classes ...
+    accuracy_weight_several: float = 100.0  # ... and several labels, whose order matters most
+    accuracy_slope: float = 3.0  # per nat between the label and the best other class
+    row_fraction: float = 1 / 20  # of the rows are held out to choose them ...
+    max_held_out: int = 2048  # ... at most
+    min_included: float = 0.01  # of the rows; fewer held-out rows are not trained on in the end
+
+    few_classes: int = 200  # up to which start and SVMs are all
+    prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
+    min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
+    mix_folds: int = 5  # of such training rows, left out in turn to choose the weights of start and SVMs
+    # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
+    default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
+    # of the cosine with the class mean: questions are not worded as training texts are
+    min_centroid_weight: float = 10.0
+    # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
+    max_bilinear_weight: float = 0.5
+    max_bound_loss: float = 0.1  # nats per held-out pair that the last two may cost; else they do not apply
+    usual_length: tuple[float, float] = (
+        0.7,
+        1.4,
+    )  # root mean square of row lengths that are left as they are
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Scaling of the features to rows of mean square length one."""
+
+    standardize: bool = True  # columns of uneven scale (on whitened rows), and limit outlying rows
+    max_unevenness: float = (
+        100.0  # mean over median variance of the columns up to which they stay as they are
+    )
+    sample_rows: int = 4096  # rows, from all over X, whose quantiles tell ordinary numbers from others
+    quantile: float = 0.995  # of deviations and of row lengths: fewer than one row in 200 may be outlying
+    margin: float = 3.0  # times that quantile, up to which deviations and lengths count
+    min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
+    min_limit: float = 2.0  # root mean square lengths that a row may have in any case
+    max_column: float = (
+        100.0  # size of a sparse column, over the median of all, up to which it stays as it is
+    )
+    sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
+    rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
+    max_length: float = 1e34  # mean row length above which products leave float32
+    min_length: float = 1e-30  # below which rows count as zero
+
+
+@dataclass(frozen=True)
+class TreeFitConfig:
+    """Work that the fit of a label tree puts into each node (docs/tuning.md#treefitconfig)."""
+
+    max_points: int | None = 100_000  # points for the Newton steps of a node; a sample of more is as good
+    n_starts: int = 4  # leading eigenvectors that large nodes try as first direction
+    several_starts_points: int = 512  # points up to which a node tries the first direction alone
+    start_iterations: int = 8  # of each start, before the best one goes on alone
+    max_alternations: int = 100  # re-splits of a node; few are usual
+    max_newton_steps: int = 50  # for a given split; a handful is usual
+    tolerance: float = 1e-5  # nats per point; a node is done when an iteration gains less
+    sampling_slack: float = 0.01  # nats per unit of weight by which a sample may misjudge a split
+    min_step: float = 1e-3  # part of a Newton step; one that does not help at this length is lost in rounding
+    rounding: float = 1e-6  # relative changes of a sum of float32 terms below this are noise
+    min_gain: float = 1e-9  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    power_steps: int = 30  # iterations for the first direction
+    covariance_blocks: int = 128  # blocks of 128 classes that the first direction is computed from
+    subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
+
+
+@dataclass(frozen=True)
+class TreeTuningConfig:
+    """Choice of the tree's regularization by level (docs/tuning.md#treetuningconfig)."""
+
+    grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
+    held_out: float = 0.1  # fraction of the rows that choose
+    sample_rows: int = 120_000  # rows; enough to rank penalties, more only cost time
+    structure_regularization: float = 0.3  # while the structure is fitted
+    bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
+    top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
+    rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
+    rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
+    rough_rows: int = 30_000  # `sample_rows` of a rough choice
+
+
+@dataclass(frozen=True)
+class PCAConfig:
+    """Principal components: exact up to a number of features, by subspace iteration beyond."""
+
+    exact_features: int = 1024  # features up to which the covariance matrix is formed
+    oversampling: int = 16  # directions of the subspace beyond those asked for
+    power_steps: int = 4  # iterations of the subspace
+    block_rows: int = 4096  # rows per partial sum
+
+
+@dataclass(frozen=True)
+class SVDConfig:
+    """Truncated SVD by subspace iteration."""
+
+    oversampling: int = 16  # directions of the subspace beyond those asked for
+    n_iter: int = 2  # iterations: 96.5% of the squared singular values that five reach
+    block_rows: int = 8192  # rows per task and partial sum
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Blocks and tiles of exact search, and the beam down the label tree (docs/tuning.md#searchconfig).
+
+    None of these depends on the number of threads, so that no result does.
+    """
+
+    scratch_bytes: int = 256 << 20  # working memory of one call on up to `tiles_at_once` threads
+    max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
+    tiles_at_once: int = 8  # tiles in memory at the same time: assumed, not counted
+    class_groups: int = 16  # groups of classes, the tasks that threads share
+    block_rows: int = 1024  # rows per matrix product: more do not make it faster
+    tile_depth: int = 10  # levels of a subtree that is one tile: 1,024 leaves
+    min_tile_depth: int = 8  # levels; a small tree is cut into shallower tiles, so that all threads have some
+    tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
+    noise_rows: int = 256  # rows whose log p_n is computed and used together
+    few_rows: int = 64  # rows; fewer do not repay a copy of the weights in the order of the leaves ...
+    small_weights: int = 1 << 22  # ... unless there are no more weights than this
+    small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
+    table_block_scores: int = 4 << 20  # scores whose softmax is computed together
+    tree_beam_width: int = 64  # nodes per level of the label tree
+    beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
+    row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
+    row_block: int = 256  # rows that read the columns of sparse weights together, at most ...
+    row_block_scores: int = 1 << 24  # ... and their scores, 64 MB
+    column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
+    column_bytes: int = 512 << 20  # bytes of such columns, at most
+    pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
+
+
+@dataclass(frozen=True)
+class PQConfig:
+    """The product-quantization index (docs/tuning.md#pqconfig)."""
+
+    min_classes: int = 2048  # classes; fewer are scored as fast as searched
+    max_features: int = 2048  # features: the covariance takes their square in memory, their cube in time
+    subvectors: int = 56  # subvectors of a weight vector, at most; four bits each: 28 bytes per class
+    rotation_seed: int = 20_200_430  # seed of the random rotation, which depends on no data
+
+    rows_per_feature: int = 8  # rows of the covariance per feature ...
+    min_rows: int = 2048  # ... at least
+    max_rows: int = 8192  # ... at most
+    ridge: float = 1e-3  # of the mean variance of a feature
+    min_ridge: float = 1e-12  # variance; rows have a mean square length of about one
+
+    target_recall: float = 0.997  # of held-out rows: 99%, and what a thousand rows may be wrong by
+    max_width_rows: int = 2048  # rows that choose the width, at most
+    enough_width_rows: int = 500  # held-out rows; fewer would leave the width to the hardest two or three
+    min_width_rows: int = 100  # rows; fewer cannot measure one in a hundred, and the default is exact search
+    min_width: int = 16  # classes, the first width that is tried
+    fallback_width: int = 64  # classes, the width of the tail-mass correction where no width was chosen
+
+    tail_rows: int = 512  # rows by which the tail-mass correction is fitted
+    tail_scales: tuple[float, ...] = (0.7, 1.0, 1.4)  # inverse temperatures, relative to the model's
+    tail_quantile: float = 0.99  # of |z|^2 of these rows, up to which the correction grows
+    min_tail_mass: float = 1e-3  # of the mass of the scored classes; less is rounding error in float32
+
+    threshold_classes: int = 2048  # classes whose approximate scores set the threshold of a row, at least
+    max_stride: int = 16  # ... and at least one in so many
+    max_candidates: int = 4  # times the width; a row with more goes to exact search
+
+    # Time over that of one feature of one class in exact search (AMD EPYC).
+    entry_cost: float = 0.3  # of one table entry, with byte shuffles ...
+    entry_cost_scalar: float = 6.0  # ... and without
+    class_cost: float = 6.0  # of one class that is scored exactly, over one in exact search
+    row_cost: float = 1.5  # of rotating a row, per coordinate and class
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Temperature and uniform mixing, and the rows that choose them (docs/tuning.md#calibrationconfig)."""
+
+    min_pairs: int = 20_000  # training pairs; with fewer, no rows are held out
+    row_fraction: float = 1 / 40  # of the rows are held out ...
+    max_rows: int = 1024  # ... rows, at most
+    max_scores: int = 1 << 27  # scores of all held-out rows: fewer rows where classes are many ...
+    min_rows: int = 128  # ... but so many rows, or none
+    label_row_fraction: float = 1 / 20  # of the rows where rows have several labels, however few the pairs
+    label_min_rows: int = 64  # ... but so many rows, or none
+    label_candidates: int = 64  # best classes of a row that the probability of each label is fitted on
+    label_penalty: float = 1.0  # of the squared coefficients of that fit, in labels
+    label_min_prob: float = 0.01  # probability from which a label counts in its calibration error
+
+    rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
+    log_temperature_grid: tuple[float, ...] = tuple(-1.6 + 0.2 * i for i in range(17))  # log temperatures
+    prior_spread: float = 0.5  # of log temperature; a few rows that are all right must not ask for certainty
+    # Probability; beyond a tenth, the top-1 loses more calibration than a temperature gives back.
+    uniform_mix_grid: tuple[float, ...] = (
+        0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1,
+    )  # fmt: skip
+    min_gain: float = 2.0  # nats over all rows that the top-1 must gain by any uniform mixing
+    top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
+    max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
+    max_probability: float = 1.0 - 1e-9  # the largest probability that counts
+    # The temperature depends on the row, but for scores with a noise term:
+    max_tempered_classes: int = 1 << 20  # of dense weights: scores of all classes are kept and summed twice
+    max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
+    slope_spread: float = 0.25  # of the prior of the slope
+    slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
+    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
+    slope_evaluations: int = 80  # of the loss, for each uniform mixing
+    block_scores: int = 1 << 22  # scores per task
+    tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The configs of all components."""
+
+    order: OrderConfig = field(default_factory=OrderConfig)
+    rows: RowConfig = field(default_factory=RowConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    candidates: CandidateConfig = field(default_factory=CandidateConfig)
+    sparse: SparseConfig = field(default_factory=SparseConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    tree_fit: TreeFitConfig = field(default_factory=TreeFitConfig)
+    tree_tuning: TreeTuningConfig = field(default_factory=TreeTuningConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    pq: PQConfig = field(default_factory=PQConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+
+
+DEFAULTS = Defaults()
+
+
+def has_many_classes(n_classes: int, n_shared: int, config: BatchConfig) -> bool:
+    """Whether classes are so many that those of a tree's cell are no harder than others."""
+    return n_classes > config.many_classes * n_shared
+
+
+def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
+    """Return numbers with some fields of some configs replaced.
+
+    Examples
+    --------
+    >>> replace_numbers(DEFAULTS, batch={"max_cells": 4}).batch.max_cells
+    4
+    """
+    changed: dict[str, Any] = {
+        name: replace(getattr(numbers, name), **values) for name, values in parts.items()
+    }
+    return replace(numbers, **changed)
+
+
+def restore_numbers(cls: type[T], content: Mapping[str, Any]) -> T:
+    hints = _hints(cast("Any", cls))
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in hints:
+            continue
+        if is_dataclass(hints[name]):
+            if not isinstance(value, Mapping):
+                raise TypeError(f"the numbers of {name} are no mapping")
+            values[name] = restore_numbers(hints[name], value)
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+            if not has_type(values[name], hints[name]):
+                raise TypeError(f"{name} is a {type(value).__name__} that does not fit")
+    return cls(**values)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the types of the fields of a class; their text is evaluated once."""
+    return get_type_hints(cls)
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type of a field of a config; a whole number is a number, too.
+
+    Examples
+    --------
+    >>> has_type(3, float), has_type(True, int), has_type((1.0, 2), tuple[float, ...]), has_type("a", int)
+    (True, False, True, False)
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(has_type(value, each) for each in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(has_type(each, arguments[0]) for each in value)
+        return len(value) == len(arguments) and all(map(has_type, value, arguments))
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint if hint in (int, bool, str) else isinstance(value, hint)
