@@ -23,6 +23,7 @@ from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
 from extremax.serve.settings import ServeConfig
+from extremax.storage.folder import HEADER
 
 _WARM_UP = "a"
 _WARM_UP_ROWS = (1, 9)  # one row takes another way than several
@@ -379,16 +380,18 @@ class Slot:
         return True
 
 
-def folder_identity(folder: Path) -> Hashable:
-    """Return what changes when another model takes the place of a folder; None without files.
+def folder_identity(folder: Path, *, files: bool = False) -> Hashable:
+    """Return numbers that change when a model is saved to a folder; None without one.
 
-    It changes with every file that arrives, so that a copy is tried again at its end.
+    With `files`, they also change with every file that arrives: a copy that could not be loaded is tried
+    again at its end.
     """
     try:
-        files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+        header, about = (folder / HEADER).stat(), folder.stat()
     except OSError:
         return None
-    return tuple((name, about.st_ino, about.st_mtime_ns, about.st_size) for name, about in files) or None
+    found = header.st_ino, header.st_mtime_ns, header.st_size
+    return (*found, about.st_mtime_ns) if files else found
 
 
 async def watch(
