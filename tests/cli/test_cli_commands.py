@@ -24,6 +24,7 @@ from extremax.params import PARAMETERS
 from planted import label_lists
 
 RUN = [sys.executable, "-m", "extremax"]
+GOLDEN = Path(__file__).parent.parent / "golden" / "v2"
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
 ROWS = [
     (f"{verb} {place} a {thing}", thing)
@@ -411,6 +412,16 @@ def test_inspection_of_a_model_without_tree(folder: Path) -> None:
     assert facts["tree_depth"] is None
     assert facts["temperature"] > 0.0
     assert {"weights", "text features", "label names", "class counts"} <= set(facts["memory"])
+
+
+def test_inspection_of_a_folder_of_format_2() -> None:
+    model = GOLDEN / "text_stream" / "model"
+    facts = json.loads(cli("inspect", model, "--json").stdout)
+    assert facts["input"] == "texts"
+    assert {"weights", "accumulators (for further training)", "descriptions", "text features"} <= set(
+        facts["memory"]
+    )
+    assert set(facts["memory"]) & {"header"} == {"header"}
 
 
 def test_inspection_of_a_label_matches_reference(features: Path, tree_model: Path) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
 from extremax.examples import Examples
+from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
@@ -31,7 +31,8 @@ from extremax.runtime.atomic_files import stage_of
 from extremax.runtime.products import one_blas_thread
 from extremax.splits import split_rows
 from extremax.types import Int32, Int64
-from extremax.validation import LabelIndex, check_features, encode_labels
+from extremax.validation.features import check_features
+from extremax.validation.labels import LabelIndex, encode_labels
 
 Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from extremax.kernels.ngram_hash import BLANK, OTHER, WORD
 from extremax.types import Int64
 
-_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 20  # texts and characters per task
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 17  # texts and characters per task
 _UNKNOWN = 255
 _kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled as they appear
 

@@ -49,7 +49,7 @@ from extremax.types import Float32, Int32
 
 # n_shared="auto": first classes of fused steps, and how many at most. A young layer learns more from many
 # steps than from many classes, if a minibatch makes two; later, few classes make log Z too small, and the
-# encoder too sure: docs/lab-notes.md.
+# encoder too sure: lab/notes.md.
 _FIRST_SHARED, _MOST_SHARED = 512, 2048
 _FIRST_STEPS = 1024  # training steps on the first number
 _EXACT_CLASSES = 1024  # no more classes than this are all compared
@@ -362,7 +362,7 @@ class ExtremeSoftmax(OutputLayer):
             draws.draw((numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
             for i, draws in enumerate(self._current_draws(sizes))
         ]
-        # As negatives of a first step, targets do not repay their share of the product: docs/lab-notes.md.
+        # As negatives of a first step, targets do not repay their share of the product: lab/notes.md.
         sets[1:] = [add_targets(drawn, labels, max(n_drawn // 2, 1)) for drawn in sets[1:]]
         return remember(self._kept, key, StepSets(n_drawn, sets), KEPT_DRAWS)
 

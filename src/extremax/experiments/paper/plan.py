@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from extremax.data import catalog, xml_cnn
+from extremax.experiments import catalog, xml_cnn
 from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.fit import make_trainer
@@ -37,8 +37,7 @@ def describe_needs(data: str, recipes: Mapping[str, Recipe]) -> list[str]:
     problem = ProblemSize(n_train, n_train, n_features, n_classes)
     configs = [resolve(resolve_recipe(recipe)["model"], problem) for recipe in recipes.values()]
     training = [make_trainer(config, Context(0, 1)).memory(problem) for config in configs]
-    memory = {"rows of the files": 4 * (n_train + n_test) * n_features}
-    memory |= max(training, key=lambda need: sum(need.values()))
+    memory = {"rows of the files": 4 * (n_train + n_test) * n_features, "training": max(training)}
     where = f"{catalog.FOLDER_VARIABLE}/{catalog.xml_cnn_folder(data)}/"
     state = "found" if has_files else f"not found; {SOURCE}"
     rows = f"{n_train:,} training rows, {n_test:,} test rows"
