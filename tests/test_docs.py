@@ -252,7 +252,7 @@ def test_commands_and_options_exist(page: Path, application: Any) -> None:
     for words in commands_of("\n".join([*shell, *inline])):
         assert not faults_of(words, application), words
         if words[0] in ("run", "tune"):
-            from extremax.experiments.recipes import find_recipe
+            from extremax.experiments.recipe import find_recipe
 
             recipe = words[1]
             assert (ROOT / recipe).exists() or find_recipe(recipe)
