@@ -241,7 +241,7 @@ class ExtremeSoftmax(OutputLayer):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take the state of a layer with other `gradients` or `whiten` too: what it has not starts anew."""
+        """Load a state; what a layer with other `gradients` or `whiten` lacks starts anew."""
         self._draws = {}
         self._kept.clear()
         adapt_state(self, state_dict, prefix)
@@ -349,7 +349,7 @@ class ExtremeSoftmax(OutputLayer):
         the same classes: what was drawn for them before.
         """
         rank = torch.distributed.get_rank() if n_processes() > 1 else 0
-        # Processes with the same seed draw other classes than one another.
+        # Processes with the same seed must draw different classes.
         numbers = torch.rand(2, dtype=torch.float64).numpy()
         key = draw_key([*numbers, rank], y)
         if key in self._kept:

@@ -1,8 +1,8 @@
-"""The analysis of a model as one JSON document: what the model page shows, and files of it.
+"""The analysis of a model as one JSON document, which the model page shows.
 
-A document has the tables, cut to what a page can show, the label hierarchy, and held-out rows by class.  It
-knows the labels of its model by a checksum, so that a server does not show it beside another one.  A file of
-it is checked like a model folder: it may come from elsewhere.
+A document has the tables, shortened for a page, the label hierarchy, and held-out rows by class. A checksum
+of the labels keeps a server from showing it beside another model. Files are checked when they are read, as
+they may come from elsewhere.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _inside(tree: LabelHierarchy, analysis: Analysis) -> Int64:
 
 
 def _shown(record: dict[str, Any], describe: Any) -> dict[str, Any]:
-    """Return a line of a table with short texts, labels as strings, and what these stand for."""
+    """Return a line of a table with short texts, labels as strings, and their descriptions."""
     shown: dict[str, Any] = {}
     for name, value in record.items():
         if name in ("label", "predicted", "other"):
@@ -146,7 +146,7 @@ def describer(clf: Any) -> Any:
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text with at most so many characters, of which the last then says that some are missing."""
+    """Return a text shortened to at most `length` characters, with an ellipsis at the end."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

@@ -1,7 +1,7 @@
-"""What the model page asks for: an overview, parts of the label tree, the path to a label, a search.
+"""The data of the model page: an overview, parts of the label tree, the path to a label, a search.
 
-`ModelPage` holds one model and answers with plain dictionaries, ready for JSON; it is only read after it is
-built, so that several threads may ask at a time.  Nodes of the tree are numbered from 0, the root; the
+`ModelPage` holds one model and returns plain dictionaries, ready for JSON. It does not change after it is
+built, so several threads may use it.  Nodes of the tree are numbered from 0, the root; the
 classes follow: class c is node ``n_nodes + c``.
 """
 
