@@ -14,7 +14,6 @@ from extremax.experiments.paper import theory_figure
 from extremax.experiments.paper.training_study import (
     PLANTED,
     Effort,
-    TrainingPoint,
     TrainingStudy,
     compare_orders,
     training_study,
