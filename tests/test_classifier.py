@@ -30,10 +30,10 @@ from extremax import (
     UniformNoise,
     load_model,
 )
+from extremax.errors import NotEnoughMemoryError
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
 from extremax.solvers.objectives import OBJECTIVES
-from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10
 

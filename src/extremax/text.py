@@ -40,7 +40,8 @@ from extremax.solvers.loop import Callback
 from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.types import Bool, Float32, Float64, Int32
-from extremax.validation import copied_bytes, frame_inputs, frame_texts
+from extremax.validation.features import copied_bytes
+from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from extremax.classifier import ExtremeClassifier
-from extremax.data import catalog, xml_cnn
 from extremax.examples import Examples
+from extremax.experiments import catalog, xml_cnn
 from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.fit import make_trainer

@@ -22,8 +22,10 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.data.dataset import DataFileError, indicator
-from extremax.data.streams import SUFFIXES, ByteStream, Progress
+from extremax.data.options import Progress
+from extremax.data.streams import SUFFIXES, open_stream
 
+_CHUNK_BYTES = 8 << 20
 FILES = ("trn_ft_mat_dense.txt", "trn_lbl_mat.txt", "tst_ft_mat_dense.txt", "tst_lbl_mat.txt")
 
 
@@ -33,16 +35,16 @@ def read_dense_text(path: str | os.PathLike[str], *, progress: Progress | None =
     Examples
     --------
     >>> import tempfile
-    >>> from extremax.data.xml_cnn import read_dense_text
+    >>> from extremax.experiments.xml_cnn import read_dense_text
     >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
     ...     print("2 3", "0.5 1 -2", "0 1e-3 4", sep="\\n", file=file, flush=True)
     ...     read_dense_text(file.name).tolist()
     [[0.5, 1.0, -2.0], [0.0, 0.0010000000474974513, 4.0]]
     """
-    with ByteStream(path, progress=progress) as stream:
+    with open_stream(path, progress) as stream:
         out: NDArray[np.float32] | None = None
         done = 0
-        for chunk in stream.chunks():
+        for chunk in stream.chunks(_CHUNK_BYTES):
             lines = bytes(chunk).splitlines()
             if out is None:
                 out = np.empty(_header(stream.name, lines.pop(0), "rows and features"), np.float32)
@@ -74,8 +76,8 @@ def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None =
     flat: list[int] = []
     ends = [0]
     shape: tuple[int, int] | None = None
-    with ByteStream(path, progress=progress) as stream:
-        for chunk in stream.chunks():
+    with open_stream(path, progress) as stream:
+        for chunk in stream.chunks(_CHUNK_BYTES):
             lines = bytes(chunk).splitlines()
             if shape is None:
                 shape = _header(stream.name, lines.pop(0), "rows and labels")
@@ -102,8 +104,8 @@ def read_label_text(path: str | os.PathLike[str], *, progress: Progress | None =
 
 def read_header(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Return the two numbers of the first line of a file, without reading the rest."""
-    with ByteStream(path) as stream:
-        for chunk in stream.chunks():
+    with open_stream(path) as stream:
+        for chunk in stream.chunks(_CHUNK_BYTES):
             return _header(stream.name, bytes(chunk).splitlines()[0], "rows and columns")
     raise DataFileError(os.fspath(path), "is empty; expected a first line of two numbers.", line=1)
 

@@ -26,12 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from extremax.data import labels, xml_cnn
+from extremax.data import labels
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import load_icd10cm
-from extremax.data.lemmas import lemma_file, load_lemmas
 from extremax.data.readers import Reduction, load_dataset
-from extremax.data.streams import ByteStream
+from extremax.data.streams import open_stream
+from extremax.experiments import xml_cnn
+from extremax.experiments.lemmas import lemma_file, load_lemmas
 from extremax.splits import seen_classes
 
 FOLDER_VARIABLE = "EXTREMAX_DATA"
@@ -59,7 +60,7 @@ def load_named(name: str, *, reduce: Reduction | None = None) -> SplitData:
 
     Examples
     --------
-    >>> from extremax.data.catalog import load_named
+    >>> from extremax.experiments.catalog import load_named
     >>> data = load_named("icd10cm")
     >>> data.train.n_samples, data.valid.n_samples, data.test.n_samples
     (48265, 6033, 6034)
@@ -145,8 +146,8 @@ def _npm_owner(name: str, reduce: Reduction | None) -> SplitData:
     texts: dict[str, list[str]] = {part: [] for part in ("train", "val", "test")}
     owners: dict[str, list[int]] = {part: [] for part in texts}
     (path,) = source_files(name)
-    with ByteStream(path) as stream:
-        for number, line in enumerate(stream.readable_text(), 1):
+    with open_stream(path) as stream:
+        for number, line in enumerate(stream.lines(), 1):
             words = line.rstrip("\n").split("\t")
             if len(words) != 3 or words[0] not in texts or not words[1].isdigit():
                 raise DataFileError(

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extremax.data import DataFileError, xml_cnn
-from extremax.data.catalog import load_named, names, source_files
+from extremax.data import DataFileError
+from extremax.experiments import xml_cnn
+from extremax.experiments.catalog import load_named, names, source_files
 
 CLASSES = 5
 

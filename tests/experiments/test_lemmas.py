@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from extremax.data import DataFileError, lemmas
-from extremax.data.catalog import load_named, source_files
+from extremax.data import DataFileError
+from extremax.experiments import lemmas
+from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.paper.reproduction import recipe_for
 from extremax.experiments.recipe import load_recipe
