@@ -21,14 +21,9 @@ from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.scores import Search
 from extremax.storage.state import State
 from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
-from extremax.validation import (
-    Choice,
-    ConstraintTable,
-    Interval,
-    check_parameters,
-    check_sample_weight,
-    frame_inputs,
-)
+from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
+from extremax.validation.frames import frame_inputs
+from extremax.validation.sample_weight import check_sample_weight
 
 if TYPE_CHECKING:
     from extremax.classifier import ExtremeClassifier

@@ -26,7 +26,7 @@ from extremax.explanation import (
 )
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import check_texts
-from extremax.runtime.memory import check_memory, describe_memory, release_memory
+from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Callback
@@ -35,7 +35,8 @@ from extremax.storage import checks
 from extremax.storage.models import open_model
 from extremax.storage.state import State, merge, restore
 from extremax.types import Bool, Features
-from extremax.validation import copied_bytes, frame_inputs, frame_texts
+from extremax.validation.features import copied_bytes
+from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
@@ -274,7 +275,6 @@ class TextClassifier(Classifier):
             groups = self.features_.column_groups
         self.classifier_ = classifier
         features = self._beside_embeddings(found, texts)
-        release_memory()
         made = features if isinstance(features, tuple) else (features,)
         n_bytes = sum(copied_bytes(None, part) for part in made)
         n_bytes += 0 if self.features_ is None else self.features_.n_bytes

@@ -55,10 +55,6 @@ class Solver(BaseEstimator):
         Whether negatives are drawn for each row, from a noise distribution.
     sparse_weights
         Whether weights are stored where they are not zero.
-    unpacks_rows
-        Whether sparse rows are unpacked.
-    reads_windows
-        Whether rows on disk are read in windows, one ahead.
     renews_whitening
         Whether the whitening of a stream is made anew from all rows so far.
     fixed
@@ -69,8 +65,6 @@ class Solver(BaseEstimator):
     adds_log_noise: ClassVar[bool] = False
     uses_noise: ClassVar[bool] = False
     sparse_weights: ClassVar[bool] = False
-    unpacks_rows: ClassVar[bool] = False
-    reads_windows: ClassVar[bool] = False
     renews_whitening: ClassVar[bool] = False
     fixed: ClassVar[tuple[str, ...]] = ()
 
@@ -149,7 +143,6 @@ class CandidateSoftmax(ExactSteps):
     """
 
     name = "candidate_softmax"
-    unpacks_rows = True
 
     def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
         return numbers.candidates.n_epochs
@@ -205,8 +198,6 @@ class MinibatchSoftmax(Solver):
     scale_features: bool = True
 
     name = "minibatch_softmax"
-    unpacks_rows = True
-    reads_windows = True
     renews_whitening = True
     fixed = (
         "noise",
@@ -296,7 +287,6 @@ class NegativeSampling(Solver):
     scale_features: bool = True
 
     name = "negative_sampling"
-    reads_windows = True
     adds_log_noise = True
     uses_noise = True
     starts_at_noise: ClassVar[bool] = False  # biases start at the mean of log p_n ...
@@ -538,7 +528,7 @@ def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
 def is_scored_once(problem: ProblemSize, numbers: Defaults) -> bool:
     """Whether classes are more than a minibatch shares, and few enough to score every row against them.
 
-    Not for rows with several labels: class by class, those of a row are ordered poorly (docs/lab-notes.md).
+    Not for rows with several labels: class by class, those of a row are ordered poorly (lab/notes.md).
     """
     config, n_shared = numbers.candidates, PARAMETERS["n_shared"].default
     values = problem.n_rows * problem.n_features
