@@ -92,7 +92,7 @@ class Application:
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
         mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say otherwise
-        self.static = StaticFiles(directory=_STATIC)
+        self.static = _Files(directory=_STATIC)
 
     def load(self) -> None:
         """Load the models that are not loaded yet."""
@@ -367,6 +367,13 @@ class Application:
     async def show_page(self, request: Request) -> Response:
         """Return a page."""
         return await self.static.get_response(_PAGES[request.url.path], request.scope)
+
+
+class _Files(StaticFiles):
+    """The files of the pages; none has a null byte in its name, which not every Starlette refuses."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return ("", None) if "\0" in path else super().lookup_path(path)
 
 
 def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None]) -> Future[Any]:

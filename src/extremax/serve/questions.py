@@ -64,7 +64,8 @@ def read_top_k(parameters: WhyParameters, default: int, config: ServeConfig) -> 
 
 def read_search(parameters: Parameters, model: ServedModel, config: ServeConfig) -> str:
     """Return the search of a request; the model must have it."""
-    search, names = parameters.search or config.search, model.clf.model_.search_names
+    search = config.search if parameters.search is None else parameters.search
+    names = model.clf.model_.search_names
     if search not in names:
         raise HTTPException(422, f"search is {show(search)}; this model has {', '.join(names)}.")
     return search
