@@ -24,6 +24,7 @@ from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
 from extremax.serve.questions import SparseRow
 from extremax.serve.settings import ServeConfig
+from extremax.storage.folder import HEADER
 
 _KEPT_LABELS = 1 << 16  # descriptions of labels that are kept at hand
 _WARM_UP = "a"
@@ -348,12 +349,12 @@ class Slot:
     @property
     def is_replaced(self) -> bool:
         """Whether the folder holds another model than the one that answers."""
-        found = folder_identity(self.folder)
+        found = folder_identity(self.folder, files=self.error is not None)
         return found is not None and found != self._identity
 
     def reload(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> bool:
         """Load a folder that was replaced; keep the old version, and say why, if that fails."""
-        seen = folder_identity(self.folder)
+        seen = folder_identity(self.folder, files=True)
         try:
             self.load(config, prepare)
         except Exception as error:  # an encoder may raise anything; the model that answers stays
@@ -363,16 +364,18 @@ class Slot:
         return True
 
 
-def folder_identity(folder: Path) -> Hashable:
-    """Return what changes when another model takes the place of a folder; None without files.
+def folder_identity(folder: Path, *, files: bool = False) -> Hashable:
+    """Return numbers that change when a model is saved to a folder; None without one.
 
-    It changes with every file that arrives, so that a copy is tried again at its end.
+    With `files`, they also change with every file that arrives: a copy that could not be loaded is tried
+    again at its end.
     """
     try:
-        files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+        header, about = (folder / HEADER).stat(), folder.stat()
     except OSError:
         return None
-    return tuple((name, about.st_ino, about.st_mtime_ns, about.st_size) for name, about in files) or None
+    found = header.st_ino, header.st_mtime_ns, header.st_size
+    return (*found, about.st_mtime_ns) if files else found
 
 
 async def watch(
