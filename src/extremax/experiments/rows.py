@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
 from extremax.errors import ModelFileError
-from extremax.examples import Examples
+from extremax.examples import Examples, split_rows
 from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.pca import PCA
@@ -32,7 +32,6 @@ from extremax.features.text import TextFeatures, TextOptions
 from extremax.runtime.memory import format_bytes
 from extremax.runtime.products import sparse_times_dense
 from extremax.runtime.threads import resolve_threads
-from extremax.splits import split_rows
 from extremax.storage.folder import load_folder, save_folder
 from extremax.types import Bool, Int32, Int64
 from extremax.validation.features import check_features
