@@ -24,7 +24,8 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.exceptions import NotFittedError
 
 from extremax.features.svd import truncated_svd
-from extremax.kernels.text_hash import BLANK, OTHER, WORD, hash_ngrams
+from extremax.kernels.ngram_hash import BLANK, OTHER, WORD
+from extremax.kernels.text_hash import hash_ngrams
 from extremax.runtime.products import read_only, sparse_times_dense
 from extremax.runtime.threads import resolve_threads, run
 from extremax.storage import checks
@@ -32,7 +33,7 @@ from extremax.storage.state import State, register
 from extremax.types import Float32, Int32, Int64
 
 FORMAT_VERSION = 1
-_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 20  # texts and characters per task
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 17  # texts and characters per task
 _COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 _UNKNOWN = 255
 _kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled as they appear

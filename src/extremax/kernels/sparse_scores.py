@@ -74,25 +74,29 @@ def score_rows(rows, first, last, postings, length_biases, out):
 
 
 @helper
-def project_frequent(indices, values, frequent, entries, out):
+def project_frequent(rows, r, frequent, entries, out):
     """Fill `out` (rank,) with the product of a row and the right factor, and `entries` (n_columns,) with the
     row's frequent columns; `clear_frequent` makes them zero again.
     """
     for j in range(out.size):
         out[j] = 0.0
-    for p in range(indices.size):
-        at = frequent.place[indices[p]]
+    if frequent.right.size == 0:
+        return
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        at = frequent.place[rows.indices[p]]
         if at >= 0:
-            entries[at] = values[p]
+            entries[at] = rows.data[p]
             for j in range(out.size):
-                out[j] += values[p] * frequent.right[at, j]
+                out[j] += rows.data[p] * frequent.right[at, j]
 
 
 @helper
-def clear_frequent(indices, frequent, entries):
+def clear_frequent(rows, r, frequent, entries):
     """Set the frequent columns of a row to zero."""
-    for p in range(indices.size):
-        at = frequent.place[indices[p]]
+    if frequent.right.size == 0:
+        return
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        at = frequent.place[rows.indices[p]]
         if at >= 0:
             entries[at] = 0.0
 
@@ -161,17 +165,16 @@ def topk_rows(rows, first, last, postings, biases, frequent, options, scores, la
     present = np.zeros(frequent.right.shape[0], np.float32)
     for i in range(first, last):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        indices, entries = rows.indices[start:stop], rows.data[start:stop]
         mass = row_mass(rows.data, start, stop)
-        project_frequent(indices, entries, frequent, present, coordinates)
+        project_frequent(rows, i, frequent, present, coordinates)
         start_scores(biases, mass, frequent, coordinates, scores)
-        add_postings(indices, entries, postings, frequent.place, scores)
+        add_postings(rows.indices[start:stop], rows.data[start:stop], postings, frequent.place, scores)
         n = select_top(scores, width, found, values)
         for j in range(n):
             label = found[j]
             values[j] += frequent_gap(frequent, present, coordinates, label)
             scores[label] = -np.inf
-        clear_frequent(indices, frequent, present)
+        clear_frequent(rows, i, frequent, present)
         _sort_candidates(found, values, n)
         inverse_temperature = base_inverse_temperature
         inside, rest = _sums(values, n, scores, inverse_temperature)

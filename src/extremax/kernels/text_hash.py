@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.kernels.compile import inline, njit
+from extremax.kernels.ngram_hash import BLANK, WORD
 from extremax.kernels.rng import mix64
 
-OTHER, WORD, BLANK = 0, 1, 2  # kinds of characters
 _CHARACTER_SEED = np.uint64(0x5851F42D4C957F2D)
 _WORD_SEED = np.uint64(0x14057B7EF767814F)
 _SPACE = np.uint64(32)

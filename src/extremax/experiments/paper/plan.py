@@ -158,7 +158,7 @@ def _total(need: Mapping[str, int]) -> int:
 def _training_memory(recipe: Recipe, size: DataSize) -> dict[str, int]:
     problem = ProblemSize(size.n_train, size.n_train, size.n_features, size.n_classes)
     config = resolve(resolve_recipe(recipe)["model"], problem)
-    return make_trainer(config, Context(0, 1)).memory(problem)
+    return {"training": make_trainer(config, Context(0, 1)).memory(problem)}
 
 
 def _training_seconds(recipe: Recipe, size: DataSize, speed: Speed) -> float:
