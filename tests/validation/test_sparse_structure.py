@@ -112,3 +112,12 @@ def test_a_stale_flag_of_scipy_does_not_change_the_input() -> None:
     checked = check_features(made)
     assert checked.indices.tolist() == [0, 1]
     assert made.indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+def test_pointers_that_end_at_or_below_zero_reject(kind: str) -> None:
+    for last in (0, -3):
+        made = matrix().asformat(kind)
+        made.indptr[-1] = last
+        with pytest.raises(ValueError, match="indptr must not fall"):
+            check_features(made)
