@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extremax.experiments import catalog, xml_cnn
-from extremax.experiments.recipe import Recipe
 from extremax.experiments.methods import make_classifier
+from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.runtime.context import Context
 from extremax.runtime.memory import available_memory, describe_memory, format_bytes
