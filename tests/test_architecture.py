@@ -193,7 +193,7 @@ ALLOWED: dict[str, set[str]] = {
         "types",
     },
     "nn": {"kernels", "runtime", "solvers", "tree", "types"},
-    "serve": {"errors", "report", "runtime", "text"},
+    "serve": {"errors", "report", "runtime", "storage", "text"},
     "experiments": {
         "classifier",
         "data",

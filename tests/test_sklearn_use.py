@@ -19,7 +19,6 @@ from sklearn.pipeline import make_pipeline
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.features.ngrams import NgramFeatures
-from extremax.solvers import MinibatchSoftmax
 from planted import around_means
 
 TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 6

@@ -110,7 +110,7 @@ def run_by_batches(
     n_threads=1,
     score_penalty=None,
 ):
-    """A `MinibatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
+    """A `MinibatchTrainer` with given tables and class sets, whose steps have the rate they are given."""
     numbers = replace_numbers(DEFAULTS, batch={"warm_up": 0.0})
     options = {"solver": "minibatch_softmax", "score_penalty": score_penalty}
     config = make_config(data, tables.n_classes, numbers=numbers, **options)

@@ -325,8 +325,8 @@ class RowFit:
                 if not np.isfinite(loss):
                     raise ValueError(
                         f"Training diverged: the loss of epoch {epoch + 1} is {loss}. Use a smaller"
-                        f" learning_rate (it is {plan.config.solver.learning_rate:g}), optimizer='adagrad', or"
-                        " smaller sample weights."
+                        f" learning_rate (it is {plan.config.solver.learning_rate:g}), optimizer='adagrad',"
+                        " or smaller sample weights."
                     )
                 record = {"epoch": epoch + 1, "seconds": time.perf_counter() - began, "loss": loss}
                 self.history.append({**record, "learning_rate": plan.config.solver.learning_rate})
