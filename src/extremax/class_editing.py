@@ -14,10 +14,10 @@ import numpy as np
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores import Search
-from extremax.scores.parts import Parts, parts_of
-from extremax.scores.sparse_weights import SparseWeights
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores import LabelMap, Search
+from extremax.scores.base import Weights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.base import Trainer, TrainState
 from extremax.solvers.config import FitConfig
 from extremax.solvers.dense_part import MakeTrainer
@@ -29,7 +29,7 @@ from extremax.solvers.growth import (
 )
 from extremax.solvers.objectives import OBJECTIVES
 from extremax.solvers.sparse_start import ClassSums
-from extremax.tree.noise import Noise, changed_noise
+from extremax.tree.noise import EditedNoise, Noise
 from extremax.types import Bool, Float32, Float64, Int64
 
 if TYPE_CHECKING:
@@ -43,26 +43,25 @@ def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
     mixing keeps its share of each class that is left.
     """
     model = fitted.model
-    lines, parts = parts_of(model.parts, model.weights.n_classes).take(kept)
+    lines, label_map = model.lines.take(kept)
     index = np.flatnonzero(lines)
     mix, share = model.calibration.uniform_mix, len(index) / len(lines)
     calibration = model.calibration._replace(uniform_mix=mix * share / (1.0 - mix + mix * share))
     classes = _take_classes(model.classes, np.flatnonzero(kept))
-    changed = replace(model, calibration=calibration, classes=classes, parts=parts)
+    changed = replace(model, calibration=calibration, classes=classes, label_map=label_map)
     return _take_lines(replace_model(fitted, changed), index)
 
 
 def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     """Return the model with classes merged; `target` is the number of each class afterwards."""
     model = fitted.model
-    before = parts_of(model.parts, model.weights.n_classes)
-    parts = Parts(target[before.class_of].astype(np.int32))
-    classes = _merge_classes(model.classes, target, parts.n_classes)
-    order = np.argsort(parts.class_of, kind="stable")
-    if parts.n_classes == parts.n_parts:  # new names in another order
-        return _take_lines(replace_model(fitted, replace(model, classes=classes, parts=None)), order)
+    label_map = LabelMap(target[model.lines.class_of].astype(np.int32))
+    classes = _merge_classes(model.classes, target, label_map.n_classes)
+    if label_map.n_classes == label_map.n_lines:  # new names in another order
+        renamed = replace_model(fitted, replace(model, classes=classes, label_map=None))
+        return _take_lines(renamed, label_map.order)
     state = _new_state(fitted.state, noise=fitted.state.noise, class_means=classes.means)
-    return replace_model(fitted, replace(model, classes=classes, parts=parts), state)
+    return replace_model(fitted, replace(model, classes=classes, label_map=label_map), state)
 
 
 def add_classes(
@@ -90,11 +89,11 @@ def add_classes(
     noise = state.noise
     counts = data.class_counts(n_new).astype(np.int64)
     classes = _plus_classes(model.classes, counts, data)
-    parts = model.parts
-    if parts is not None:
+    label_map = model.label_map
+    if label_map is not None:
         more = model.n_classes + np.arange(n_new, dtype=np.int32)
-        parts = Parts(np.concatenate([parts.class_of, more]))
-    grown = replace(model, weights=weights, noise=noise, classes=classes, parts=parts, searches={})
+        label_map = LabelMap(np.concatenate([label_map.class_of, more]))
+    grown = replace(model, weights=weights, noise=noise, classes=classes, label_map=label_map, searches={})
     if noise is None:
         grown = replace(grown, projection=None, classes=replace(classes, means=None))
         state.projection = state.class_means = None
@@ -135,7 +134,7 @@ def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     model, state = fitted.model, fitted.state
     noise: Noise | None = None
     if _keeps_noise(model) and model.noise is not None:
-        noise = changed_noise(model.noise).take(index)
+        noise = EditedNoise.of(model.noise).take(index)
     stream = None if state.stream is None else state.stream.take(index)
     tables = state.tables.take(index)
     projection = None if noise is None else model.projection
@@ -190,13 +189,13 @@ def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
         return fitted
     model = fitted.model
     changed = replace(model, classes=_take_classes(model.classes, place))
-    if model.parts is None:
+    if model.label_map is None:
         return _take_lines(replace_model(fitted, changed), place)
     number = np.empty(len(place), np.int32)
     number[place] = np.arange(len(place), dtype=np.int32)
-    parts = Parts(number[model.parts.class_of])
+    label_map = LabelMap(number[model.label_map.class_of])
     fitted.state.class_means = changed.classes.means
-    return replace_model(fitted, replace(changed, parts=parts))
+    return replace_model(fitted, replace(changed, label_map=label_map))
 
 
 # -- what is known about the classes
@@ -292,7 +291,7 @@ def _grow_dense(
     noise: Noise | None = None
     if _keeps_noise(model) and model.noise is not None:
         constants = np.maximum(counts, 0.5) / total
-        noise = changed_noise(model.noise).plus(constants)
+        noise = EditedNoise.of(model.noise).plus(constants)
         if model.noise_term is not None:  # prediction adds it
             biases = biases - np.log(constants).astype(np.float32)
     stream = None if state.stream is None else state.stream.plus_classes(n_new)
@@ -377,7 +376,5 @@ def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) 
         back = np.linalg.pinv(projection.components.astype(np.float64))
         centres = projection.mean + means[chosen].astype(np.float64) @ back.T
     else:
-        lines = parts_of(model.parts, model.weights.n_classes)
-        first = lines.order[lines.starts[chosen]]
-        centres = found.centres(model.weights.to_dense()[first], data)
+        centres = found.centres(model.weights.to_dense()[model.lines.first(chosen)], data)
     return (centres + residuals).astype(np.float32)

@@ -28,7 +28,6 @@ from extremax.fit import (
     Request,
     fit_index,
     fit_model,
-    fit_sparse_index,
     make_trainer,
     problem_size,
     resume_model,
@@ -52,6 +51,7 @@ from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores import Search
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.config import FitConfig, resolve, resume_config
 from extremax.solvers.loop import Callback, Record
 from extremax.solvers.objectives import OBJECTIVES
@@ -485,8 +485,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             )
             found = self._lookup(y, features, hint=hint)
             data = self._class_weighted(self._weighted(found, sample_weight, stacklevel=5))
-            if self.model_.parts is not None:
-                data = self.model_.merged(self._threads).assign(data)
+            if self.model_.label_map is not None:
+                data = self.model_.merged_predictor(self._threads).assign(data)
             config, context = self._resume_config(data), self._context(self.seed_)
             request = Request(publish=self._publish, patience=self.patience)
             n_lines = self.model_.weights.n_classes
@@ -720,12 +720,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         features = self._check_fitted(X)
         unseen = None if held_out is None else self._same_features(held_out, name="held_out")
         options: dict[str, Any] = {"seed": self.seed_, "n_threads": self._threads}
-        index: Search | None
-        if self.model_.weights.row_major:
-            index = fit_sparse_index(self.model_, features if unseen is None else unseen, **options)
-        else:
-            index = fit_index(self.model_, features, held_out=unseen, **options)
-        return self if index is None else self._replace_model(self.model_.with_search("beam", index))
+        if isinstance(self.model_.weights, SparseWeights):  # beam search is exact search
+            return self
+        index = fit_index(self.model_, features, held_out=unseen, **options)
+        return self._replace_model(self.model_.with_search("beam", index))
 
     def add_search(self, name: str, search: Search) -> Self:
         """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
@@ -822,7 +820,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
-        if self.model_.parts is not None:
+        if self.model_.label_map is not None:
             return (
                 "a model with merged classes has no coef_ and intercept_: the score of a merged class is the"
                 " log of a sum over its parts, whose weights are in model_.weights."
@@ -849,7 +847,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _threads_for(self, features: Features) -> int:
         """Return the threads of a search: one for a single row that one thread scores anyway."""
-        alone = features.shape[0] == 1 and self.model_.weights.row_major
+        alone = features.shape[0] == 1 and isinstance(self.model_.weights, SparseWeights)
         return 1 if alone and self.n_jobs != 0 else self._threads
 
     def _context(self, seed: int) -> Context:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax import scores as search
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -28,8 +27,7 @@ from extremax.runtime.memory import (
     largest_phase,
     release_memory,
 )
-from extremax.scores.pq import PQSearch
-from extremax.scores.sparse_search import SparseSearch
+from extremax.scores import PQSearch, index_bytes, sample_size, summarize
 from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
 from extremax.solvers.batch_trainer import BatchTrainer
 from extremax.solvers.candidate_trainer import CandidateTrainer
@@ -289,7 +287,7 @@ def measure_held_out(
     rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
     try:
         ranked = model.rank_pairs(rows, n_threads=context.n_threads)
-        figures = search.summarize(ranked, rows)
+        figures = summarize(ranked, rows)
     except ScoreOverflowError:
         return model, {}
     config = model.config
@@ -309,8 +307,6 @@ def measure_held_out(
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
     """Return the model with an index for beam search, where one makes sense."""
-    if model.weights.row_major:
-        return _index_sparse(model, data, held_out, context)
     if not model.takes_index:
         return model
     context.progress.log("fitting the index of beam search")
@@ -323,30 +319,6 @@ def index_model(model: Model, data: Examples, held_out: Examples | None, context
         f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
     )
     return model.with_search("beam", index)
-
-
-def _index_sparse(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
-    """Return the model with a search that leaves out frequent columns, where that pays."""
-    rows: Features = data.X if held_out is None else held_out.X
-    index = fit_sparse_index(model, rows, seed=context.seed, n_threads=context.n_threads)
-    if index is None:
-        return model
-    context.progress.log(
-        f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
-    )
-    return model.with_search("beam", index)
-
-
-def fit_sparse_index(model: Model, X: Features, *, seed: int = 0, n_threads: int = 1) -> SparseSearch | None:
-    """Return a search of sparse weights without their frequent columns; None where exact search is as fast.
-
-    Some rows of X choose its width.
-    """
-    numbers = (DEFAULTS if model.config is None else model.config.numbers).sparse
-    if not SparseSearch.takes(model.scorer, numbers):
-        return None
-    some = X[_some(X.shape[0], numbers.search_rows, seed)]
-    return SparseSearch.fit(model.scorer, some, numbers, n_epochs=model.n_epochs, n_threads=n_threads)
 
 
 def fit_index(
@@ -385,7 +357,7 @@ def index_rows(n_rows: int, n_features: int, numbers: PQConfig, seed: int) -> tu
 
     Without held-out rows, the last of them choose the width.
     """
-    some = _some(n_rows, search.sample_size(n_features, numbers), seed)
+    some = _some(n_rows, sample_size(n_features, numbers), seed)
     return some, np.random.default_rng((seed, 5)).permutation(len(some))
 
 
@@ -436,7 +408,7 @@ def fit_memory(
     if not linear or config.definition.trainer == "sparse":
         return need
     lasting = {part: need[part] for part in _LASTING if part in need}
-    index = sum(search.index_bytes(problem.n_classes, problem.n_features, config.numbers.pq))
+    index = sum(index_bytes(problem.n_classes, problem.n_features, config.numbers.pq))
     return largest_phase(need, lasting | {"index": index})
 
 

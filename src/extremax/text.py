@@ -309,17 +309,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     def _keep_names(self, texts: list[str]) -> None:
         """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
         keep = getattr(self.features_, "keep_names", None)
-        weights: Any = self.model_.weights
         if keep is None:
             return
-        if weights.row_major:
-            offsets, _, values = weights.postings
-            used = np.flatnonzero(np.diff(offsets))
-            greatest = np.maximum.reduceat(np.abs(values), offsets[used]) if len(used) else np.zeros(0)
-        else:
-            table = weights.to_dense()
-            greatest = np.maximum(table.max(axis=0), -table.min(axis=0))
-            used = np.arange(len(greatest))
+        used, greatest = self.model_.weights.column_maxima()
         order = np.argsort(-greatest, kind="stable")
         keep(texts, used[order][used[order] < self.features_.n_features])  # type: ignore[union-attr]
 

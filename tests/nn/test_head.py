@@ -19,7 +19,7 @@ from extremax.kernels import row_losses
 from extremax.kernels.row_training import Pairs
 from extremax.nn import AdversarialSoftmax
 from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
 from extremax.tree.noise import FrequencyNoise
 
 # torch tells of its own default once per process when an optimiser makes a sparse tensor.

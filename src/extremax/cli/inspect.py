@@ -128,7 +128,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     facts["choices"] = {
         name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"
     } or None
-    facts["n_merged_classes"] = None if fitted.parts is None else len(fitted.parts.merged_classes)
+    facts["n_merged_classes"] = None if fitted.label_map is None else len(fitted.label_map.merged_classes)
     facts["changes"] = classifier.changes_ or None
     facts["memory"] = _memory(folder, fitted.noise)
     return facts
@@ -136,7 +136,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
 
 def _nonzero(weights: Any) -> int | None:
     """Return the number of stored weights of a sparse model."""
-    return int(weights.n_entries) if weights.row_major else None
+    return getattr(weights, "n_entries", None)
 
 
 def _input(clf: Any) -> str:

@@ -42,9 +42,9 @@ from extremax.kernels import pq as kernels
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Scorer
-from extremax.scores.exact import ExactSearch
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores.base import Scorer, Weights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.topk import ExactSearch
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.tuned import PQConfig, restore_numbers

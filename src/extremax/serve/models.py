@@ -21,7 +21,7 @@ from scipy import sparse
 
 from extremax.loading import load_model
 from extremax.runtime.threads import run
-from extremax.scores import probabilities as scores_rows_alone
+from extremax.scores import scores_rows_alone
 from extremax.serve.batching import RowTime
 from extremax.serve.settings import RequestError, ServeConfig
 from extremax.storage.folder import HEADER
@@ -126,7 +126,7 @@ class ServedModel:
         do not.
         """
         model = self.clf.model_
-        if search != "exact" or model.parts is not None or getattr(self.clf, "_encodes", False):
+        if search != "exact" or model.label_map is not None or getattr(self.clf, "_encodes", False):
             return None  # before the table of columns, which other searches never need, is made
         return 1 if scores_rows_alone(model.scorer) else None
 

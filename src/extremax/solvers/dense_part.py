@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from extremax.examples import Examples
 from extremax.runtime.context import Context
-from extremax.scores.sparse_weights import DensePart, dense_columns
+from extremax.scores.sparse import DensePart, dense_columns
 from extremax.solvers.base import Trainer
 from extremax.solvers.bilinear import Bilinear
 from extremax.solvers.config import FitConfig, choose_objective, resolve

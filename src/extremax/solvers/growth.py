@@ -25,7 +25,7 @@ from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
-from extremax.scores.sparse_weights import DensePart, SparseWeights, csr_rows, select_columns, unit_rows
+from extremax.scores.sparse import DensePart, SparseWeights, csr_rows, select_columns, unit_rows
 from extremax.solvers.config import FitConfig
 from extremax.solvers.sparse_start import ClassSums, check_numbers
 from extremax.storage import checks

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
-from extremax.scores.weights import ShardedWeights
+from extremax.scores.dense import ShardedWeights
 from extremax.solvers.base import TrainState
 from extremax.solvers.optimizers import ShardedTables, Tables
 from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
@@ -92,7 +92,7 @@ def save_model(
         arrays=merged.arrays,
         labels=labels,
         texts=None if card is None else {"README.md": card},
-        format_version=USUAL_VERSION if model.parts is None else MERGED_VERSION,
+        format_version=USUAL_VERSION if model.label_map is None else MERGED_VERSION,
     )
 
 
