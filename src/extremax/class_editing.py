@@ -59,7 +59,7 @@ def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     classes = _merge_classes(model.classes, target, label_map.n_classes)
     if label_map.n_classes == label_map.n_lines:  # new names in another order
         renamed = replace_model(fitted, replace(model, classes=classes, label_map=None))
-        return _take_lines(renamed, label_map.order)
+        return _take_lines(renamed, label_map.order.astype(np.int64))
     state = _new_state(fitted.state, noise=fitted.state.noise, class_means=classes.means)
     return replace_model(fitted, replace(model, classes=classes, label_map=label_map), state)
 

@@ -22,7 +22,6 @@ from sklearn.utils.validation import _num_samples
 from extremax.classifier import EvalSet, ExtremeClassifier, check_count, read_pair
 from extremax.examples import Examples
 from extremax.explanation import (
-    EMBEDDING,
     Explanation,
     LabelExplanation,
     explain_class,
@@ -36,6 +35,7 @@ from extremax.monitor import Monitor
 from extremax.runtime.memory import check_memory, describe_memory, release_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
+from extremax.scores.sparse import EMBEDDING
 from extremax.solvers.loop import Callback
 from extremax.storage import checks
 from extremax.storage.state import State, merge, restore

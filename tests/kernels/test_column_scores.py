@@ -142,17 +142,9 @@ def test_long_columns_are_taken_the_longest_first():
     fewer = case.columns((n_fixed + 2) * column_bytes)
     longest = np.sort(np.argsort(-case.lengths, kind="stable")[:2])
     np.testing.assert_array_equal(np.flatnonzero(fewer.place[:N_WORDS] >= 0), longest)
-    assert (
-        case.columns(n_fixed * column_bytes).place[:N_WORDS]
-        == -1
-    ).all()
-    assert (
-        case.columns(n_fixed * column_bytes - 1)
-        is None
-    )  # no room for the dense part
-    assert (
-        case.columns(1 << 40).place >= 0
-    ).sum() == len(taken) + N_DENSE
+    assert (case.columns(n_fixed * column_bytes).place[:N_WORDS] == -1).all()
+    assert case.columns(n_fixed * column_bytes - 1) is None  # no room for the dense part
+    assert (case.columns(1 << 40).place >= 0).sum() == len(taken) + N_DENSE
 
 
 def test_columns_are_not_copied_to_other_processes():

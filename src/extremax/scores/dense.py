@@ -264,7 +264,7 @@ class ShardedWeights(DenseWeights):
     bounds: Int64  # first class of each shard, and the number of classes
 
     @cached_property
-    def weights(self) -> Float32:  # type: ignore[override]
+    def weights(self) -> Float32:
         """All weights in one array."""
         return np.concatenate([shard.weights for shard in self.shards])
 

@@ -100,7 +100,8 @@ class LabelMap:
 
     def first(self, classes: NDArray[Any]) -> Int32:
         """Return the first line of each of some classes."""
-        return self.order[self.starts[classes]]
+        found: Int32 = self.order[self.starts[classes]]
+        return found
 
     def expand(self, classes: NDArray[Any]) -> tuple[Int32, Int64]:
         """Return the lines of some classes one after the other, and where those of each begin."""
@@ -309,7 +310,7 @@ class MergedPredictor(Predictor):
         table, normalizer = super().log_softmax_all(X)
         return self.label_map.reduce(np.logaddexp, table), normalizer
 
-    def debiased_scores(self, X: Features, caller: str = "decision_function") -> Float32:
+    def debiased_scores(self, X: Features) -> Float32:
         """Return ``t log sum exp(s / t)`` over the lines of each class, with the temperature t of the row."""
         scores, temperature = self._tempered_scores(X)
         summed = self.label_map.reduce(np.logaddexp, scores / temperature[:, None])
@@ -318,7 +319,7 @@ class MergedPredictor(Predictor):
 
     def _tempered_scores(self, X: Features) -> tuple[Float32, Float64]:
         """Return the scores of all lines, and the temperature of each row."""
-        scores, calibration = super().debiased_scores(X), self.scorer.calibration
+        scores, calibration = self._score_table(X), self.scorer.calibration
         log_top = log_softmax(scores, temperature=calibration.temperature).max(axis=1)
         return scores, calibration.row_temperature(log_top.astype(np.float64))
 

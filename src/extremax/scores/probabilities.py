@@ -12,7 +12,7 @@ with debiased scores s (Eq. 5).  A row is scanned once, however many labels it h
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -122,7 +122,7 @@ class Predictor:
         scorer, X, rows = self.scorer, examples.X, examples.row_index
         scorer.check(X, k)
         targets, Z = check_targets(examples, scorer.n_classes), scorer.project(X, self.n_threads)
-        options = {"n_threads": self.n_threads, "config": self.config}
+        options: dict[str, Any] = {"n_threads": self.n_threads, "config": self.config}
         if rows is None:
             labels, log_prob, pair_log_prob, _ = scan(scorer, X, Z, k, targets=targets, **options)
         else:
@@ -181,8 +181,12 @@ class Predictor:
 
     # -- tables of all classes, (n_samples, n_classes)
 
-    def debiased_scores(self, X: Features, caller: str = "decision_function") -> Float32:
-        """Return ``feature_scale * x.w_y + b_y + log p_n(y|x)`` of every class.
+    def debiased_scores(self, X: Features) -> Float32:
+        """Return ``feature_scale * x.w_y + b_y + log p_n(y|x)`` of every class."""
+        return self._score_table(X)
+
+    def _score_table(self, X: Features, caller: str = "decision_function") -> Float32:
+        """Return the scores of all lines of the weights.
 
         `caller` is the public name in the error for a result of more than ``config.max_result_bytes``.
         """
@@ -209,7 +213,7 @@ class Predictor:
     def log_softmax_all(self, X: Features) -> tuple[Float64, Float64]:
         """Return the log-softmax of all scores without calibration, and the log normalisers (n_samples,)."""
         self._check_result(X, 8, "predict_label_proba")
-        scores = self.debiased_scores(X).astype(np.float64)
+        scores = self._score_table(X).astype(np.float64)
         largest = scores.max(axis=1)
         normalizer = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=1))
         scores -= normalizer[:, None]
@@ -234,7 +238,7 @@ class Predictor:
 
     def _calibrated(self, X: Features) -> Float32:
         """Return log-probabilities of all classes before uniform mixing."""
-        scores, calibration = self.debiased_scores(X, "predict_log_proba"), self.scorer.calibration
+        scores, calibration = self._score_table(X, "predict_log_proba"), self.scorer.calibration
         if not self.scorer.tempers_rows:
             return log_softmax(scores, temperature=calibration.temperature, out=scores, config=self.config)
         n_rows = max(1, self.config.table_block_scores // max(scores.shape[1], 1))

@@ -84,10 +84,10 @@ def fit_tree(
         )
         return literal.tree, {}
     if config.tree_regularization != "auto":
-        tree = LabelTree.fit_with_config(
+        tree = LabelTree.fit(
             Z,
             data.y,
-            config.numbers.tree_fit,
+            config=config.numbers.tree_fit,
             n_classes=n_classes,
             regularization=float(config.tree_regularization),
             sample_weight=data.weight,
