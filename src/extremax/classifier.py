@@ -19,6 +19,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as changes
+from extremax.drift import MIN_ROWS, Monitor, Reference, reference_of_rows
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
 from extremax.examples import Examples
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
@@ -35,7 +36,6 @@ from extremax.fit import (
 )
 from extremax.model import Model
 from extremax.model_card import make_card
-from extremax.monitor import Monitor
 from extremax.params import (
     BATCH_OBJECTIVES,
     RENAMED,
@@ -46,7 +46,6 @@ from extremax.params import (
     check_saved_parameters,
     rename_parameters,
 )
-from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from extremax.drift import reference_of_fit
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
-from extremax.reference import reference_of_fit
 from extremax.runtime.context import Context
 from extremax.runtime.memory import (
     available_memory,

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.calibration import Calibration, LabelCalibration
+from extremax.drift import Reference
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
 from extremax.scores import (
     Evaluation,
@@ -166,7 +166,7 @@ class Model:
     label_map
         The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
-        How held-out rows and their answers looked, for `extremax.monitor`; None where there were none.
+        How held-out rows and their answers looked, for `extremax.drift`; None where there were none.
     """
 
     weights: Weights

@@ -20,6 +20,7 @@ from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
 from extremax.classifier import EvalSet, ExtremeClassifier, check_count, read_pair
+from extremax.drift import Monitor
 from extremax.examples import Examples
 from extremax.explanation import (
     Explanation,
@@ -31,7 +32,6 @@ from extremax.explanation import (
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures, check_texts
 from extremax.model import Model
-from extremax.monitor import Monitor
 from extremax.runtime.memory import check_memory, describe_memory, release_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from scipy import sparse
 
 from extremax.calibration import CONFIDENCE_OFFSET, Calibration
 from extremax.runtime.scratch import aligned_empty
@@ -75,6 +76,15 @@ class RowTerms(NamedTuple):
     columns: Int32
     pieces: Float64
     others: list[tuple[str, Float64]]
+
+
+def row_entries(X: Any, n_columns: int) -> tuple[Int32, Float64]:
+    """Return the columns of the only row of X below `n_columns` that are not zero, and their values."""
+    if sparse.issparse(X):
+        inside = X.indices < n_columns
+        return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
+    columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
+    return columns, X[0, columns].astype(np.float64)
 
 
 class Weights(Protocol):

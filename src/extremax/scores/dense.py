@@ -12,23 +12,14 @@ from scipy import sparse
 
 from extremax.kernels import row_updates, topk
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Buffers, RowTerms
+from extremax.scores.base import Buffers, RowTerms, row_entries
 from extremax.storage import checks
 from extremax.storage.state import State, register
-from extremax.types import Features, Float32, Float64, Int32, Int64
+from extremax.types import Features, Float32, Int32, Int64
 
 _TASK_PAIRS = 4096  # pairs that a thread scores at a time ...
 _TASK_ROWS = 512  # ... and rows, at most
 _FEW_WEIGHTS = 1 << 13  # weights with which products are computed in float64
-
-
-def row_entries(X: Any, n_columns: int) -> tuple[Int32, Float64]:
-    """Return the columns of the only row of X below `n_columns` that are not zero, and their values."""
-    if sparse.issparse(X):
-        inside = X.indices < n_columns
-        return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
-    columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
-    return columns, X[0, columns].astype(np.float64)
 
 
 class DenseBlock:

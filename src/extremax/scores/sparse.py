@@ -25,8 +25,7 @@ from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Buffers, RowTerms
-from extremax.scores.dense import row_entries
+from extremax.scores.base import Buffers, RowTerms, row_entries
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.tuned import SearchConfig
