@@ -608,8 +608,6 @@ def test_old_names_of_parameters_and_choices_warn(data):
     clf.fit(X, y)
     with pytest.warns(FutureWarning, match=r"choices_\['floor'\] is now called"):
         assert clf.choices_["floor"] == clf.choices_["uniform_mix"]
-    with pytest.warns(FutureWarning, match=r"model_\.linear is now called model_\.weights"):
-        assert clf.model_.linear is clf.model_.weights
 
 
 def test_unfitted_rejects(data, tmp_path):

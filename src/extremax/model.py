@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
 
 _EXACT = ExactSearch()
+_MAX_MIXTURES = 4  # inside one another
 _LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose labels are found at a time
 
 
@@ -182,15 +182,6 @@ class Model:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     label_map: LabelMap | None = None
     reference: Reference | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Find attributes under their names of version 0.1, with a warning."""
-        if name in _OLD_ATTRIBUTES:
-            new = _OLD_ATTRIBUTES[name]
-            warnings.warn(f"model_.{name} is now called model_.{new}.", FutureWarning, stacklevel=2)
-            return attrgetter(new)(self)
-        hint = f"; use {_OLD_METHODS[name]}" if name in _OLD_METHODS else ""
-        raise AttributeError(f"'Model' object has no attribute {name!r}{hint}")
 
     # -- parts ---------------------------------------------------------------------------------------------
 
@@ -608,33 +599,3 @@ def _check_noise_size(header: Mapping[str, Any], n_classes: int | None, depth: i
     for part in ("first", "second", "base"):  # what a changed distribution was may have had more classes
         if isinstance(header.get(part), dict):
             _check_noise_size(header[part], None if part == "base" else n_classes, depth + 1)
-
-
-_MAX_MIXTURES = 4
-
-# Names of version 0.1, and where their values are now.
-_OLD_ATTRIBUTES = {
-    "linear": "weights",
-    "base": "noise_term",
-    "temperature": "calibration.temperature",
-    "floor": "calibration.uniform_mix",
-    "class_counts": "classes.counts",
-    "class_means": "classes.means",
-    "n_samples": "classes.n_samples",
-    "descriptions": "classes.descriptions",
-}
-_OLD_METHODS = {
-    "top_k": "model_.topk",
-    "fit_index": "clf.fit_index",
-    "calibrate": "extremax.calibrate",
-    "judge": "model_.rank_pairs",
-    "save": "clf.save",
-    "index": 'model_.searches["beam"]',
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name != "ExtremeModel":
-        raise AttributeError(f"module 'extremax.model' has no attribute {name!r}")
-    warnings.warn("extremax.model.ExtremeModel is now called Model.", FutureWarning, stacklevel=2)
-    return Model

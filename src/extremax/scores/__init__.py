@@ -6,7 +6,7 @@ place where that sum is written for arrays; its scalar form for tiles is `extrem
 
 from extremax.scores.base import Projection, Scorer, Search, Weights, remove_bias
 from extremax.scores.merged import LabelMap, MergedPredictor
-from extremax.scores.pq import PQSearch, index_bytes, pays, sample_size
+from extremax.scores.pq import PQSearch, index_bytes, sample_size
 from extremax.scores.probabilities import (
     Evaluation,
     Predictor,
@@ -34,7 +34,6 @@ __all__ = [
     "Weights",
     "index_bytes",
     "log_softmax",
-    "pays",
     "remove_bias",
     "sample_size",
     "scores_rows_alone",
