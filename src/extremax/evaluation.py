@@ -87,14 +87,11 @@ class Report:
     def as_dict(self) -> dict[str, float]:
         """All figures by name, those at k as ``precision@1`` and so on: for tables and JSON."""
         flat: dict[str, float] = {}
-        for name, value in self.__dict__.items():
-            flat |= (
-                {f"{name}@{k}": figure for k, figure in value.items()}
-                if isinstance(value, dict)
-                else {}
-                if value is None
-                else {name: value}
-            )
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                flat |= {f"{name}@{k}": figure for k, figure in value.items()}
+            elif value is not None:
+                flat[name] = value
         return flat
 
 

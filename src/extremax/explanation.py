@@ -10,7 +10,7 @@ is a factor of e between two probabilities where the temperature is 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -122,13 +122,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
-        return {
-            "labels": self.labels,
-            "probabilities": self.probabilities,
-            "is_known": self.is_known,
-            "score": _plain(self.score),
-            "against": [_plain(part) for part in self.against],
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -164,12 +158,7 @@ class LabelExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
-        return {
-            "label": self.label,
-            "n_samples": self.n_samples,
-            "features": [[name, value] for name, value in self.features],
-            "confusable": [[label, value] for label, value in self.confusable],
-        }
+        return asdict(self)
 
 
 Names = Callable[[NDArray[np.integer[Any]]], Sequence[str]]
@@ -355,16 +344,6 @@ def _lines(terms: Terms, total: float, name: str) -> list[str]:
     shown.append((name, total))
     width = max(len(term) for term, _ in shown)
     return [f"  {term:<{width}}  {value:+8.2f}" for term, value in shown]
-
-
-def _plain(part: Contributions) -> dict[str, Any]:
-    return {
-        "label": part.label,
-        "rather_than": part.rather_than,
-        "total": part.total,
-        "terms": [[name, value] for name, value in part.terms],
-        "words": [[name, value] for name, value in part.words],
-    }
 
 
 def _item(label: Any) -> Any:

@@ -143,7 +143,6 @@ def test_long_columns_are_taken_the_longest_first():
     longest = np.sort(np.argsort(-case.lengths, kind="stable")[:2])
     np.testing.assert_array_equal(np.flatnonzero(fewer.place[:N_WORDS] >= 0), longest)
     assert (case.columns(n_fixed * column_bytes).place[:N_WORDS] == -1).all()
-    assert case.columns(n_fixed * column_bytes - 1) is None  # no room for the dense part
     assert (case.columns(1 << 40).place >= 0).sum() == len(taken) + N_DENSE
 
 
@@ -158,7 +157,6 @@ def test_columns_are_not_copied_to_other_processes():
 def test_rows_are_scored_alone_where_columns_are_used():
     case = Case(300)
     assert scores_rows_alone(Scorer(case.weights))
-    assert not scores_rows_alone(Scorer(case.weights), SearchConfig(column_bytes=1))
     assert not scores_rows_alone(Scorer(case.weights, UniformNoise(300)))
     assert not scores_rows_alone(Scorer(DenseWeights.zeros(3, 2)))
 

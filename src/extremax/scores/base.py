@@ -290,5 +290,5 @@ class Search(Protocol):
 
     # A search that goes on working where classes are removed or added also has
     #     take_classes(index, scorer)    some classes, in the order of `index`
-    #     plus_classes(scorer)           further classes behind the others
+    #     plus_classes(scorer)           new classes behind the others
     # both of which return a new search; a model drops one that has not.

@@ -1,7 +1,6 @@
 """One pass over all classes for blocks of rows: scores that are made and consumed in cache.
 
-Dense weights are scanned by tiles, sparse ones by columns (`_scan_columns`), or row by row where their dense
-part is too large for a copy as columns.
+Dense weights are scanned by tiles, sparse ones by columns (`_scan_columns`).
 
 A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
 The log-probabilities of a label tree are computed subtree by subtree, classes in the order of the leaves, and
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
-_KEPT_BYTES, _KEPT_BLOCK_BYTES = 4 << 20, 16 << 20
+_KEPT_BYTES = 16 << 20
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
 
 # First row, last row, and log p_n of one tile for these rows.
@@ -292,12 +291,8 @@ def scan(
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     weights = scorer.weights
     if isinstance(weights, SparseWeights) and scorer.noise_term is None:
-        table = weights.column_table(config)
-        if table is None:
-            _scan_rows(scorer, weights, X, columns, n_threads, config, result)
-        else:
-            open_block = partial(ColumnBlock, weights, table, X)
-            _scan_columns(scorer, open_block, columns, n_threads, config, result)
+        open_block = partial(ColumnBlock, weights, weights.column_table(config), X)
+        _scan_columns(scorer, open_block, columns, n_threads, config, result)
         return result
     tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     if targets is not None and tiles.order is not None:
@@ -323,12 +318,9 @@ def scan(
     return result
 
 
-def scores_rows_alone(scorer: Scorer, config: SearchConfig | None = None) -> bool:
+def scores_rows_alone(scorer: Scorer) -> bool:
     """Whether no bit of the best classes of a row depends on the rows that are scored beside it."""
-    weights = scorer.weights
-    if not isinstance(weights, SparseWeights) or scorer.noise_term is not None:
-        return False
-    return weights.column_table(config or SearchConfig()) is not None
+    return isinstance(scorer.weights, SparseWeights) and scorer.noise_term is None
 
 
 def _scan_columns(
@@ -347,7 +339,7 @@ def _scan_columns(
     n_rows, n_classes = len(targets), scorer.n_classes
     most = min(config.row_block, config.block_rows)
     block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
-    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BLOCK_BYTES
+    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BYTES
     scratch = _row_scratch if is_small else Scratch(Buffers)
     with scratch.use() as buffers:
         for first, last in split(n_rows, block_rows):
@@ -376,37 +368,6 @@ def _find_best(
     first, last = tasks[i]
     labels, *others = result.rows(first, last)
     block.find_best(first, tempering, targets[first:last], scores[first:last], labels, tuple(others))
-
-
-def _scan_rows(
-    scorer: Scorer,
-    weights: SparseWeights,
-    X: Features,
-    targets: Int32,
-    n_threads: int,
-    config: SearchConfig,
-    result: ScanResult,
-) -> None:
-    """Scan all classes of a few rows at a time; threads share the rows."""
-    n_rows, n_classes, k = X.shape[0], scorer.n_classes, result.labels.shape[1]
-    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
-    scratch = _row_scratch if 4 * n_classes <= _KEPT_BYTES else Scratch(Buffers)
-
-    def work(i: int) -> None:
-        first, last = tasks[i]
-        with scratch.use() as buffers:
-            scores = buffers.get("products", last - first, n_classes)
-            weights.open_block(X, first, last).products(0, n_classes, buffers, scores)
-            states = _new_states(1, last - first, k, targets[first:last])
-            state, strip = _group_state(states, 0), np.empty(topk.STRIP, np.float32)
-            topk.scan_scores(scores, weights.biases, scorer.inverse_temperature, state, strip)
-            if scorer.tempers_rows:
-                inverse = result.inverse_temperature[first:last]
-                topk.temper_rows(scores, weights.biases, scorer.tempering, state, inverse)
-            result.finish(states, first, last)
-
-    with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
-        run(work, len(tasks), n_threads)
 
 
 def _group_state(states: topk.RowState, group: int) -> topk.RowState:

@@ -94,7 +94,7 @@ class DensePart:
         return replace(self, factors=np.ascontiguousarray(self.factors[index]))
 
     def plus(self, factors: Float32) -> DensePart:
-        """Return the part with further classes behind the others."""
+        """Return the part with new classes behind the others."""
         return replace(self, factors=np.concatenate([self.factors, factors.astype(np.float32)]))
 
     @property
@@ -375,18 +375,18 @@ class SparseWeights:
             raise ValueError("sparse weights score classes in their own order; pass order=None.")
         return SparseBlock(self, X, first, last)
 
-    def column_table(self, config: SearchConfig) -> ColumnTable | None:
+    def column_table(self, config: SearchConfig) -> ColumnTable:
         """Return the columns that are added as arrays; made at the first call, and kept.
 
-        Features on which more than ``column_fraction`` of the classes have a weight become columns, the
-        longest first while they take no more than ``column_bytes``, and no more than the postings do. None
-        if the dense part alone takes more.
+        The dense part is among them. Features on which more than ``column_fraction`` of the classes have a
+        weight become columns, the longest first while all take no more than ``column_bytes``, and those of
+        features no more than the postings do.
         """
         limits = (config.column_fraction, config.column_bytes)
         kept = self.__dict__.get("_kept_columns")
         if kept is None or kept[0] != limits:
             kept = self.__dict__["_kept_columns"] = limits, _make_columns(self, *limits)
-        table: ColumnTable | None = kept[1]
+        table: ColumnTable = kept[1]
         return table
 
     def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
@@ -505,7 +505,7 @@ class SparseWeights:
         )
 
     def plus(self, other: SparseWeights) -> SparseWeights:
-        """Return the weights with those of further classes behind the others."""
+        """Return the weights with those of new classes behind the others."""
         shifted = other.postings._replace(classes=other.postings.classes + np.int32(self.n_classes))
         dense = self.dense
         if dense is not None:
@@ -613,14 +613,12 @@ class SparseWeights:
         return found
 
 
-def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -> ColumnTable | None:
+def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -> ColumnTable:
     """Return the columns of weights that `SparseWeights.column_table` describes."""
     postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
     n_factors = 0 if dense is None else dense.factors.shape[1]
     column_bytes = 4 * TILE * n_tiles
-    if n_factors and (1 + n_factors) * column_bytes > max_bytes:
-        return None
     n_most = min((max_bytes // column_bytes) - 1 - n_factors, 8 * weights.n_entries // column_bytes)
     lengths = np.diff(postings.offsets)
     frequent = np.flatnonzero(lengths > min_fraction * n_classes)

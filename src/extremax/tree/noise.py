@@ -572,7 +572,7 @@ class EditedNoise(NoiseBase):
         return EditedNoise(self.base, place, self.added[kept])
 
     def plus(self, constants: ArrayLike) -> EditedNoise:
-        """Return the distribution with further classes behind the others."""
+        """Return the distribution with new classes behind the others."""
         more = np.asarray(constants, np.float64)
         place = -1 - len(self.added) - np.arange(len(more), dtype=np.int32)
         return EditedNoise(self.base, np.concatenate([self.place, place]), np.concatenate([self.added, more]))
