@@ -48,12 +48,8 @@ def write_run(
     *,
     data: str = "icd10cm",
     first: float = 1.0,
-    old: bool = False,
 ) -> Path:
-    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds.
-
-    An old one is of version 0.1: its points have no number of samples, and there are no test rows.
-    """
+    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps(
@@ -66,18 +62,17 @@ def write_run(
     )
     points = [
         {"epoch": 10**i, "seconds": 3 * first * 10.0**i, "cpu_seconds": first * 10.0**i}
-        | ({} if old else {"samples": 48265 * 10**i})
+        | {"samples": 48265 * 10**i}
         | {f"{split}_accuracy": a for split in ("valid", "test")}
         | {f"{split}_log_likelihood": -5.0 + 4 * a for split in ("valid", "test")}
         for i, a in enumerate(accuracies)
     ]
     (folder / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
-    if not old:
-        (folder / "test_rows").mkdir()
-        for i, a in enumerate(accuracies):
-            hits = np.arange(5000) < round(5000 * a)  # nested: the better method is right where the other is
-            log_prob = np.full(5000, -5.0 + 4 * a)
-            np.save(folder / "test_rows" / f"{i:03d}.npy", np.stack([hits, log_prob]).astype(np.float32))
+    (folder / "test_rows").mkdir()
+    for i, a in enumerate(accuracies):
+        hits = np.arange(5000) < round(5000 * a)  # nested: the better method is right where the other is
+        log_prob = np.full(5000, -5.0 + 4 * a)
+        np.save(folder / "test_rows" / f"{i:03d}.npy", np.stack([hits, log_prob]).astype(np.float32))
     machine = {"processor": "Some CPU", "processors": 2, "memory_bytes": 8e9, "load_average": 0.1}
     summary = {
         "n_classes": 10662,
@@ -93,7 +88,7 @@ def write_run(
     return folder
 
 
-def write_comparison(folder: Path, *, n_seeds: int = 1, old: bool = False) -> Path:
+def write_comparison(folder: Path, *, n_seeds: int = 1) -> Path:
     """Write runs of six methods and softmax: the proposed one is ten times as fast and ends higher."""
     ends = {
         "adversarial": 0.5,
@@ -111,10 +106,9 @@ def write_comparison(folder: Path, *, n_seeds: int = 1, old: bool = False) -> Pa
             low = 0.1 if method == "adversarial" else 0.0
             shift = 0.01 * seed
             write_run(
-                place if old else place / f"seed-{seed}",
+                place / f"seed-{seed}",
                 method,
                 [low, middle + shift, end + shift],
-                old=old,
                 first=1.0 + 0.1 * seed,
             )
     return folder

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from extremax import ExtremeClassifier, TextClassifier
-from extremax.data import TextFeatures
+from extremax.data import NgramFeatures
 
 # All names of the documentation; the first is the default.
 OBJECTIVES = (
@@ -170,7 +170,7 @@ CHECKS_WITHOUT_ROWS = (
 
 def _text_classifier() -> TextClassifier:
     classifier = ExtremeClassifier(n_epochs=2, n_jobs=1, random_state=0)
-    return TextClassifier(classifier, features=TextFeatures(n_components=4, n_random=0))
+    return TextClassifier(classifier, features=NgramFeatures(hash_bits=10))
 
 
 @pytest.mark.parametrize("name", CHECKS_WITHOUT_ROWS)

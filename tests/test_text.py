@@ -12,7 +12,6 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
-from extremax.data import TextFeatures
 from extremax.features.ngrams import NgramFeatures
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train", "window", "bridge"]
@@ -28,7 +27,7 @@ LABELS = np.repeat(THINGS, 6)
 def make(**options: Any) -> TextClassifier:
     return TextClassifier(
         ExtremeClassifier(random_state=0, n_epochs=10),
-        features=TextFeatures(n_components=32, n_random=16),
+        features=NgramFeatures(hash_bits=14),
         **options,
     )
 
@@ -54,7 +53,7 @@ def test_learns_words_recovers(fitted: TextClassifier) -> None:
 
 
 def test_is_features_then_classifier_identity(fitted: TextClassifier) -> None:
-    features = TextFeatures(n_components=32, n_random=16).fit(TEXTS)
+    features = NgramFeatures(hash_bits=14).fit(TEXTS)
     apart = ExtremeClassifier(random_state=0, n_epochs=10).fit(features.transform(TEXTS), LABELS)
     some = ["jumped from a boat", "a tree"]
     np.testing.assert_array_equal(
@@ -184,7 +183,7 @@ def test_wrong_input_rejects(fitted: TextClassifier, tmp_path: Path) -> None:
         fitted.predict(["a", None])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="60 texts and 3 labels"):
         make().fit(TEXTS, ["a", "b", "c"])
-    with pytest.raises(TypeError, match="features must be NgramFeatures or TextFeatures; got str"):
+    with pytest.raises(TypeError, match="features must be NgramFeatures; got str"):
         TextClassifier(features="ngrams").fit(TEXTS, LABELS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="classifier must be an ExtremeClassifier; got str"):
         TextClassifier("softmax").fit(TEXTS, LABELS)  # type: ignore[arg-type]

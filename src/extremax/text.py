@@ -30,9 +30,9 @@ from extremax.explanation import (
     explain_row,
 )
 from extremax.features.ngrams import NgramFeatures
-from extremax.features.text import TextFeatures, check_texts
+from extremax.features.text import check_texts
 from extremax.model import Model
-from extremax.runtime.memory import check_memory, describe_memory, release_memory
+from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores.sparse import EMBEDDING
@@ -40,7 +40,8 @@ from extremax.solvers.loop import Callback
 from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.types import Bool, Float32, Float64, Int32
-from extremax.validation import copied_bytes, frame_inputs, frame_texts
+from extremax.validation.features import copied_bytes
+from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
@@ -77,9 +78,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     classifier : ExtremeClassifier, optional
         What is trained on the features, with its settings; it is copied, not changed. ``ExtremeClassifier()``
         if not given.
-    features : NgramFeatures or TextFeatures, optional
-        Settings of the text features: sparse ones of any width, or few dense ones. By default
-        ``NgramFeatures()``, or ``TextFeatures()`` if the objective of `classifier` needs dense features.
+    features : NgramFeatures, optional
+        Settings of the text features; ``NgramFeatures()`` if not given.
     encoder : str or object with a method ``encode``, optional
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
@@ -90,7 +90,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     ----------
     classifier_ : ExtremeClassifier
         The fitted classifier; ``classes_``, ``history_``, ``choices_`` and ``model_`` are its own.
-    features_ : NgramFeatures, TextFeatures or None
+    features_ : NgramFeatures or None
         The fitted text features, unless there is an encoder alone.
 
     Examples
@@ -110,7 +110,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self,
         classifier: ExtremeClassifier | None = None,
         *,
-        features: NgramFeatures | TextFeatures | None = None,
+        features: NgramFeatures | None = None,
         encoder: Any = None,
     ) -> None:
         self.classifier = classifier
@@ -250,10 +250,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
             raise TypeError(f"classifier must be an ExtremeClassifier; got {type(self.classifier).__name__}.")
-        if self.features is not None and not hasattr(self.features, "to_options"):
-            raise TypeError(
-                f"features must be NgramFeatures or TextFeatures; got {type(self.features).__name__}."
-            )
+        if self.features is not None and not isinstance(self.features, NgramFeatures):
+            raise TypeError(f"features must be NgramFeatures; got {type(self.features).__name__}.")
         check_texts(texts)
         listed = list(texts)
         if y is None:
@@ -267,9 +265,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit_features(self, texts: list[str]) -> Any:
         classifier = ExtremeClassifier() if self.classifier is None else clone(self.classifier)
-        self.features_: NgramFeatures | TextFeatures | None = self._new_features(classifier)
+        self.features_: NgramFeatures | None = self._new_features(classifier)
         self._encodes = self.encoder is not None
-        if self.features_ is not None and self.features_.is_sparse and _leaves_it_open(classifier):
+        if self.features_ is not None and _leaves_it_open(classifier):
             classifier.objective = _SPARSE  # however few the columns of few texts are
         found: Any = None
         if self.features_ is not None:
@@ -286,22 +284,20 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             what = "TextClassifier.fit"
             check_memory(need, available=classifier.memory_limit, hints=hints, what=what)
             found = self.features_.fit_transform(texts, n_jobs=classifier.n_jobs, progress=show)
-            kind = "columns" if self.features_.is_sparse else "features per text"
-            report.log(f"{len(texts):,} texts are read: {self.features_.n_features:,} {kind}")
+            report.log(f"{len(texts):,} texts are read: {self.features_.n_features:,} columns")
             classifier._column_groups = self.features_.column_groups
         self.classifier_ = classifier
         features = self._beside_embeddings(found, texts)
-        release_memory()
         made = features if isinstance(features, tuple) else (features,)
         classifier._text_bytes = sum(copied_bytes(None, part) for part in made)
         if self.features_ is not None:
             classifier._text_bytes += self.features_.n_bytes
         return features
 
-    def _new_features(self, classifier: ExtremeClassifier) -> NgramFeatures | TextFeatures | None:
+    def _new_features(self, classifier: ExtremeClassifier) -> NgramFeatures | None:
         """Return features to fit; None where the encoder stands alone."""
         if self.features is not None:
-            return type(self.features)(**self.features.to_options())
+            return NgramFeatures(**self.features.to_options())
         if self.encoder is not None:
             return None
         return _default_features(classifier)
@@ -666,12 +662,9 @@ def _n_rows(features: Any) -> int:
     return int((features[0] if isinstance(features, tuple) else features).shape[0])
 
 
-def _same_width(features: NgramFeatures | TextFeatures, classifier: ExtremeClassifier, encodes: bool) -> bool:
+def _same_width(features: NgramFeatures, classifier: ExtremeClassifier, encodes: bool) -> bool:
     """Whether text features, and embeddings beside them, have the columns of the classifier's weights."""
-    width = int(classifier.n_features_in_)
-    if encodes and not features.is_sparse:
-        return features.n_features < width
-    return features.n_features == width - (classifier._n_dense if encodes else 0)
+    return features.n_features == int(classifier.n_features_in_) - (classifier._n_dense if encodes else 0)
 
 
 def _leaves_it_open(classifier: ExtremeClassifier) -> bool:
@@ -680,10 +673,14 @@ def _leaves_it_open(classifier: ExtremeClassifier) -> bool:
     return classifier.objective == "auto" and trees and classifier.prior_variance is None
 
 
-def _default_features(classifier: ExtremeClassifier) -> NgramFeatures | TextFeatures:
-    """Return the features that a classifier takes: sparse ones unless its objective needs dense ones."""
-    takes_sparse = classifier.objective == _SPARSE or _leaves_it_open(classifier)
-    return NgramFeatures() if takes_sparse else TextFeatures()
+def _default_features(classifier: ExtremeClassifier) -> NgramFeatures:
+    """Return the features of texts, which an objective for dense features cannot take."""
+    if classifier.objective != _SPARSE and not _leaves_it_open(classifier):
+        raise ValueError(
+            f"objective {classifier.objective!r} needs dense features, and those of texts are sparse; use"
+            " make_pipeline(NgramFeatures(), TruncatedSVD(512), ExtremeClassifier(...)), or an encoder."
+        )
+    return NgramFeatures()
 
 
 def _load_encoder(name: str) -> Any:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import ExtremeClassifier, MixtureNoise, TextClassifier, UniformNoise, load_model
-from extremax.data import TextFeatures
 from extremax.features.ngrams import NgramFeatures
 from extremax.scores import PQSearch
 from extremax.tree.noise import FrequencyNoise
@@ -22,7 +21,7 @@ from extremax.tuned import PQConfig
 N_CLASSES, N_FEATURES, N_ROWS = 6, 5, 60
 TEXTS = ("fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat") * 5
 TEXT_LABELS = ("fall", "fall", "bite", "bite") * 5
-GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+GOLDEN = Path(__file__).parent.parent / "golden" / "v2"
 
 
 @dataclass
@@ -39,7 +38,8 @@ class Base:
 
     def read(self) -> Base:
         """Read the files and the answers."""
-        self.files = {file.name: file.read_bytes() for file in self.path.iterdir()}
+        named = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        self.files = {file.name: file.read_bytes() for file in named}
         self.content = json.loads(self.files["header.json"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,7 +64,6 @@ def make_bases(folder: Path) -> dict[str, Base]:
         for name, query, labels in (
             ("dense", X[:4], y), ("beam", X[:4], y), ("tree", X[:4], y), ("mixture", X[:4], y),
             ("sparse", csr[:4], y), ("unfinished", csr[:4], y), ("text", list(TEXTS[:3]), TEXT_LABELS),
-            ("dense_text", list(TEXTS[:3]), TEXT_LABELS),
         )
     ]  # fmt: skip
     with warnings.catch_warnings():
@@ -73,7 +72,7 @@ def make_bases(folder: Path) -> dict[str, Base]:
             if not base.path.exists():
                 fit(base.name, X, csr, y).save(base.path)
     old = [
-        Base(f"v1_{name}", GOLDEN / name / "model", None, None)
+        Base(f"v2_{name}", GOLDEN / name / "model", None, None)
         for name in ("beam_index", "negative_sampling_tree")
     ]
     for base in old:
@@ -105,10 +104,5 @@ def fit(name: str, X: Any, csr: Any, y: Any) -> Any:
         return ExtremeClassifier("sparse_softmax", **options).fit(csr, y)
     if name == "unfinished":
         return ExtremeClassifier("sparse_softmax", **options).partial_fit(csr, y)
-    features = (
-        NgramFeatures(hash_bits=6)
-        if name == "text"
-        else TextFeatures(n_components=3, n_random=2, hash_bits=6)
-    )
-    inner = ExtremeClassifier("auto" if name == "text" else "negative_sampling", **options)
-    return TextClassifier(inner, features=features).fit(list(TEXTS), list(TEXT_LABELS))
+    clf = TextClassifier(ExtremeClassifier(**options), features=NgramFeatures(hash_bits=6))
+    return clf.fit(list(TEXTS), list(TEXT_LABELS))

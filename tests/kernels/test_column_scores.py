@@ -12,10 +12,7 @@ import reference
 from extremax.kernels import column_scores, topk
 from extremax.kernels.column_scores import TILE, RowParts
 from extremax.runtime.scratch import aligned_empty
-from extremax.scores import Scorer, scores_rows_alone
-from extremax.scores.dense import DenseWeights
 from extremax.scores.sparse import ColumnBlock, DensePart, SparseWeights
-from extremax.tree.noise import UniformNoise
 from extremax.tuned import SearchConfig
 
 pytestmark = pytest.mark.small
@@ -152,13 +149,6 @@ def test_columns_are_not_copied_to_other_processes():
     copied = pickle.loads(pickle.dumps(case.weights))
     assert "_kept_columns" not in vars(copied)
     np.testing.assert_array_equal(copied.column_table(LIMITS).tiles, table.tiles)
-
-
-def test_rows_are_scored_alone_where_columns_are_used():
-    case = Case(300)
-    assert scores_rows_alone(Scorer(case.weights))
-    assert not scores_rows_alone(Scorer(case.weights, UniformNoise(300)))
-    assert not scores_rows_alone(Scorer(DenseWeights.zeros(3, 2)))
 
 
 def test_words_without_weights_have_no_postings():

@@ -7,7 +7,7 @@ import pytest
 
 from extremax.features.text import code_points
 from extremax.kernels import ngram_hash
-from extremax.kernels.ngram_hash import Found, Seen, Sizes, Weighing
+from extremax.kernels.ngram_hash import Found, Seen, Sizes, Sorting, Weighing
 
 pytestmark = pytest.mark.small
 
@@ -15,28 +15,31 @@ BITS = 10
 SIZES = Sizes(2, 3, 2, 1, BITS)
 
 
-def room(n=2000):
-    return Found(np.zeros(n, np.uint64), np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.uint8))
+def find_all(texts, sizes=SIZES):
+    codes, kinds, text_ends = code_points(texts)
+    found = Found(*(np.zeros(5000, kind) for kind in (np.uint64, np.int32, np.int32, np.int32, np.uint8)))
+    ends = np.zeros(len(texts), np.int64)
+    ngram_hash.find_ngrams(codes, kinds, text_ends, sizes, np.zeros((2, 8), np.uint64), found, ends)
+    return found, ends
 
 
 def find(text, sizes=SIZES):
-    codes, kinds, _ = code_points([text])
-    found, buckets = room(), np.zeros(2000, np.int32)
-    n = ngram_hash.find_ngrams(codes, kinds, sizes, found, buckets)
-    return Found(*(array[:n] for array in found)), buckets[:n]
+    found, (n,) = find_all([text], sizes)
+    return Found(*(array[:n] for array in found))
 
 
-NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
+def sorting():
+    return Sorting(np.zeros(5000, np.int32), np.zeros(257, np.int32))
 
 
-def count(texts, first_text=0, seen=None, kept=NOTHING):
-    codes, kinds, ends = code_points(texts)
-    n_buckets = 3 << BITS
-    if seen is None:
-        seen = Seen(np.zeros((n_buckets, 5), np.int32), np.zeros(1 << 12, np.uint8))
-    ngram_hash.count_texts(
-        codes, kinds, ends, first_text, SIZES, room(), seen, *kept, np.zeros(len(texts), np.int64)
-    )
+def empty_seen():
+    return Seen(np.zeros((3 << BITS, 5), np.int32), np.zeros(1 << 12, np.uint8))
+
+
+def count(texts, first_text=0, seen=None):
+    seen = empty_seen() if seen is None else seen
+    kept = np.zeros(5000, np.int32), np.zeros(5000, np.float32), np.zeros(len(texts), np.int64)
+    ngram_hash.count_texts(*find_all(texts), first_text, seen, sorting(), False, *kept)
     assert not seen.table[:, 1].any()
     return seen
 
@@ -50,11 +53,12 @@ def weigh(texts, seen, least_known=0.0, weights=(1.0, 1.0), unknown=0.0):
     weighing = Weighing(
         places, idf, n_characters, np.array(weights, np.float32), seen.filter, least_known, unknown
     )
-    codes, kinds, ends = code_points(texts)
     columns, values = np.zeros(5000, np.int32), np.zeros(5000, np.float32)
     counts, row_ends = np.zeros(len(buckets), np.int32), np.zeros(len(texts), np.int64)
-    ngram_hash.weigh_texts(codes, kinds, ends, SIZES, weighing, room(), counts, columns, values, row_ends)
+    squares = np.full((len(texts), 2), np.nan)
+    ngram_hash.weigh_texts(*find_all(texts), weighing, counts, sorting(), columns, values, row_ends, squares)
     assert not counts.any()
+    ngram_hash.weigh_counts(row_ends, weighing, squares, columns, values)
     starts = np.concatenate([[0], row_ends[:-1]])
     return [
         (columns[a:b].copy(), values[a:b].copy()) for a, b in zip(starts, row_ends, strict=True)
@@ -62,22 +66,22 @@ def weigh(texts, seen, least_known=0.0, weights=(1.0, 1.0), unknown=0.0):
 
 
 def test_places_of_ngrams():
-    found, buckets = find("to b,c")
+    found = find("to b,c")
     text = " to b,c "
     pieces = [text[s + 1 : s + 1 + n] for s, n in zip(found.starts, found.lengths, strict=True)]
     characters = [" t", " to", "to", "to ", "o ", " b", " b,", "b,", "b,c", ",c", ",c ", "c "]
     tokens = ["to", "b", "to b", "b,", "c", ",c"]
     assert pieces == [*characters, *tokens]
     assert found.orders.tolist() == [0] * 12 + [1, 1, 2, 2, 1, 2]
-    assert ((buckets >= 1 << BITS) == (found.orders > 0)).all()
+    assert ((found.buckets >= 1 << BITS) == (found.orders > 0)).all()
     # the same n-gram has the same hash wherever it is; the word "to" is not the characters "to"
-    again, _ = find("b to")
+    again = find("b to")
     assert found.keys[12] == again.keys[list(again.orders).index(1) + 1]
     assert found.keys[12] != found.keys[2]
 
 
 def test_marks_are_no_tokens_if_so_chosen():
-    found, _ = find("b, c", SIZES._replace(marks=0))
+    found = find("b, c", SIZES._replace(marks=0))
     assert found.orders[found.orders > 0].tolist() == [1, 1, 2]
     assert found.lengths[-1] == 4  # "b, c" is a pair
 
@@ -85,7 +89,7 @@ def test_marks_are_no_tokens_if_so_chosen():
 def test_each_text_counts_once_and_the_first_is_remembered():
     texts = ["ab ab", "cd", "ab"]
     seen = count(texts)
-    _, buckets = find("ab")
+    buckets = find("ab").buckets
     assert (seen.n_texts[buckets] == 2).all()
     assert (seen.first[buckets, 0] == 0).all()
     # blocks in any order give the same
@@ -100,16 +104,13 @@ def test_buckets_and_counts_of_each_text_are_kept():
     texts = ["ab ab", "", "cd ab c"]
     buckets, counts = np.full(200, -1, np.int32), np.full(200, np.nan, np.float32)
     ends = np.zeros(3, np.int64)
-    codes, kinds, text_ends = code_points(texts)
-    seen = Seen(np.zeros((3 << BITS, 5), np.int32), np.zeros(1 << 12, np.uint8))
-    ngram_hash.count_texts(codes, kinds, text_ends, 0, SIZES, room(), seen, buckets, counts, ends)
+    ngram_hash.count_texts(*find_all(texts), 0, empty_seen(), sorting(), True, buckets, counts, ends)
     start = 0
     for text, end in zip(texts, ends, strict=True):
-        expected, n = np.unique(find(text)[1], return_counts=True)
+        expected, n = np.unique(find(text).buckets, return_counts=True)
         np.testing.assert_array_equal(buckets[start:end], expected)
         np.testing.assert_array_equal(counts[start:end], n)
         start = end
-    assert (buckets[start:] == -1).all()
     assert counts[0] == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from extremax.examples import Examples
-from extremax.kernels.postings import copy_lines, sum_sizes
+from extremax.kernels.postings import copy_lines
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
 from extremax.scores.sparse import (
@@ -16,9 +16,11 @@ from extremax.scores.sparse import (
     csr_rows,
     prune_postings,
     select_columns,
+    transpose_structure,
     transposed,
 )
-from extremax.solvers.sparse_start import ClassSums, count_class_columns, guess_rival_columns
+from extremax.solvers.sparse_correction import feature_mean
+from extremax.solvers.sparse_start import guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17
@@ -68,7 +70,9 @@ def test_transposed_is_the_other_format(index):
     assert_same(transposed(matrix), postings_of(matrix))
     back = transposed(matrix.tocsc())
     assert_same(back, (matrix.indptr, matrix.indices, matrix.data))
-    assert_same(transposed(matrix.tocsc(), values=False), (matrix.indptr, matrix.indices, []))
+    columns = matrix.tocsc()
+    structure = transpose_structure(columns.indptr, columns.indices, matrix.shape[0])
+    assert_same((*structure, []), (matrix.indptr, matrix.indices, []))
     weights = SparseWeights.from_matrix(matrix, np.zeros(N_CLASSES, np.float32))
     assert_same(weights.postings, postings_of(matrix))
 
@@ -105,15 +109,16 @@ def test_selected_columns_are_those_of_scipy():
 
 
 @pytest.mark.parametrize("used", [None, np.arange(N_CLASSES) % 3 > 0])
-def test_sizes_of_columns_are_summed_in_the_order_of_the_rows(used):
+def test_mean_size_of_a_column_is_that_of_the_rows_that_have_it(used):
     matrix = make_matrix(5, density=0.9)
     rows = csr_rows(matrix)
     kept = np.ones(matrix.nnz, bool) if used is None else np.repeat(used, np.diff(matrix.indptr))
-    count, total = np.zeros(N_FEATURES, np.int64), np.zeros(N_FEATURES)
-    sum_sizes(rows, np.empty(0, bool) if used is None else used, count, total)
-    indices, sizes = rows.indices[kept], np.abs(rows.data[kept])
-    np.testing.assert_array_equal(count, np.bincount(indices, minlength=N_FEATURES))
-    np.testing.assert_array_equal(total, np.bincount(indices, weights=sizes, minlength=N_FEATURES))
+    total, count = np.zeros(N_FEATURES), np.zeros(N_FEATURES, np.int64)
+    for f, x in zip(rows.indices[kept], rows.data[kept], strict=True):
+        total[f] += abs(x)
+        count[f] += 1
+    expected = (total / np.maximum(count, 1)).astype(np.float32)
+    np.testing.assert_array_equal(feature_mean(rows, N_FEATURES, used), expected)
 
 
 @pytest.mark.parametrize("size", [1, 5, 40, 1 << 20])
@@ -129,17 +134,6 @@ def test_sums_in_blocks_are_those_of_all_at_once(size):
     assert (blocks[0][0], blocks[-1][1]) == (0, 200)
     most = max(size, int(np.diff(matrix.indptr).max()))
     assert all(matrix.indptr[last] - matrix.indptr[first] <= most for first, last in blocks)
-
-
-@pytest.mark.parametrize("n_dense", [0, 3])
-def test_entries_of_class_sums_are_counted_before_they_are_made(n_dense):
-    rng = np.random.default_rng(7)
-    matrix = make_matrix(7, (300, N_FEATURES))
-    matrix.data = np.abs(matrix.data) + 1.0  # nothing cancels out
-    row_index = np.sort(rng.choice(300, 350))
-    data = Examples(matrix, rng.integers(N_CLASSES, size=350).astype(np.int32), row_index)
-    sums = ClassSums.of(data, N_CLASSES, N_FEATURES - n_dense)
-    assert count_class_columns(data, n_dense) == sums.matrix.nnz
 
 
 @pytest.mark.planted

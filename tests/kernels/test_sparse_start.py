@@ -115,20 +115,30 @@ def test_sums_and_start_match_the_formula(kind):
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def pair_of(data, pair):
+    return kernels.Pairs(data.rows[[pair]], data.y[[pair]], data.pair_weight[[pair]])
+
+
 def describe(data, pair, numbers, sizes, seed=3):
     arrays, rows = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, csr_rows(data.X)
     start = make_start(arrays, numbers, 1)
-    part = slice(*rows.indptr[data.rows[pair] :][:2])
-    row = kernels.Row(rows.indices[part], rows.data[part], int(data.y[pair]), float(data.pair_weight[pair]))
-    n = 1 + sum(sizes)
-    scores = start.biases + row.values.sum() * start.length_biases
-    slot, candidates = np.full(N_CLASSES, -1, np.int32), np.full(n, -1, np.int32)
-    log_weight, phi = np.zeros(n, np.float32), np.zeros((n, 2 * N_BUCKETS + 3), np.float32)
-    found = kernels.describe_row(
-        row, arrays, numbers, start.postings.values, sizes, seed, scores, slot, candidates, log_weight, phi
+    n, given = 1 + sum(sizes), pair_of(data, pair)
+    scores = (start.biases + rows_of_pair(data, pair).sum() * start.length_biases)[None].astype(np.float32)
+    slot = np.full(N_CLASSES, -1, np.int32)
+    found = kernels.Candidates(
+        np.full((1, n), -1, np.int32),
+        np.zeros((1, n), np.float32),
+        np.zeros((1, n, 2 * N_BUCKETS + 3), np.float32),
+        np.zeros(1, np.int64),
+    )
+    best = np.zeros(sizes[0], np.int32), np.zeros(sizes[0], np.float32)
+    kernels.choose_candidates(
+        rows, given, arrays, start.postings.values, *sizes, seed, scores, slot, best, found, 0, 1
     )
     assert (slot == -1).all()
-    return found, candidates, log_weight, phi, start
+    kernels.describe_pairs(rows, given, arrays, numbers, slot, found, 0, 1)
+    assert (slot == -1).all()
+    return found.sizes[0], found.classes[0], found.log_weight[0], found.terms[0], start
 
 
 @pytest.mark.reference
@@ -157,9 +167,7 @@ def test_slope_by_the_size_of_a_class_matches_differences(kind):
     arrays, rows = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, csr_rows(data.X)
     for pair in range(0, data.n_pairs, 3):
         x, label, found = rows_of_pair(data, pair), int(data.y[pair]), np.zeros(2 * N_BUCKETS + 3)
-        part = slice(*rows.indptr[data.rows[pair] :][:2])
-        row = kernels.Row(rows.indices[part], rows.data[part], label, float(data.pair_weight[pair]))
-        kernels.add_count_slope(row, arrays, numbers, found)
+        kernels.add_count_slopes(rows, pair_of(data, pair), arrays, numbers, found)
         slow = SlowSums(data, pair)
         terms = []
         for factor in (math.exp(-1e-4), math.exp(2e-4)):  # one after the other: 1e-4 on both sides

@@ -7,7 +7,6 @@ import pytest
 
 import extremax.report.onnx as exporter
 from extremax import ExtremeClassifier, TextClassifier
-from extremax.features.text import TextFeatures
 from extremax.report.onnx import save_onnx
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
@@ -94,15 +93,18 @@ def test_default_classifier(tmp_path):
     check(ExtremeClassifier(random_state=0).fit(X, y), X, tmp_path)
 
 
+class Letters:
+    def encode(self, texts):
+        return np.array([[text.count(letter) for letter in "abcdeghlnortuw"] for text in texts], np.float32)
+
+
 @pytest.mark.identity
-def test_dense_text_features_enter_after_transform(tmp_path):
+def test_embeddings_enter_after_the_encoder(tmp_path):
     texts = [
         f"{word} {other}" for word in ["red", "green", "blue"] for other in ["cat", "dog", "cow", "hen"]
     ] * 3
     labels = [text.split()[0] for text in texts]
-    clf = TextClassifier(ExtremeClassifier(random_state=0), features=TextFeatures(n_components=6)).fit(
-        texts, labels
-    )
+    clf = TextClassifier(ExtremeClassifier(random_state=0), encoder=Letters()).fit(texts, labels)
     found = run(clf, clf.transform(texts), tmp_path, None)
     np.testing.assert_allclose(found["probabilities"], clf.predict_proba(texts), atol=2e-6, rtol=2e-4)
     assert found["label"].tolist() == clf.predict(texts).tolist()

@@ -64,7 +64,7 @@ from extremax.solvers.loop import Record
 from extremax.solvers.noise_fit import fit_noise
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.row_trainer import RowTrainer
-from extremax.storage.models import save_shard, save_sharded_model, shard_name
+from extremax.storage.models import save_model, save_shard, shard_name
 from extremax.storage.state import State
 from extremax.tree.noise import Noise, draws_by_position
 from extremax.tuned import ScaleConfig
@@ -391,7 +391,7 @@ class RowFit:
             return len(tasks)
 
         card = make_card(model, labels, history=self.history, parameters=header.get("parameters", {}))
-        save_sharded_model(path, model, state, write_shards, labels=labels, header=header, card=card)
+        save_model(path, model, state, labels=labels, header=header, card=card, write_shards=write_shards)
 
     def head(self) -> Head:
         """Return what the model has beside noise and weights."""

@@ -30,7 +30,7 @@ from extremax.fit import (
     split_calibration,
     start_model,
 )
-from extremax.kernels.postings import copy_lines, sum_sizes
+from extremax.kernels.postings import copy_lines
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.runtime.products import square_sums
@@ -465,14 +465,18 @@ def _add_sizes(
 ) -> Any:
     """Go on with number and size of the entries of each column, in the order of the rows."""
     rows = _scaled_rows(X, scale)
-    training = np.empty(0, np.bool_) if split.training is None else split.training[slice(*cut)]
-    masks = [training, np.empty(0, np.bool_)] if includes else [training]
+    every = np.ones(len(rows.indptr) - 1, np.bool_)
+    training = every if split.training is None else split.training[slice(*cut)]
+    masks = [training, every] if includes else [training]
     found = []
     for i, used in enumerate(masks):
         count, total = np.zeros(n_features, np.int64), np.zeros(n_features)
         if before is not None:
             count, total = before[i][0].copy(), before[i][1].copy()
-        sum_sizes(rows, used, count, total)
+        kept = np.repeat(used, np.diff(rows.indptr))
+        indices, sizes = rows.indices[kept], np.abs(rows.data[kept])
+        np.add.at(count, indices, 1)
+        np.add.at(total, indices, sizes.astype(np.float64))
         found.append((count, total))
     return found
 

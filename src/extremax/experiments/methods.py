@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extremax.params import canonical_noise
+from extremax.classifier import ExtremeClassifier
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ PROPOSED = "adversarial"
 BASELINES = tuple(name for name in FIGURE_1 if name != PROPOSED)
 
 
+def make_classifier(model: Mapping[str, Any], *, n_jobs: int | None = None) -> ExtremeClassifier:
+    """Return the classifier that the ``[model]`` of a recipe describes."""
+    return ExtremeClassifier(**model, n_jobs=n_jobs)
+
+
 def method_of(model: Mapping[str, Any]) -> str:
     """Return the name of the method that the parameters of a model describe.
 
@@ -115,5 +120,5 @@ def method_of(model: Mapping[str, Any]) -> str:
     'nce'
     """
     if model["objective"] == "negative_sampling":
-        return str(canonical_noise(model["noise"]))
+        return "adversarial" if model["noise"] == "tree" else str(model["noise"])
     return str(model["objective"])

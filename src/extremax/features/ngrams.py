@@ -17,6 +17,7 @@ inside a model without pickle.  No result depends on the thread count.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -35,13 +36,13 @@ from extremax.kernels.ngram_hash import (
     Found,
     Seen,
     Sizes,
+    Sorting,
     Weighing,
     count_texts,
     find_ngrams,
     weigh_counts,
     weigh_texts,
 )
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run, split
@@ -309,7 +310,12 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
         options = NgramOptions(**self.to_options())
         sample = texts[:: max(1, len(texts) // _COUNTED)]
-        found = [_distinct_buckets(text, options) for text in sample]
+        found = [
+            np.unique(ngrams.buckets[start:end])
+            for first, last in text_blocks(sample)
+            for ngrams, edges in [_find(code_points(sample[first:last]), options)]
+            for start, end in itertools.pairwise(edges)
+        ]
         factor = len(texts) / max(len(sample), 1)
         entries = int(factor * sum(map(len, found)))
         # Columns grow as a power of the number of texts: that between half of the sample and all of it.
@@ -317,11 +323,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         power = np.log2(every / max(half, 1)) if every > half > 0 else 0.0
         columns = min(int(every * factor**power), entries, options.n_buckets)
         counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
-        kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
-        return largest_phase(
-            {"text features": 8 * entries, "tables of n-grams": counting + kept - 4 * options.n_buckets},
-            {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
-        )
+        kept = (28 + 4 * n_threads) * columns
+        return {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": counting + kept}
 
     @property
     def n_bytes(self) -> int:
@@ -337,15 +340,16 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         Texts that are left out of the training texts are like new ones: an n-gram of two texts or more stays
         known.
         """
-        step = max(1, len(texts) // _SAMPLE)
-        self.least_known_ = 0.0
+        sample = texts[:: max(1, len(texts) // _SAMPLE)]
+        repeated = np.zeros(self.options.n_buckets, bool)
+        repeated[self.buckets_] = self.text_counts_ > 1
         fractions = []
-        for text in texts[::step]:
-            found = self.occurrences(text)
-            columns = found.columns[found.orders == 0]
-            if len(columns):
-                fractions.append(float((self.text_counts_[columns] > 1).mean()))
-        self.__dict__.pop("_weighing", None)
+        for first, last in text_blocks(sample):
+            found, edges = _find(code_points(sample[first:last]), self.options)
+            for start, end in itertools.pairwise(edges):
+                own = found.buckets[start:end][found.orders[start:end] == 0]
+                if len(own):
+                    fractions.append(float(repeated[own].mean()))
         return min(_LEAST_KNOWN, float(np.quantile(fractions, _LEAST_KNOWN_QUANTILE))) if fractions else 0.0
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
@@ -385,7 +389,10 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         weighing = self._weighing
 
         def weigh(i: int) -> None:
-            weigh_counts(parts[i].ends, weighing, parts[i].columns, parts[i].values)
+            columns = weighing.places[parts[i].columns]
+            nothing = np.zeros((len(parts[i].ends), 2))
+            weigh_counts(parts[i].ends, weighing, nothing, columns, parts[i].values)
+            parts[i] = parts[i]._replace(columns=columns)
 
         run(weigh, len(parts), resolve_threads(n_jobs))
         rows = _Rows(len(texts))
@@ -398,11 +405,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """Return the known n-grams of a text, with their places."""
         self._check_fitted()
         check_texts([text])
-        codes, kinds, _ = code_points([text])
-        found = _room(self.options.most_ngrams(len(codes)))
-        buckets = np.empty(len(found.keys), dtype=np.int32)
-        n = find_ngrams(codes, kinds, self.options.sizes, found, buckets)
-        columns = self._weighing.places[buckets[:n]]
+        found, (_, n) = _find(code_points([text]), self.options)
+        columns = self._weighing.places[found.buckets[:n]]
         known = columns >= 0
         return Occurrences(
             text.lower(),
@@ -560,16 +564,13 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         )
 
     def _weigh_block(self, texts: Sequence[str], weighing: Weighing, counts: Int32) -> _Part:
-        codes, kinds, ends = code_points(texts)
-        longest = int(np.diff(ends, prepend=0).max())
-        most = sum(map(self.options.most_ngrams, np.diff(ends, prepend=0).tolist()))
-        columns, values = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
-        row_ends = np.empty(len(ends), dtype=np.int64)
-        found = _room(self.options.most_ngrams(longest))
-        weigh_texts(
-            codes, kinds, ends, self.options.sizes, weighing, found, counts, columns, values, row_ends
-        )
-        return _Part(columns[: row_ends[-1]].copy(), values[: row_ends[-1]].copy(), row_ends)
+        found, edges = _find(code_points(texts), self.options)
+        columns, values = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.float32)
+        ends, squares = np.empty(len(texts), np.int64), np.empty((len(texts), 2))
+        sorting = _sorting(edges)
+        weigh_texts(found, edges[1:], weighing, counts, sorting, columns, values, ends, squares)
+        weigh_counts(ends, weighing, squares, columns, values)
+        return _Part(columns[: ends[-1]].copy(), values[: ends[-1]].copy(), ends)
 
     def _count(
         self,
@@ -605,16 +606,11 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return total
 
     def _count_block(self, texts: Sequence[str], first_text: int, seen: Seen, keeps: bool) -> _Part:
-        codes, kinds, ends = code_points(texts)
-        lengths = np.diff(ends, prepend=0)
-        found = _room(self.options.most_ngrams(int(lengths.max())))
-        most = sum(map(self.options.most_ngrams, lengths.tolist())) if keeps else 0
-        buckets, counts = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
-        row_ends = np.empty(len(ends), dtype=np.int64)
-        count_texts(
-            codes, kinds, ends, first_text, self.options.sizes, found, seen, buckets, counts, row_ends
-        )
-        return _Part(buckets[: row_ends[-1]].copy(), counts[: row_ends[-1]].copy(), row_ends)
+        found, edges = _find(code_points(texts), self.options)
+        buckets, counts = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.float32)
+        ends = np.empty(len(texts), np.int64)
+        count_texts(found, edges[1:], first_text, seen, _sorting(edges), keeps, buckets, counts, ends)
+        return _Part(buckets[: ends[-1]].copy(), counts[: ends[-1]].copy(), ends)
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -661,11 +657,24 @@ def spell(ngram: str, of_characters: bool) -> str:
     return f"{'' if begins else '…'}{inside}{'' if ends else '…'}"
 
 
-def _distinct_buckets(text: str, options: NgramOptions) -> Int32:
-    codes, kinds, _ = code_points([text])
-    found = _room(options.most_ngrams(len(codes)))
-    buckets = np.empty(len(found.keys), dtype=np.int32)
-    return np.unique(buckets[: find_ngrams(codes, kinds, options.sizes, found, buckets)])
+def _find(
+    characters: tuple[NDArray[np.uint32], NDArray[np.uint8], Int64], options: NgramOptions
+) -> tuple[Found, Int64]:
+    """Return the n-grams of texts, and where those of each begin and end."""
+    codes, kinds, text_ends = characters
+    most = sum(map(options.most_ngrams, np.diff(text_ends, prepend=0).tolist()))
+    kinds_of = (np.uint64, np.int32, np.int32, np.int32, np.uint8)
+    found = Found(*(np.empty(most, kind) for kind in kinds_of))
+    edges = np.zeros(len(text_ends) + 1, np.int64)
+    recent = np.empty((2, MOST_TOKENS), np.uint64)
+    find_ngrams(codes, kinds, text_ends, options.sizes, recent, found, edges[1:])
+    return found, edges
+
+
+def _sorting(edges: Int64) -> Sorting:
+    """Return working memory to sort the n-grams of the longest of some texts."""
+    longest = int(np.diff(edges).max())
+    return Sorting(np.empty(longest, np.int32), np.empty((1 << max(longest, 1).bit_length()) + 1, np.int32))
 
 
 class _Part(NamedTuple):
@@ -709,15 +718,6 @@ class _Rows:
 
 def _empty_seen(n_buckets: int) -> Seen:
     return Seen(np.zeros((n_buckets, 5), dtype=np.int32), np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8))
-
-
-def _room(n: int) -> Found:
-    return Found(
-        np.empty(n, dtype=np.uint64),
-        np.empty(n, dtype=np.int32),
-        np.empty(n, dtype=np.int32),
-        np.empty(n, dtype=np.uint8),
-    )
 
 
 def _fold(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:

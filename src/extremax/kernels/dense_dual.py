@@ -14,13 +14,12 @@ Classes are independent within a call, so that threads may share them in any way
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from extremax.kernels.compile import helper, njit
-from extremax.kernels.sparse_dual import solve_dual, swap_random
+from extremax.kernels.sparse_dual import share_offset, solve_dual, swap_random
 
 
 class DenseOptions(NamedTuple):
@@ -52,7 +51,7 @@ def _pass_pairs(X, rows, targets, weights, offsets, squares, w, bias, options, c
     for number in range(options.passes):
         seed = np.uint64(options.seed) ^ np.uint64((round_number * options.passes + number) << 20)
         for k in range(n_active - 1, 0, -1):
-            swap_random(active, k, seed, c, k)
+            swap_random(active, k, seed, c)
         kept = 0
         for at in range(n_active):
             k = active[at]
@@ -106,9 +105,7 @@ def train_classes(
             rows[k] = candidates.rows[pair]
             pair_weights[k] = candidates.weights[pair]
             targets[k] = 1.0 if j == 0 else 0.0
-            share = math.exp(min(scores[pair, j] - log_partition[pair], np.float32(0.0)))
-            others = log_partition[pair] + math.log(max(1.0 - share, 1e-7))
-            offsets[k] = candidates.offsets[pair, j] - others
+            offsets[k] = candidates.offsets[pair, j] - share_offset(scores[pair, j], log_partition[pair])
         w = weights[c]
         biases[c] = _pass_pairs(
             X, rows, targets, pair_weights, offsets, squares, w, np.float64(biases[c]), options, c,

@@ -1,30 +1,31 @@
-"""Hash n-grams of texts to columns, count them, and weigh them: the kernels of the sparse text features.
+"""Hash n-grams of texts to buckets, count them, and weigh them: the kernels of the sparse text features.
 
 N-grams are those of scikit-learn's analyzers: characters within word boundaries (``char_wb``, each word
 between two spaces), and runs of tokens.  A token is a run of letters, digits and underscores; optionally
-every other character that is no space is one, too, but only inside longer runs, never alone.  The code points
-of an n-gram are hashed in sequence, so that the hash of an n-gram continues that of the shorter ones at the
-same place.
+every other character that is not a space is one, too, but only inside longer runs, never alone.  The code
+points of an n-gram are hashed in sequence, so that the hash of an n-gram continues that of the shorter ones
+at the same place.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.rng import mix64
-from extremax.kernels.text_hash import BLANK, OTHER, WORD
 
+OTHER, WORD, BLANK = 0, 1, 2  # kinds of characters
 MOST_TOKENS = 8  # longest run of tokens
 N_GROUPS = 3  # character n-grams, single words, runs of tokens: each has buckets of its own
 _CHARACTER_SEED = np.uint64(0x5851F42D4C957F2D)
 _TOKEN_SEED = np.uint64(0x14057B7EF767814F)
 _SPACE = np.uint64(32)
-_ONE, _THREE, _SEVEN, _HALF = np.uint64(1), np.uint64(3), np.uint64(7), np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
+_ONE, _HALF, _LOW = np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)
 _CHARACTER_PROBES, _WORD_PROBES = 2, 4  # bits of the filter per n-gram
+_FEW = 16  # numbers that are sorted by insertion alone
 
 
 class Sizes(NamedTuple):
@@ -50,12 +51,14 @@ class Sizes(NamedTuple):
 
 
 class Found(NamedTuple):
-    """N-grams of one text, characters before tokens, each in the order of the text.
+    """N-grams of texts, text by text, characters before tokens, each in the order of the text.
 
     Attributes
     ----------
     keys : uint64
         Hashes.
+    buckets : int32
+        The upper bits of the hash, behind those of the groups before.
     starts, lengths : int32
         Place in the text; the space before its first word is at -1.
     orders : uint8
@@ -63,6 +66,7 @@ class Found(NamedTuple):
     """
 
     keys: Any
+    buckets: Any
     starts: Any
     lengths: Any
     orders: Any
@@ -123,326 +127,271 @@ class Weighing(NamedTuple):
     unknown_square: Any
 
 
+class Sorting(NamedTuple):
+    """Working memory of `_sort`, for up to n numbers."""
+
+    numbers: Any  # int32 (n,)
+    ends: Any  # int32 (a power of two + 1,)
+
+
 @inline
 def _probe(key, k, mask):
     """Return the k-th bit of a key in a filter of ``mask + 1`` bits, a power of two."""
-    key = np.uint64(key)
     return np.int64(((key & _LOW) + np.uint64(k) * ((key >> _HALF) | _ONE)) & np.uint64(mask))
 
 
-@helper
-def _remember(key, n_probes, bits):
-    mask = 8 * len(bits) - 1
-    for k in range(n_probes):
-        p = _probe(key, k, mask)
-        bits[p >> 3] |= np.uint8(1 << (p & 7))
-
-
-@helper
+@inline
 def _is_known(key, n_probes, bits):
-    mask = 8 * len(bits) - 1
+    """Return 1 if the filter has a key, else 0."""
+    mask, known = 8 * bits.size - 1, 1
     for k in range(n_probes):
         p = _probe(key, k, mask)
-        if (bits[p >> 3] >> (p & 7)) & 1 == 0:
-            return False
-    return True
-
-
-@helper
-def _find_characters(codes, kinds, start, stop, sizes, found):
-    """Fill in the character n-grams of one text; return their number."""
-    n = 0
-    p = start
-    while p < stop:
-        if kinds[p] == BLANK:
-            p += 1
-            continue
-        begin = p
-        while p < stop and kinds[p] != BLANK:
-            p += 1
-        length = p - begin + 2  # with a space at either end
-        for offset in range(length):
-            key = _CHARACTER_SEED
-            for j in range(offset, min(offset + sizes.longest, length)):
-                code = _SPACE if j == 0 or j == length - 1 else np.uint64(codes[begin + j - 1])
-                key = mix64(key ^ code)
-                # A word shorter than the shortest n-gram counts once, as a whole.
-                if j - offset + 1 >= sizes.shortest or (offset == 0 and j == length - 1):
-                    found.keys[n] = key
-                    found.starts[n] = begin - start + offset - 1
-                    found.lengths[n] = j - offset + 1
-                    found.orders[n] = 0
-                    n += 1
-    return n
-
-
-@helper
-def _find_tokens(codes, kinds, start, stop, sizes, found, n):
-    """Append the runs of tokens of one text to the n-grams; return the number of all."""
-    recent = np.empty(MOST_TOKENS, dtype=np.uint64)  # hashes of the last tokens, by number modulo MOST_TOKENS
-    begins = np.empty(MOST_TOKENS, dtype=np.int64)
-    n_tokens = 0
-    p = start
-    while p < stop:
-        kind = kinds[p]
-        if kind == BLANK or (kind == OTHER and sizes.marks == 0):
-            p += 1
-            continue
-        recent_at = n_tokens % MOST_TOKENS
-        begins[recent_at] = p - start
-        key = mix64(_TOKEN_SEED ^ np.uint64(codes[p]))
-        p += 1
-        while kind == WORD and p < stop and kinds[p] == WORD:
-            key = mix64(key ^ np.uint64(codes[p]))
-            p += 1
-        recent[recent_at] = key
-        n_tokens += 1
-        for size in range(1 if kind == WORD else 2, min(sizes.tokens, n_tokens) + 1):
-            if size > 1:
-                key = _TOKEN_SEED
-                for k in range(n_tokens - size, n_tokens):
-                    key = mix64(key ^ recent[k % MOST_TOKENS])
-            begin = begins[(n_tokens - size) % MOST_TOKENS]
-            found.keys[n] = key
-            found.starts[n] = begin
-            found.lengths[n] = p - start - begin
-            found.orders[n] = size
-            n += 1
-    return n
-
-
-@helper
-def _find(codes, kinds, start, stop, sizes, found):
-    """Fill in the n-grams of one text; return their number."""
-    n = 0
-    if sizes.longest > 0:
-        n = _find_characters(codes, kinds, start, stop, sizes, found)
-    if sizes.tokens > 0:
-        n = _find_tokens(codes, kinds, start, stop, sizes, found, n)
-    return n
+        known &= bits[p >> 3] >> (p & 7)
+    return known
 
 
 @inline
-def _bucket(key, order, bits):
-    """Return the bucket of an n-gram: the upper bits of its hash, below them in order its group."""
-    group = min(np.int64(order), np.int64(N_GROUPS - 1)) << bits
-    return group + np.int64(np.uint64(key) >> np.uint64(64 - bits))
+def _put(found, n, key, start, length, order, bits):
+    """Store an n-gram at place n."""
+    group = order if order < N_GROUPS - 1 else N_GROUPS - 1
+    found.keys[n] = key
+    found.buckets[n] = (group << bits) + np.int64(key >> np.uint64(64 - bits))
+    found.starts[n] = start
+    found.lengths[n] = length
+    found.orders[n] = order
 
 
 @njit
-def find_ngrams(codes, kinds, sizes, found, buckets):
-    """Fill in the n-grams of one text and their buckets; return their number.
-
-    Parameters
-    ----------
-    codes, kinds : uint32, uint8 (n_characters,)
-        Code points and their kinds.
-    sizes : Sizes
-    found : Found
-        Filled; long enough for all n-grams.
-    buckets : int32
-        Filled; as long.
-    """
-    n = _find(codes, kinds, 0, len(codes), sizes, found)
-    for i in range(n):
-        buckets[i] = _bucket(found.keys[i], found.orders[i], sizes.bits)
-    return n
-
-
-@helper
-def _says_something(found, n, weighing):
-    """Whether a text has a known word, or enough known n-grams of characters."""
-    n_characters = 0
-    while n_characters < n and found.orders[n_characters] == 0:
-        n_characters += 1
-    for i in range(n_characters, n):
-        if found.orders[i] == 1 and _is_known(found.keys[i], _WORD_PROBES, weighing.filter):
-            return True
-    n_known = 0
-    for i in range(n_characters):
-        n_known += _is_known(found.keys[i], _CHARACTER_PROBES, weighing.filter)
-    return n_known > 0 and n_known >= weighing.least_known * n_characters
-
-
-@helper
-def _sort(columns, n, n_columns, room, ends):
-    """Sort `n` distinct columns: they are hashes, so nearly all of the work is one pass over equal ranges."""
-    n_ranges = len(ends) - 1
-    if n < 16 or n > len(room):
-        columns[:n].sort()
-        return
-    while n_ranges > 2 * n:
-        n_ranges >>= 1
-    ends[: n_ranges + 1] = 0
-    factor = np.float64(n_ranges) / np.float64(n_columns)
-    for i in range(n):
-        ends[np.int64(columns[i] * factor) + 1] += 1
-    for r in range(n_ranges):
-        ends[r + 1] += ends[r]
-    for i in range(n):
-        r = np.int64(columns[i] * factor)
-        room[ends[r]] = columns[i]
-        ends[r] += 1
-    for i in range(n):
-        column = room[i]
-        j = i
-        while j > 0 and columns[j - 1] > column:
-            columns[j] = columns[j - 1]
-            j -= 1
-        columns[j] = column
-
-
-@njit
-def count_texts(codes, kinds, text_ends, first_text, sizes, found, seen, buckets, counts, row_ends):
-    """Count the texts that have each bucket, and remember where it came first.
+def find_ngrams(codes, kinds, text_ends, sizes, recent, found, ends):
+    """Fill in the n-grams of texts and their buckets.
 
     Parameters
     ----------
     codes, kinds : uint32, uint8 (n_characters,)
         Code points of all texts in sequence, and their kinds.
     text_ends : int64 (n_texts,)
+    sizes : Sizes
+    recent : uint64 (2, MOST_TOKENS)
+        Scratch: hashes and beginnings of the last tokens, by their number modulo `MOST_TOKENS`.
+    found : Found
+        Filled; long enough for all n-grams.
+    ends : int64 (n_texts,)
+        Filled with the end of each text's n-grams.
+    """
+    n, start = 0, 0
+    for t in range(text_ends.size):
+        stop = text_ends[t]
+        p = start
+        while p < stop and sizes.longest > 0:
+            if kinds[p] == BLANK:
+                p += 1
+                continue
+            begin = p
+            while p < stop and kinds[p] != BLANK:
+                p += 1
+            length = p - begin + 2  # with a space at either end
+            for offset in range(length):
+                key = _CHARACTER_SEED
+                j = offset
+                while j < length and j < offset + sizes.longest:
+                    code = _SPACE if j == 0 or j == length - 1 else np.uint64(codes[begin + j - 1])
+                    key = mix64(key ^ code)
+                    # A word shorter than the shortest n-gram counts once, as a whole.
+                    if j - offset + 1 >= sizes.shortest or (offset == 0 and j == length - 1):
+                        _put(found, n, key, begin - start + offset - 1, j - offset + 1, 0, sizes.bits)
+                        n += 1
+                    j += 1
+        n_tokens = 0
+        p = start
+        while p < stop and sizes.tokens > 0:
+            kind = kinds[p]
+            if kind == BLANK or (kind == OTHER and sizes.marks == 0):
+                p += 1
+                continue
+            at = n_tokens % MOST_TOKENS
+            recent[1, at] = p - start
+            key = mix64(_TOKEN_SEED ^ np.uint64(codes[p]))
+            p += 1
+            while kind == WORD and p < stop and kinds[p] == WORD:
+                key = mix64(key ^ np.uint64(codes[p]))
+                p += 1
+            recent[0, at] = key
+            n_tokens += 1
+            size = 1 if kind == WORD else 2
+            while size <= sizes.tokens and size <= n_tokens:
+                if size > 1:
+                    key = _TOKEN_SEED
+                    for k in range(n_tokens - size, n_tokens):
+                        key = mix64(key ^ recent[0, k % MOST_TOKENS])
+                begin = np.int64(recent[1, (n_tokens - size) % MOST_TOKENS])
+                _put(found, n, key, begin, p - start - begin, size, sizes.bits)
+                n += 1
+                size += 1
+        ends[t] = n
+        start = stop
+
+
+@helper
+def _sort(numbers, first, last, limit, sorting):
+    """Sort distinct numbers below `limit`: they are hashes, so one pass over equal ranges does nearly all."""
+    room, ends, n = sorting.numbers, sorting.ends, last - first
+    n_ranges = ends.size - 1
+    while n_ranges > 2 * n:
+        n_ranges >>= 1
+    if n < _FEW:
+        for i in range(n):
+            room[i] = numbers[first + i]
+    else:
+        for r in range(n_ranges + 1):
+            ends[r] = 0
+        factor = np.float64(n_ranges) / np.float64(limit)
+        for i in range(first, last):
+            ends[np.int64(numbers[i] * factor) + 1] += 1
+        for r in range(n_ranges):
+            ends[r + 1] += ends[r]
+        for i in range(first, last):
+            r = np.int64(numbers[i] * factor)
+            room[ends[r]] = numbers[i]
+            ends[r] += 1
+    for i in range(n):
+        number = room[i]
+        j = first + i
+        while j > first and numbers[j - 1] > number:
+            numbers[j] = numbers[j - 1]
+            j -= 1
+        numbers[j] = number
+
+
+@njit
+def count_texts(found, text_ends, first_text, seen, sorting, keeps, buckets, counts, row_ends):
+    """Count the texts that have each bucket, and remember where it came first.
+
+    Parameters
+    ----------
+    found : Found
+        N-grams of texts.
+    text_ends : int64 (n_texts,)
+        End of the n-grams of each text.
     first_text : int
         Number of the first of these texts.
-    sizes : Sizes
-    found : Found
-        Room for the n-grams of the longest text.
     seen : Seen
         Changed.
+    keeps : bool
+        Whether to fill buckets and counts of every text; otherwise they are scratch for one text.
     buckets, counts : int32, float32
-        Filled with the buckets of each text, rising, and its n-grams in each, as `weigh_counts` takes them;
-        not where they are empty.
+        Filled with the buckets of each text, ascending, and its n-grams in each.
     row_ends : int64 (n_texts,)
         Filled with the end of each text's buckets.
     """
-    room = np.empty(1024, dtype=np.int32)
-    ends = np.empty(2049, dtype=np.int32)
-    table = seen.table
-    own = found.starts  # buckets of the text, written behind what is still to be read
+    table, bits = seen.table, seen.filter
+    mask = 8 * bits.size - 1
     start, end = 0, 0
-    for t in range(len(text_ends)):
-        number = first_text + t
-        n = _find(codes, kinds, start, text_ends[t], sizes, found)
-        start = text_ends[t]
-        n_own, has_part = 0, False
-        for i in range(n):
-            key, order = found.keys[i], found.orders[i]
-            bucket = _bucket(key, order, sizes.bits)
+    for t in range(text_ends.size):
+        number, last, has_part = first_text + t, end, False
+        for i in range(start, text_ends[t]):
+            key, bucket, order = found.keys[i], found.buckets[i], found.orders[i]
             if table[bucket, 1] == 0:
                 if table[bucket, 0] == 0 or number < table[bucket, 2]:
                     table[bucket, 2] = number
                     table[bucket, 3] = found.starts[i]
                     table[bucket, 4] = found.lengths[i]
                 table[bucket, 0] += 1
-                own[n_own] = bucket
-                n_own += 1
+                buckets[last] = bucket
+                last += 1
             table[bucket, 1] += 1
             if order <= 1:
                 has_part = True
-                _remember(key, _CHARACTER_PROBES if order == 0 else _WORD_PROBES, seen.filter)
-        if buckets.size > 0 and has_part:  # a text of runs alone says nothing, see `_says_something`
-            _sort(own, n_own, table.shape[0], room, ends)
-            for i in range(n_own):
-                buckets[end] = own[i]
-                counts[end] = table[own[i], 1]
-                end += 1
-        for i in range(n_own):
-            table[own[i], 1] = 0
+                for k in range(_CHARACTER_PROBES if order == 0 else _WORD_PROBES):
+                    p = _probe(key, k, mask)
+                    bits[p >> 3] |= np.uint8(1 << (p & 7))
+        keeps_text = keeps and has_part  # a text of runs alone says nothing, see `weigh_texts`
+        if keeps_text:
+            _sort(buckets, end, last, table.shape[0], sorting)
+        for i in range(end, last):
+            counts[i] = table[buckets[i], 1]
+            table[buckets[i], 1] = 0
+        if keeps_text:
+            end = last
         row_ends[t] = end
-
-
-@helper
-def _weigh_row(columns, values, first, last, squares, weighing):
-    """Turn the counts of a row, `values`, into TF-IDF: groups and row of fixed length.
-
-    `squares` is what unknown n-grams add to the squared lengths of characters and of tokens.
-    """
-    squares_characters, squares_tokens = squares
-    middle = first
-    for i in range(first, last):
-        column = columns[i]
-        count = values[i]
-        value = np.float64(weighing.idf[column])
-        if count > 1:
-            value *= 1.0 + np.log(np.float64(count))
-        values[i] = value
-        if column < weighing.n_character_columns:
-            squares_characters += value * value
-            middle = i + 1
-        else:
-            squares_tokens += value * value
-    length_characters = np.float64(weighing.weights[0]) if squares_characters > 0.0 else 0.0
-    length_tokens = np.float64(weighing.weights[1]) if squares_tokens > 0.0 else 0.0
-    length = np.sqrt(length_characters * length_characters + length_tokens * length_tokens)
-    if length > 0.0:
-        if squares_characters > 0.0:
-            length_characters /= length * np.sqrt(squares_characters)
-        if squares_tokens > 0.0:
-            length_tokens /= length * np.sqrt(squares_tokens)
-    for i in range(first, middle):
-        values[i] *= length_characters
-    for i in range(middle, last):
-        values[i] *= length_tokens
+        start = text_ends[t]
 
 
 @njit
-def weigh_counts(row_ends, weighing, columns, values):
-    """Turn buckets and counts of texts, as `count_texts` fills them, into columns and TF-IDF in place."""
-    start = 0
-    for t in range(len(row_ends)):
-        for i in range(start, row_ends[t]):
-            columns[i] = weighing.places[columns[i]]
-        _weigh_row(columns, values, start, row_ends[t], (0.0, 0.0), weighing)
-        start = row_ends[t]
+def weigh_texts(found, text_ends, weighing, counts, sorting, columns, values, row_ends, squares):
+    """Count the columns of every text.
 
-
-@njit
-def weigh_texts(codes, kinds, text_ends, sizes, weighing, found, counts, columns, values, row_ends):
-    """Compute TF-IDF of every text: sorted columns, the two groups and the row of fixed length.
+    A text without a known word and without enough known n-grams of characters has none.
 
     Parameters
     ----------
-    codes, kinds : uint32, uint8 (n_characters,)
-        Code points of all texts in sequence, and their kinds.
-    text_ends : int64 (n_texts,)
-    sizes : Sizes
-    weighing : Weighing
     found : Found
-        Room for the n-grams of the longest text.
+        N-grams of texts.
+    text_ends : int64 (n_texts,)
+        End of the n-grams of each text.
+    weighing : Weighing
     counts : int32 (n_columns,)
         Zero before and after.
-    columns : int32
-        Filled; long enough for all n-grams.
-    values : float32
-        Filled; as long.
+    columns, values : int32, float32
+        Filled with the columns of each text, ascending, and its n-grams in each.
     row_ends : int64 (n_texts,)
         Filled with the end of each text's columns.
+    squares : float64 (n_texts, 2)
+        Filled with what n-grams without a column add to the squared lengths of characters and of tokens.
     """
-    room = np.empty(1024, dtype=np.int32)
-    ends = np.empty(2049, dtype=np.int32)
-    n_columns = len(weighing.idf)
-    n = 0
-    start = 0
-    for t in range(len(text_ends)):
-        n_found = _find(codes, kinds, start, text_ends[t], sizes, found)
-        start = text_ends[t]
-        first = n
-        squares_characters = 0.0
-        squares_tokens = 0.0
-        if _says_something(found, n_found, weighing):
-            for i in range(n_found):
-                column = weighing.places[_bucket(found.keys[i], found.orders[i], sizes.bits)]
+    n, start = 0, 0
+    for t in range(text_ends.size):
+        stop, first = text_ends[t], n
+        n_characters, n_known, has_word = 0, 0, 0
+        for i in range(start, stop):
+            if found.orders[i] == 0:
+                n_characters += 1
+                n_known += _is_known(found.keys[i], _CHARACTER_PROBES, weighing.filter)
+            elif found.orders[i] == 1:
+                has_word |= _is_known(found.keys[i], _WORD_PROBES, weighing.filter)
+        squares[t, 0] = squares[t, 1] = 0.0
+        if has_word > 0 or (n_known > 0 and n_known >= weighing.least_known * n_characters):
+            for i in range(start, stop):
+                column = weighing.places[found.buckets[i]]
                 if column >= 0:
                     if counts[column] == 0:
                         columns[n] = column
                         n += 1
                     counts[column] += 1
-                elif found.orders[i] == 0:
-                    squares_characters += weighing.unknown_square
                 else:
-                    squares_tokens += weighing.unknown_square
-            _sort(columns[first:n], n - first, n_columns, room, ends)
+                    squares[t, 0 if found.orders[i] == 0 else 1] += weighing.unknown_square
+            _sort(columns, first, n, weighing.idf.size, sorting)
         for i in range(first, n):
             values[i] = counts[columns[i]]
             counts[columns[i]] = 0
-        _weigh_row(columns, values, first, n, (squares_characters, squares_tokens), weighing)
         row_ends[t] = n
+        start = stop
+
+
+@njit
+def weigh_counts(row_ends, weighing, squares, columns, values):
+    """Turn the counts of rows, `values`, into TF-IDF: groups and rows of fixed length."""
+    first = 0
+    for t in range(row_ends.size):
+        last, middle = row_ends[t], first
+        of_characters, of_tokens = squares[t, 0], squares[t, 1]
+        for i in range(first, last):
+            value = np.float64(weighing.idf[columns[i]])
+            if values[i] > 1:
+                value *= 1.0 + math.log(np.float64(values[i]))
+            values[i] = value
+            if columns[i] < weighing.n_character_columns:
+                of_characters += value * value
+                middle = i + 1
+            else:
+                of_tokens += value * value
+        length_characters = np.float64(weighing.weights[0]) if of_characters > 0.0 else 0.0
+        length_tokens = np.float64(weighing.weights[1]) if of_tokens > 0.0 else 0.0
+        length = math.sqrt(length_characters * length_characters + length_tokens * length_tokens)
+        if length > 0.0:
+            if of_characters > 0.0:
+                length_characters /= length * math.sqrt(of_characters)
+            if of_tokens > 0.0:
+                length_tokens /= length * math.sqrt(of_tokens)
+        for i in range(first, last):
+            values[i] *= length_characters if i < middle else length_tokens
+        first = last

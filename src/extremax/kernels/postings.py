@@ -1,4 +1,4 @@
-"""Compressed matrices, counted, transposed, added and thinned out without temporary arrays.
+"""Compressed matrices, counted, transposed and added without temporary arrays.
 
 A matrix has lines (rows of CSR, columns of CSC): entries ``offsets[i]`` to ``offsets[i + 1]`` are those of
 line i.  Functions that return an unknown number of entries are called twice: with empty arrays they count.
@@ -9,21 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.kernels.compile import njit
-
-
-@njit
-def sum_sizes(rows, used, counts, totals):
-    """Add up number and size of the entries of each column, in the order of the rows.
-
-    `used` marks the rows that count; an empty one counts all.  `counts` and `totals` (float64) are zero on
-    entry.
-    """
-    for r in range(rows.indptr.size - 1):
-        if used.size == 0 or used[r]:
-            for p in range(rows.indptr[r], rows.indptr[r + 1]):
-                f = rows.indices[p]
-                counts[f] += 1
-                totals[f] += np.float64(abs(rows.data[p]))
 
 
 @njit
@@ -39,77 +24,26 @@ def copy_lines(offsets, indices, values, starts, out_indices, out):
 
 
 @njit
-def count_class_columns(indices, indptr, pair_rows, pair_classes, last_class):
-    """Return the number of pairs of a class and a column that occurs in a row of the class.
-
-    Pairs come sorted by class. `last_class` (n_columns,) is -1 on entry; later columns are left out.
-    """
-    n = 0
-    for i in range(pair_rows.size):
-        r, label = pair_rows[i], pair_classes[i]
-        for p in range(indptr[r], indptr[r + 1]):
-            f = indices[p]
-            if f < last_class.size and last_class[f] != label:
-                last_class[f] = label
-                n += 1
-    return n
-
-
-@njit
-def take_large(postings, mean, threshold, ends, classes, values):
-    """Count or copy the weights whose size times the mean of their feature reaches a threshold.
-
-    With empty `classes`, the counts go to ``ends[f + 1]`` as running sums.
-    """
-    at = 0
-    for f in range(postings.offsets.size - 1):
-        for q in range(postings.offsets[f], postings.offsets[f + 1]):
-            if abs(postings.values[q]) * mean[f] >= threshold:
-                if classes.size > 0:
-                    classes[at] = postings.classes[q]
-                    values[at] = postings.values[q]
-                at += 1
-        if classes.size == 0:
-            ends[f + 1] = at
-
-
-@njit
-def select_columns(rows, place, ends, indices, values):
-    """Count or copy the entries of columns with a place, which becomes their number.
-
-    With empty `indices`, the counts go to ``ends[r + 1]`` as running sums.
-    """
-    at = 0
-    for r in range(rows.indptr.size - 1):
-        for p in range(rows.indptr[r], rows.indptr[r + 1]):
-            column = place[rows.indices[p]]
-            if column >= 0:
-                if indices.size > 0:
-                    indices[at] = column
-                    values[at] = rows.data[p]
-                at += 1
-        if indices.size == 0:
-            ends[r + 1] = at
-
-
-@njit
 def transpose(offsets, indices, values, starts, lines, out):
     """Sort the entries of a matrix by index: fill `starts` (zero on entry), their lines, and their values.
 
     Empty `out` leaves out the values.
     """
-    for p in range(offsets[0], offsets[-1]):
+    n = starts.size - 1
+    for p in range(indices.size):
         starts[indices[p] + 1] += 1
-    for i in range(starts.size - 1):
+    for i in range(n):
         starts[i + 1] += starts[i]
-    place = starts[:-1].copy()
     for line in range(offsets.size - 1):
         for p in range(offsets[line], offsets[line + 1]):
-            at = place[indices[p]]
+            at = starts[indices[p]]
             lines[at] = line
             if out.size > 0:
                 out[at] = values[p]
-            place[indices[p]] = at + 1
+            starts[indices[p]] = at + 1
+    for i in range(n, 0, -1):  # each is now where the next begins
+        starts[i] = starts[i - 1]
+    starts[0] = 0
 
 
 @njit

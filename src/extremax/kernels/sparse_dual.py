@@ -26,6 +26,7 @@ from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.rng import draw_key
 
 _MAX_NEWTON, _SMALL_NEWTON = 20, 1e-3
+_ZERO = np.float32(0.0)
 _MIN_STEP = 1e-5  # change of a dual variable below which nothing is updated
 
 
@@ -63,6 +64,19 @@ class DualState(NamedTuple):
     log_partition: np.ndarray  # (n_pairs,) float32
 
 
+class Local(NamedTuple):
+    """Working memory of one class: n pairs with e entries, m features."""
+
+    chosen: np.ndarray  # (n,) int64: pair * n_slots + slot
+    order: np.ndarray  # (n,) int64
+    ends: np.ndarray  # (n + 1,) int64: where the entries of each pair begin
+    places: np.ndarray  # (e,) int32: places of features among those of the class ...
+    values: np.ndarray  # (e,) float32: ... and their values
+    offsets: np.ndarray  # (n,) float64
+    q: np.ndarray  # (n,) float64
+    w: np.ndarray  # (m + 1,) float32: weights and bias
+
+
 class DualOptions(NamedTuple):
     """Numbers of the solver."""
 
@@ -75,7 +89,7 @@ class DualOptions(NamedTuple):
 
 @njit
 def list_pairs(classes, starts, entries):
-    """Invert candidates: fill `starts` (zero on entry) and, where it is large enough, `entries`."""
+    """Invert candidates: fill `starts` (zero on entry) and `entries`."""
     n_pairs, n_slots = classes.shape
     n_classes = starts.size - 1
     for i in range(n_pairs):
@@ -84,15 +98,15 @@ def list_pairs(classes, starts, entries):
                 starts[classes[i, j] + 1] += 1
     for c in range(n_classes):
         starts[c + 1] += starts[c]
-    if entries.size < starts[n_classes]:
-        return
-    place = starts[:-1].copy()
     for i in range(n_pairs):
         for j in range(n_slots):
             c = classes[i, j]
             if c >= 0:
-                entries[place[c]] = i * n_slots + j
-                place[c] += 1
+                entries[starts[c]] = i * n_slots + j
+                starts[c] += 1
+    for c in range(n_classes, 0, -1):  # each is now where the next begins
+        starts[c] = starts[c - 1]
+    starts[0] = 0
 
 
 @njit
@@ -101,7 +115,8 @@ def sum_candidates(scores, log_rest, out, first, last):
     for i in range(first, last):
         peak = log_rest[i]
         for j in range(scores.shape[1]):
-            peak = max(peak, scores[i, j])
+            if scores[i, j] > peak:
+                peak = scores[i, j]
         total = math.exp(log_rest[i] - peak)
         for j in range(scores.shape[1]):
             total += math.exp(scores[i, j] - peak)
@@ -109,36 +124,31 @@ def sum_candidates(scores, log_rest, out, first, last):
 
 
 @njit
-def wide_support(rows, candidates, listed, min_pairs, seen, found, starts, features, first, last):
+def wide_support(rows, candidates, listed, min_pairs, seen, starts, features, first, last):
     """Count or fill the features of each class of a range: of its own rows, and of enough competing ones.
 
-    `seen` (n_features,) int32 is zero before and after, `found` scratch as long. With empty `features`, the
-    number of features of class c goes to ``starts[c + 1]``; else they are written from ``starts[c]`` on.
+    `seen` (n_features,) int32 is zero before and after. With empty `features`, the number of features of
+    class c goes to ``starts[c + 1]``; else they are written from ``starts[c]`` on, in no order.
     """
     n_slots = candidates.classes.shape[1]
     for c in range(first, last):
-        n = 0
         for a in range(listed.starts[c], listed.starts[c + 1]):
             pair = listed.entries[a] // n_slots
-            own = listed.entries[a] - pair * n_slots == 0
+            count = min_pairs if listed.entries[a] == pair * n_slots else 1
             r = candidates.rows[pair]
             for p in range(rows.indptr[r], rows.indptr[r + 1]):
-                f = rows.indices[p]
-                if seen[f] == 0:
-                    found[n] = f
-                    n += 1
-                seen[f] += min_pairs if own else 1
+                seen[rows.indices[p]] += count
         kept = 0
-        for k in range(n):
-            f = found[k]
-            if seen[f] >= min_pairs:
-                if features.size > 0:
-                    features[starts[c] + kept] = f
-                kept += 1
-            seen[f] = 0
-        if features.size > 0:
-            features[starts[c] : starts[c] + kept].sort()
-        else:
+        for a in range(listed.starts[c], listed.starts[c + 1]):
+            r = candidates.rows[listed.entries[a] // n_slots]
+            for p in range(rows.indptr[r], rows.indptr[r + 1]):
+                f = rows.indices[p]
+                if seen[f] >= min_pairs:
+                    if features.size > 0:
+                        features[starts[c] + kept] = f
+                    kept += 1
+                seen[f] = 0
+        if features.size == 0:
             starts[c + 1] = kept
 
 
@@ -150,9 +160,11 @@ def solve_dual(target, weight, score, old, q):
     halved.
     """
     low, high = weight * (target - 1.0), weight * target
-    new = min(max(old, low), high)
+    new = low if old < low else high if old > high else old
     for _ in range(_MAX_NEWTON):
-        p = 1.0 / (1.0 + math.exp(-min(max(score + (new - old) * q, -80.0), 80.0)))
+        z = score + (new - old) * q
+        z = -80.0 if z < -80.0 else 80.0 if z > 80.0 else z
+        p = 1.0 / (1.0 + math.exp(-z))
         excess = new - weight * (target - p)
         if excess > 0.0:
             high = new
@@ -168,57 +180,92 @@ def solve_dual(target, weight, score, old, q):
 
 
 @inline
-def swap_random(order, k, seed, c, draw):
+def swap_random(order, k, seed, c):
     """Exchange entry k of an order with one before it, for a random permutation."""
-    j = np.int64(draw_key(seed, c, draw) % np.uint64(k + 1))
+    j = np.int64(draw_key(seed, c, k) % np.uint64(k + 1))
     kept = order[k]
     order[k] = order[j]
     order[j] = kept
 
 
 @helper
-def _choose_pairs(listed, c, n_slots, options):
-    """Return which pairs of a class are trained on: all positives, at most `max_negatives` others."""
+def share_offset(score, log_partition):
+    """Return the log of the mass of all candidates of a pair but the one of this score."""
+    gap = score - log_partition
+    share = math.exp(gap if gap < _ZERO else _ZERO)
+    rest = 1.0 - share
+    return log_partition + math.log(rest if rest > 1e-7 else 1e-7)
+
+
+@helper
+def _gather_class(rows, candidates, listed, state, options, c, place, local):
+    """Copy what one class is trained on; return the number of pairs.
+
+    These are all positive pairs and at most about `max_negatives` others, drawn at random.
+    """
+    n_slots = candidates.classes.shape[1]
     start, stop = listed.starts[c], listed.starts[c + 1]
     n_negative = 0
     for a in range(start, stop):
         if listed.entries[a] % n_slots != 0:
             n_negative += 1
     keep = 1.0 if n_negative <= options.max_negatives else options.max_negatives / n_negative
-    chosen = np.empty(stop - start, np.int64)
-    n = 0
     limit = np.uint64(keep * 4294967295.0)
+    n, end = 0, 0
+    local.ends[0] = 0
     for a in range(start, stop):
         entry = listed.entries[a]
-        if keep == 1.0 or entry % n_slots == 0 or (draw_key(7, c, entry) >> np.uint64(32)) <= limit:
-            chosen[n] = entry
-            n += 1
-    return chosen[:n]
+        pair = entry // n_slots
+        j = entry - pair * n_slots
+        if keep < 1.0 and j != 0 and (draw_key(7, c, entry) >> np.uint64(32)) > limit:
+            continue
+        r = candidates.rows[pair]
+        square = options.bias_feature * options.bias_feature
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            at = place[rows.indices[p]]
+            if at >= 0:
+                local.places[end] = at
+                local.values[end] = rows.data[p]
+                square += rows.data[p] * rows.data[p]
+                end += 1
+        local.chosen[n] = entry
+        local.ends[n + 1] = end
+        local.q[n] = square / options.regularization
+        local.offsets[n] = candidates.offsets[pair, j] - share_offset(
+            state.scores[pair, j], state.log_partition[pair]
+        )
+        n += 1
+    return n
 
 
 @helper
-def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round_number):
-    """Run passes over the chosen pairs of one class; `w` ends with the bias."""
-    ends, places, values = local
-    n, bias_square = duals.size, np.float32(options.bias_feature * options.bias_feature)
+def _pass_class(candidates, state, options, c, round_number, local, n, last):
+    """Run passes over the chosen pairs of one class; the last weight is the bias."""
+    n_slots = candidates.classes.shape[1]
+    ends, places, values, w = local.ends, local.places, local.values, local.w
+    bias_square = np.float32(options.bias_feature * options.bias_feature)
     inverse = 1.0 / options.regularization
-    last = w.size - 1
-    order = np.arange(n)
+    for k in range(n):
+        local.order[k] = k
     for number in range(options.passes):
         seed = np.uint64(options.seed) ^ np.uint64((round_number * options.passes + number) << 20)
         for k in range(n - 1, 0, -1):
-            swap_random(order, k, seed, c, k)
+            swap_random(local.order, k, seed, c)
         for at in range(n):
-            k = order[at]
+            k = local.order[at]
+            pair = local.chosen[k] // n_slots
+            j = local.chosen[k] - pair * n_slots
             begin, end = ends[k], ends[k + 1]
-            score = offsets[k] + w[last]
+            score = local.offsets[k] + w[last]
             for p in range(begin, end):
                 score += values[p] * w[places[p]]
-            new = solve_dual(targets[k], weights[k], score, duals[k], q[k])
-            change = new - duals[k]
+            target = 1.0 if j == 0 else 0.0
+            old = np.float64(state.duals[pair, j])
+            new = solve_dual(target, np.float64(candidates.weights[pair]), score, old, local.q[k])
+            change = new - old
             if abs(change) < _MIN_STEP:
                 continue
-            duals[k] = new
+            state.duals[pair, j] = new
             step = np.float32(change * inverse)
             w[last] += step * bias_square
             for p in range(begin, end):
@@ -226,77 +273,37 @@ def _pass_class(local, targets, weights, offsets, q, duals, w, options, c, round
 
 
 @njit
-def correct_classes(rows, candidates, listed, support, state, options, classes, place, round_number):
+def correct_classes(rows, candidates, listed, support, state, options, classes, place, local, round_number):
     """Run one round for some classes, whose weights, scores and dual variables change.
 
-    `place` (n_features,) int32 is -1 before and after.
+    `place` (n_features,) int32 is -1 before and after; `local` is scratch.
     """
     n_slots = candidates.classes.shape[1]
     for number in range(classes.size):
         c = classes[number]
-        low, high = support.starts[c], support.starts[c + 1]
+        low, size = support.starts[c], support.starts[c + 1] - support.starts[c]
         if listed.starts[c + 1] == listed.starts[c]:
             continue
-        chosen = _choose_pairs(listed, c, n_slots, options)
-        n, size = chosen.size, 0
-        for k in range(n):
-            r = candidates.rows[chosen[k] // n_slots]
-            size += rows.indptr[r + 1] - rows.indptr[r]
-        w = np.empty(high - low + 1, np.float32)
-        w[: high - low] = support.values[low:high]
-        w[high - low] = support.biases[c]
-        for p in range(low, high):
-            place[support.features[p]] = p - low
-        ends, places = np.zeros(n + 1, np.int64), np.empty(size, np.int32)
-        values = np.empty(size, np.float32)
-        targets, weights = np.zeros(n, np.float64), np.empty(n, np.float64)
-        offsets, q, duals = np.empty(n, np.float64), np.empty(n, np.float64), np.empty(n, np.float64)
-        end = 0
-        for k in range(n):
-            pair = chosen[k] // n_slots
-            j = chosen[k] - pair * n_slots
+        for p in range(size):
+            local.w[p] = support.values[low + p]
+            place[support.features[low + p]] = p
+        local.w[size] = support.biases[c]
+        n = _gather_class(rows, candidates, listed, state, options, c, place, local)
+        _pass_class(candidates, state, options, c, round_number, local, n, size)
+        support.biases[c] = local.w[size]
+        for a in range(listed.starts[c], listed.starts[c + 1]):
+            pair = listed.entries[a] // n_slots
+            j = listed.entries[a] - pair * n_slots
             r = candidates.rows[pair]
-            square = options.bias_feature * options.bias_feature
+            total = np.float32(0.0)
             for p in range(rows.indptr[r], rows.indptr[r + 1]):
                 at = place[rows.indices[p]]
                 if at >= 0:
-                    places[end] = at
-                    values[end] = rows.data[p]
-                    square += rows.data[p] * rows.data[p]
-                    end += 1
-            ends[k + 1] = end
-            q[k] = square / options.regularization
-            share = math.exp(min(state.scores[pair, j] - state.log_partition[pair], np.float32(0.0)))
-            others = state.log_partition[pair] + math.log(max(1.0 - share, 1e-7))
-            offsets[k] = candidates.offsets[pair, j] - others
-            targets[k] = 1.0 if j == 0 else 0.0
-            weights[k] = candidates.weights[pair]
-            duals[k] = state.duals[pair, j]
-        _pass_class((ends, places, values), targets, weights, offsets, q, duals, w, options, c, round_number)
-        support.values[low:high] = w[: high - low]
-        support.biases[c] = w[high - low]
-        for k in range(n):
-            pair = chosen[k] // n_slots
-            state.duals[pair, chosen[k] - pair * n_slots] = duals[k]
-        _refresh_scores(rows, candidates, listed, c, w, place, state.scores)
-        for p in range(low, high):
-            place[support.features[p]] = -1
-
-
-@njit
-def _refresh_scores(rows, candidates, listed, c, w, place, scores):
-    """Compute the scores of a class for all pairs that list it, from the offsets and its weights."""
-    n_slots = candidates.classes.shape[1]
-    for a in range(listed.starts[c], listed.starts[c + 1]):
-        pair = listed.entries[a] // n_slots
-        j = listed.entries[a] - pair * n_slots
-        r = candidates.rows[pair]
-        total = np.float32(0.0)
-        for p in range(rows.indptr[r], rows.indptr[r + 1]):
-            at = place[rows.indices[p]]
-            if at >= 0:
-                total += rows.data[p] * w[at]
-        scores[pair, j] = candidates.offsets[pair, j] + w[w.size - 1] + total
+                    total += rows.data[p] * local.w[at]
+            state.scores[pair, j] = candidates.offsets[pair, j] + local.w[size] + total
+        for p in range(size):
+            support.values[low + p] = local.w[p]
+            place[support.features[low + p]] = -1
 
 
 class SVMOptions(NamedTuple):
@@ -347,7 +354,7 @@ def fit_svm(data, c, options, w, alpha, active, positive, first_pass):
         largest, smallest = 0.0, 0.0
         seed = np.uint64(options.seed) ^ np.uint64(number << 20)
         for k in range(n_active - 1, 0, -1):
-            swap_random(active, k, seed, c, k)
+            swap_random(active, k, seed, c)
         k = 0
         while k < n_active:
             i = active[k]
@@ -367,11 +374,13 @@ def fit_svm(data, c, options, w, alpha, active, positive, first_pass):
                 else:
                     k += 1
                 continue
-            largest, smallest = max(largest, gradient), min(smallest, gradient)
+            largest = gradient if gradient > largest else largest
+            smallest = gradient if gradient < smallest else smallest
             if abs(gradient) > 1e-6:
                 old = alpha[i]
                 square = data.squares[i] + bias * bias + diagonal
-                alpha[i] = max(old - np.float32(gradient / square), np.float32(0.0))
+                new = old - np.float32(gradient / square)
+                alpha[i] = new if new > _ZERO else _ZERO
                 step = (alpha[i] - old) * sign
                 w[last] += step * bias
                 for p in range(begin, end):

@@ -69,25 +69,29 @@ def score_rows(rows, first, last, postings, length_biases, out):
 
 
 @helper
-def project_frequent(indices, values, frequent, entries, out):
+def project_frequent(rows, r, frequent, entries, out):
     """Fill `out` (rank,) with the product of a row and the right factor, and `entries` (n_columns,) with the
     row's frequent columns; `clear_frequent` makes them zero again.
     """
     for j in range(out.size):
         out[j] = 0.0
-    for p in range(indices.size):
-        at = frequent.place[indices[p]]
+    if frequent.right.size == 0:
+        return
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        at = frequent.place[rows.indices[p]]
         if at >= 0:
-            entries[at] = values[p]
+            entries[at] = rows.data[p]
             for j in range(out.size):
-                out[j] += values[p] * frequent.right[at, j]
+                out[j] += rows.data[p] * frequent.right[at, j]
 
 
 @helper
-def clear_frequent(indices, frequent, entries):
+def clear_frequent(rows, r, frequent, entries):
     """Set the frequent columns of a row to zero."""
-    for p in range(indices.size):
-        at = frequent.place[indices[p]]
+    if frequent.right.size == 0:
+        return
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        at = frequent.place[rows.indices[p]]
         if at >= 0:
             entries[at] = 0.0
 

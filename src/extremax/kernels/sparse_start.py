@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import helper, inline, njit
+from extremax.kernels.compile import helper, njit
 from extremax.kernels.rng import draw_key
 from extremax.kernels.sparse_scores import (
     clear_frequent,
@@ -34,7 +34,7 @@ from extremax.kernels.sparse_scores import (
 from extremax.kernels.topk import exp_nonpositive
 
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
-_EMPTY = np.float32(-np.inf)
+_EMPTY, _LEAST = np.float32(-np.inf), np.float32(-87.0)
 _LOOK_UP = 30  # classes of a feature per candidate from which the candidates are looked up among them
 
 
@@ -62,18 +62,58 @@ class Numbers(NamedTuple):
     groups: np.ndarray  # int64: first columns of groups of columns, each with buckets of its own
 
 
-class Row(NamedTuple):
-    """A row of a CSR matrix, its class and its weight in the sums."""
+class Scores(NamedTuple):
+    """Working memory of `propose`."""
 
-    indices: np.ndarray
-    values: np.ndarray
-    label: int
-    weight: float
+    scores: np.ndarray  # (n_classes,) float32
+    coordinates: np.ndarray  # (rank of the frequent columns,) float64
+    present: np.ndarray  # (n_frequent,) float32, zero before and after
+    best: np.ndarray  # (n_exact,) int32
+    best_scores: np.ndarray  # (n_exact,) float32
 
 
-@inline
+class Pairs(NamedTuple):
+    """Rows with a class of theirs, and their weight in the sums."""
+
+    rows: np.ndarray  # (n,) int64
+    classes: np.ndarray  # (n,) int32
+    weights: np.ndarray  # (n,) float32
+
+
+class Candidates(NamedTuple):
+    """Classes that leave-one-out pairs are compared with, the pair's own first."""
+
+    classes: np.ndarray  # (n, n_candidates) int32
+    log_weight: np.ndarray  # (n, n_candidates) float32: log of the classes that each stands for
+    terms: np.ndarray  # (n, n_candidates, 2 n_buckets + 3) float32: those of s_y(x), without A, B and g
+    sizes: np.ndarray  # (n,) int64: how many there are
+
+
+@helper
+def _leave_out(sums, numbers, f, x, label, weight, left):
+    """Take a row out of feature f, of which it has x; `left` is the mass of all features without the row.
+
+    Returns S_yf of the row's own class, the feature's bucket or -1 if no class has it any more, and
+    1 / (a p_f).
+    """
+    low, high = sums.offsets[f], sums.offsets[f + 1]
+    taken = x * weight
+    at = find_class(sums.classes, low, high, label)
+    own, n_having = 0.0, high - low
+    if at >= 0:
+        own = sums.values[at] - taken
+    if abs(own) <= _NEGLIGIBLE * abs(taken):
+        own = 0.0
+        if at >= 0:
+            n_having -= 1
+    remaining = sums.feature_mass[f] - taken
+    inverse = left / (numbers.smoothing * (remaining if remaining > 1e-3 else 1e-3))
+    return own, _bucket(f, n_having, numbers), inverse
+
+
+@helper
 def _bucket(f, n_classes, numbers):
-    """Return the bucket of a feature that so many classes have."""
+    """Return the bucket of a feature that so many classes have; -1 if none."""
     edges = numbers.edges
     b = 0
     while b < edges.size and n_classes >= edges[b]:
@@ -81,36 +121,18 @@ def _bucket(f, n_classes, numbers):
     for g in range(numbers.groups.size):
         if f >= numbers.groups[g]:
             b += edges.size + 1
-    return b
+    return b if n_classes > 0 else -1
 
 
-@inline
-def _inverse_share(sums, f, taken, total, smoothing):
-    """Return ``1 / (a p_f)`` after `taken` was removed from feature f; `total` is the mass that is left."""
-    left = max(sums.feature_mass[f] - taken, 1e-3)
-    return total / (smoothing * left)
-
-
-@inline
-def _total_without(row, sums):
+@helper
+def _mass_without(rows, r, weight, sums):
     """Return the mass of all features without a row."""
     taken = 0.0
-    for p in range(row.values.size):
-        taken += max(np.float64(row.values[p]), 0.0)
-    return max(sums.total - row.weight * taken, 1e-3)
-
-
-@inline
-def _remaining(sums, f, row_label, taken):
-    """Return S_yf of a row's own class without the row, and the classes that then have the feature."""
-    low, high = sums.offsets[f], sums.offsets[f + 1]
-    at = find_class(sums.classes, low, high, row_label)
-    own = 0.0
-    if at >= 0:
-        own = sums.values[at] - taken
-    if abs(own) <= _NEGLIGIBLE * abs(taken):
-        return 0.0, high - low - (1 if at >= 0 else 0)
-    return own, high - low
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        if rows.data[p] > 0.0:
+            taken += np.float64(rows.data[p])
+    left = sums.total - weight * taken
+    return left if left > 1e-3 else 1e-3
 
 
 @njit
@@ -130,16 +152,14 @@ def sort_by_column(rows, pairs, places, classes, values, first, last):
 
     Parameters
     ----------
-    pairs : tuple of arrays
-        Row, class and weight of each pair.
+    pairs : Pairs
     places : (n_features,) int64
         Where the next entry of each column goes; changed.
     classes, values : (n_entries,) int32, float32
         Filled with class and weighted value of each entry.
     """
-    row_numbers, labels, weights = pairs
     for i in range(first, last):
-        r, label, weight = row_numbers[i], labels[i], weights[i]
+        r, label, weight = pairs.rows[i], pairs.classes[i], pairs.weights[i]
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
             f = rows.indices[p]
             if f < places.size:
@@ -181,172 +201,161 @@ def join_entries(offsets, classes, values, scale, merged, out_classes, out_value
 
 
 @njit
-def sum_columns(offsets, values, out, first, last):
-    """Fill the sum of the positive values of each column of a range."""
-    for f in range(first, last):
-        total = 0.0
-        for q in range(offsets[f], offsets[f + 1]):
-            total += max(np.float64(values[q]), 0.0)
-        out[f] = total
-
-
-@njit
-def add_entry_sums(sums_values, classes, out_mass, out_squares):
-    """Add the entries of class sums to the mass and the squared norm of each class."""
-    for q in range(classes.size):
-        value = np.float64(sums_values[q])
-        out_mass[classes[q]] += value
-        out_squares[classes[q]] += value * value
-
-
-@njit
-def fill_weights(sums, numbers, features, out, first, last):
-    """Fill the weights of the start for a range of some features."""
+def fill_weights(sums, numbers, features, norms, out, first, last):
+    """Fill the weights of the start for a range of some features; `norms` are |S_y|."""
     for i in range(first, last):
         f = features[i]
         low, high = sums.offsets[f], sums.offsets[f + 1]
         if high == low:
             continue
         b = _bucket(f, high - low, numbers)
-        inverse = _inverse_share(sums, f, 0.0, sums.total, numbers.smoothing)
+        mass = sums.feature_mass[f]
+        inverse = sums.total / (numbers.smoothing * (mass if mass > 1e-3 else 1e-3))
         log_weight, cosine_weight = numbers.log_weights[b], numbers.cosine_weights[b]
         for q in range(low, high):
             value = np.float64(sums.values[q])
-            norm = math.sqrt(sums.squares[sums.classes[q]])
+            norm = norms[sums.classes[q]]
             cosine = value / norm if norm > 0.0 else 0.0
-            out[q] = log_weight * math.log1p(max(value, 0.0) * inverse) + cosine_weight * cosine
-
-
-@helper
-def _fill_features(row, sums, numbers, slot, candidates, phi):
-    """Add the terms of each candidate to ``phi`` (n_candidates, 2 n_buckets + 3), its own row left out."""
-    n_buckets, left = numbers.log_weights.size, _total_without(row, sums)
-    for p in range(row.indices.size):
-        f, x = row.indices[p], np.float64(row.values[p])
-        taken = x * row.weight
-        own, n_having = _remaining(sums, f, row.label, taken)
-        if n_having == 0:
-            continue
-        b = _bucket(f, n_having, numbers)
-        inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
-        low, high = sums.offsets[f], sums.offsets[f + 1]
-        if high - low > _LOOK_UP * candidates.size:  # candidates are found faster than all classes are read
-            for k in range(candidates.size):
-                q = find_class_near(sums.classes, low, high, candidates[k], slot.size)
-                if q >= 0:
-                    _add_terms(
-                        x, own if k == 0 else np.float64(sums.values[q]), inverse, b, n_buckets, phi[k]
-                    )
-            continue
-        for q in range(low, high):
-            k = slot[sums.classes[q]]
-            if k >= 0:
-                _add_terms(x, own if k == 0 else np.float64(sums.values[q]), inverse, b, n_buckets, phi[k])
-
-
-@inline
-def _add_terms(x, value, inverse, b, n_buckets, terms):
-    """Add naive Bayes and the dot product of one feature to the terms of a class."""
-    terms[b] += x * math.log1p(max(value, 0.0) * inverse)
-    terms[n_buckets + b] += x * value
+            positive = value if value > 0.0 else 0.0
+            out[q] = log_weight * math.log1p(positive * inverse) + cosine_weight * cosine
 
 
 @njit
-def describe_row(row, sums, numbers, guess, sizes, seed, scores, slot, candidates, log_weight, phi):
-    """Choose candidate classes of a row, left out of its class, and compute the terms of their scores.
+def choose_candidates(
+    rows, pairs, sums, guess, n_best, n_drawn, seed, scores, slot, best, found, first, last
+):
+    """Choose candidate classes of pairs of a range, each row left out of its class.
 
     Parameters
     ----------
-    row : Row
     guess : (n_entries,) float32
         Weights by which candidates are chosen, for entries of the sums.
-    sizes : (int, int)
+    n_best, n_drawn : int
         Candidates of highest score, and candidates drawn uniformly from all others.
-    scores, slot : (n_classes,) float32, int32
-        Scratch; `scores` holds the biases of the guess on entry, `slot` is -1 before and after.
-    candidates, log_weight : (1 + sum of sizes,)
-        Filled: the row's class first; log of the classes that each stands for.
-    phi : (1 + sum of sizes, 2 n_buckets + 3)
-        Zero on entry; filled with the terms of s_y(x), without A, B and g.
+    scores : (last - first, n_classes) float32
+        The biases of the guess; changed.
+    slot : (n_classes,) int32
+        Scratch; -1 before and after.
+    best : pair of (n_best,) int32, float32
+        Scratch.
+    found : Candidates
+        Classes, log-weights and sizes are filled.
     """
-    n_best, n_drawn = sizes
-    n_classes, n_buckets = scores.size, numbers.log_weights.size
-    mass = np.float64(row_mass(row.values, 0, row.values.size))
-    for p in range(row.indices.size):
-        f, x = row.indices[p], row.values[p]
-        low, high = sums.offsets[f], sums.offsets[f + 1]
-        classes, weights = sums.classes[low:high], guess[low:high]
-        for q in range(classes.size):
-            scores[np.uint32(classes[q])] += x * weights[q]  # unsigned: no look for indices from the end
-    scores[row.label] = _EMPTY
-    best = np.empty(n_best, np.int32)
-    n_found = select_top(scores, n_best, best, np.empty(n_best, np.float32))
-    candidates[0] = row.label
-    slot[row.label] = 0
-    for k in range(n_found):
-        candidates[k + 1] = best[k]
-        slot[best[k]] = k + 1
-    n = n_found + 1
-    others = n_classes - n
-    draw = np.uint64(0)
-    for _ in range(min(n_drawn, others)):
-        label = np.int64(draw_key(seed, row.label, draw) % np.uint64(n_classes))
-        while slot[label] >= 0:
-            draw += np.uint64(1)
-            label = np.int64(draw_key(seed, row.label, draw) % np.uint64(n_classes))
-        candidates[n] = label
-        log_weight[n] = math.log(others / min(n_drawn, others))
-        slot[label] = n
-        n += 1
-    _fill_features(row, sums, numbers, slot, candidates[:n], phi)
-    for k in range(n):
-        label = candidates[k]
-        slot[label] = -1
-        class_mass, count, square = sums.mass[label], sums.counts[label], sums.squares[label]
-        if k == 0:
-            class_mass = max(class_mass - row.weight * mass, 1e-3)
-            count = max(count - row.weight, 0.5 * row.weight)
-            square = _square_without(row, phi[0], n_buckets, square)
-        norm = math.sqrt(square)
-        for b in range(n_buckets, 2 * n_buckets):
-            phi[k, b] = phi[k, b] / norm if norm > 0.0 else 0.0
-        log_mass = math.log1p(class_mass / numbers.smoothing)
-        phi[k, 2 * n_buckets] = mass * log_mass
-        phi[k, 2 * n_buckets + 1] = math.log(max(count, 1e-3))
-        phi[k, 2 * n_buckets + 2] = log_mass
-    return n
-
-
-@inline
-def _square_without(row, terms, n_buckets, square):
-    """Return |S_y - w x|^2 from |S_y|^2 and the dots x.(S_y - w x) by bucket."""
-    dot, length = 0.0, 0.0
-    for b in range(n_buckets, 2 * n_buckets):
-        dot += terms[b]
-    for p in range(row.values.size):
-        length += np.float64(row.values[p]) * row.values[p]
-    return max(square - 2.0 * row.weight * dot - row.weight * row.weight * length, 1e-3)
+    n_classes = scores.shape[1]
+    for k in range(first, last):
+        r, own, line = pairs.rows[k], pairs.classes[k], scores[k - first]
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            f, x = rows.indices[p], rows.data[p]
+            for q in range(sums.offsets[f], sums.offsets[f + 1]):
+                line[np.uint32(sums.classes[q])] += x * guess[q]  # unsigned: no look for indices from the end
+        line[own] = _EMPTY
+        n_found = select_top(line, n_best, best[0], best[1])
+        found.classes[k, 0] = own
+        slot[own] = 0
+        for j in range(n_found):
+            found.classes[k, j + 1] = best[0][j]
+            slot[best[0][j]] = j + 1
+        n = n_found + 1
+        others = n_classes - n
+        wanted = n_drawn if n_drawn < others else others
+        draw = np.uint64(0)
+        for _ in range(wanted):
+            label = np.int64(draw_key(seed + k, own, draw) % np.uint64(n_classes))
+            while slot[label] >= 0:
+                draw += np.uint64(1)
+                label = np.int64(draw_key(seed + k, own, draw) % np.uint64(n_classes))
+            found.classes[k, n] = label
+            found.log_weight[k, n] = math.log(others / wanted)
+            slot[label] = n
+            n += 1
+        found.sizes[k] = n
+        for j in range(n):
+            slot[found.classes[k, j]] = -1
+        for j in range(n, found.classes.shape[1]):
+            found.log_weight[k, j] = _EMPTY
 
 
 @njit
-def add_count_slope(row, sums, numbers, out):
-    """Add the slopes of the terms of a row's class, its row left out, by the log of the class's size.
+def describe_pairs(rows, pairs, sums, numbers, slot, found, first, last):
+    """Compute the terms of the scores of candidates of pairs of a range, each row left out of its class.
+
+    `slot` (n_classes,) int32 is -1 before and after; ``found.terms`` are zero on entry.
+    """
+    n_buckets = numbers.log_weights.size
+    for k in range(first, last):
+        r, own_class, weight = pairs.rows[k], pairs.classes[k], np.float64(pairs.weights[k])
+        n, classes, terms = found.sizes[k], found.classes[k], found.terms[k]
+        for j in range(n):
+            slot[classes[j]] = j
+        left, length = _mass_without(rows, r, weight, sums), 0.0
+        mass = np.float64(row_mass(rows.data, rows.indptr[r], rows.indptr[r + 1]))
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            f, x = rows.indices[p], np.float64(rows.data[p])
+            length += x * x
+            own, b, inverse = _leave_out(sums, numbers, f, x, own_class, weight, left)
+            if b < 0:
+                continue
+            low, high = sums.offsets[f], sums.offsets[f + 1]
+            # where classes are many, candidates are found faster than all classes are read
+            looks_up = high - low > _LOOK_UP * n
+            for at in range(n if looks_up else high - low):
+                q = low + at
+                if looks_up:
+                    q = find_class_near(sums.classes, low, high, classes[at], slot.size)
+                    if q < 0:
+                        continue
+                j = slot[sums.classes[q]]
+                if j >= 0:
+                    value = own if j == 0 else np.float64(sums.values[q])
+                    positive = value if value > 0.0 else 0.0
+                    terms[j, b] += x * math.log1p(positive * inverse)
+                    terms[j, n_buckets + b] += x * value
+        for j in range(n):
+            label = classes[j]
+            slot[label] = -1
+            class_mass, count, square = sums.mass[label], sums.counts[label], sums.squares[label]
+            if j == 0:
+                dot = 0.0
+                for b in range(n_buckets, 2 * n_buckets):
+                    dot += terms[0, b]
+                class_mass -= weight * mass
+                class_mass = class_mass if class_mass > 1e-3 else 1e-3
+                count -= weight
+                count = count if count > 0.5 * weight else 0.5 * weight
+                square = square - 2.0 * weight * dot - weight * weight * length
+                square = square if square > 1e-3 else 1e-3
+            norm = math.sqrt(square)
+            for b in range(n_buckets, 2 * n_buckets):
+                terms[j, b] = terms[j, b] / norm if norm > 0.0 else 0.0
+            log_mass = math.log1p(class_mass / numbers.smoothing)
+            terms[j, 2 * n_buckets] = mass * log_mass
+            terms[j, 2 * n_buckets + 1] = math.log(count if count > 1e-3 else 1e-3)
+            terms[j, 2 * n_buckets + 2] = log_mass
+
+
+@njit
+def add_count_slopes(rows, pairs, sums, numbers, out):
+    """Add the slopes of the terms of each pair's class, its row left out, by the log of the class's size.
 
     A class t times as large, of the same words, has the score ``s + theta.out log t`` for t near one.
     """
-    n_buckets, left, mass = numbers.log_weights.size, _total_without(row, sums), 0.0
-    for p in range(row.indices.size):
-        f, x = row.indices[p], np.float64(row.values[p])
-        mass += x
-        own, n_having = _remaining(sums, f, row.label, x * row.weight)
-        if n_having > 0 and own > 0.0:
-            ratio = own * _inverse_share(sums, f, x * row.weight, left, numbers.smoothing)
-            out[_bucket(f, n_having, numbers)] += x * ratio / (1.0 + ratio)
-    class_mass = max(sums.mass[row.label] - row.weight * mass, 1e-3)
-    filled = class_mass / (numbers.smoothing + class_mass)
-    out[2 * n_buckets] += mass * filled
-    out[2 * n_buckets + 1] += 1.0
-    out[2 * n_buckets + 2] += filled
+    n_buckets = numbers.log_weights.size
+    for k in range(pairs.rows.size):
+        r, label, weight = pairs.rows[k], pairs.classes[k], np.float64(pairs.weights[k])
+        left, mass = _mass_without(rows, r, weight, sums), 0.0
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            x = np.float64(rows.data[p])
+            mass += x
+            own, b, inverse = _leave_out(sums, numbers, rows.indices[p], x, label, weight, left)
+            if b >= 0 and own > 0.0:
+                ratio = own * inverse
+                out[b] += x * ratio / (1.0 + ratio)
+        class_mass = sums.mass[label] - weight * mass
+        class_mass = class_mass if class_mass > 1e-3 else 1e-3
+        filled = class_mass / (numbers.smoothing + class_mass)
+        out[2 * n_buckets] += mass * filled
+        out[2 * n_buckets + 1] += 1.0
+        out[2 * n_buckets + 2] += filled
 
 
 class Proposals(NamedTuple):
@@ -359,69 +368,35 @@ class Proposals(NamedTuple):
 
 
 @helper
-def _own_score(row, sums, numbers):
+def _own_score(rows, r, label, weight, left, sums, numbers):
     """Return the score of a row's class with the row left out."""
     mass, dot, length, total, cosine = 0.0, 0.0, 0.0, 0.0, 0.0
-    left = _total_without(row, sums)
-    for p in range(row.indices.size):
-        f, x = row.indices[p], np.float64(row.values[p])
-        taken = x * row.weight
+    for p in range(rows.indptr[r], rows.indptr[r + 1]):
+        x = np.float64(rows.data[p])
         mass += x
         length += x * x
-        own, n_having = _remaining(sums, f, row.label, taken)
+        own, b, inverse = _leave_out(sums, numbers, rows.indices[p], x, label, weight, left)
         dot += x * own
-        if n_having == 0 or own == 0.0:
+        if b < 0 or own == 0.0:
             continue
-        b = _bucket(f, n_having, numbers)
-        inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
-        total += x * numbers.log_weights[b] * math.log1p(max(own, 0.0) * inverse)
+        total += x * numbers.log_weights[b] * math.log1p((own if own > 0.0 else 0.0) * inverse)
         cosine += x * numbers.cosine_weights[b] * own
-    square = sums.squares[row.label] - row.weight * (2.0 * dot + row.weight * length)
-    class_mass = max(sums.mass[row.label] - row.weight * mass, 1e-3)
-    log_mass = math.log1p(class_mass / numbers.smoothing)
-    count = max(sums.counts[row.label] - row.weight, 0.5 * row.weight)
+    square = sums.squares[label] - weight * (2.0 * dot + weight * length)
+    class_mass = sums.mass[label] - weight * mass
+    log_mass = math.log1p((class_mass if class_mass > 1e-3 else 1e-3) / numbers.smoothing)
+    count = sums.counts[label] - weight
+    count = count if count > 0.5 * weight else 0.5 * weight
     g = numbers.bias_weights
-    bias = (g[0] * mass + g[2]) * log_mass + g[1] * math.log(max(count, 1e-3))
-    return np.float32(total + cosine / math.sqrt(max(square, 1e-3)) + bias)
+    bias = (g[0] * mass + g[2]) * log_mass + g[1] * math.log(count if count > 1e-3 else 1e-3)
+    return np.float32(total + cosine / math.sqrt(square if square > 1e-3 else 1e-3) + bias)
 
 
-@helper
-def _add_rare(row, p, sums, numbers, left, scores):
-    """Add the terms of a feature of few classes, computed anew with the row left out.
+@njit
+def keep_row(scores, i, proposals):
+    """Keep the best classes of row i and the mass of all others; scores of minus infinity do not count.
 
-    `left` is the mass of all features without the row.
+    `scores` is changed. The mass is a sum of float32 sums of 1,024.
     """
-    f, x = row.indices[p], np.float64(row.values[p])
-    taken = x * row.weight
-    _, n_having = _remaining(sums, f, row.label, taken)
-    if n_having == 0:
-        return
-    b = _bucket(f, n_having, numbers)
-    inverse = _inverse_share(sums, f, taken, left, numbers.smoothing)
-    for q in range(sums.offsets[f], sums.offsets[f + 1]):
-        y = sums.classes[q]
-        value = np.float64(sums.values[q])
-        cosine = value / math.sqrt(max(sums.squares[y], 1e-6))
-        log_term = math.log1p(max(value, 0.0) * inverse)
-        scores[y] += np.float32(x * (numbers.log_weights[b] * log_term + numbers.cosine_weights[b] * cosine))
-
-
-@helper
-def _log_sum_exp(scores, peak):
-    """Return the log of the summed exp of scores that are at most `peak`, in float32 sums of 1,024."""
-    total = 0.0
-    for start in range(0, scores.size, 1024):
-        block = scores[start : start + 1024]
-        part = np.float32(0.0)
-        for j in range(block.size):
-            part += exp_nonpositive(max(block[j] - peak, np.float32(-87.0)))
-        total += part
-    return np.float32(peak + math.log(max(total, 1e-37)))
-
-
-@helper
-def _keep_row(scores, i, proposals):
-    """Keep the best classes of row i and the mass of all others; scores of minus infinity do not count."""
     found, best = proposals.classes[i], proposals.scores[i]
     n = select_top(scores, found.size, found, best)
     for j in range(n):
@@ -429,11 +404,19 @@ def _keep_row(scores, i, proposals):
     for j in range(n, found.size):
         found[j] = -1
         best[j] = _EMPTY
-    proposals.log_rest[i] = _log_sum_exp(scores, best[0] if n > 0 else np.float32(0.0))
+    peak, total = best[0] if n > 0 else np.float32(0.0), 0.0
+    for start in range(0, scores.size, 1024):
+        block = scores[start : start + 1024]
+        part = np.float32(0.0)
+        for j in range(block.size):
+            gap = block[j] - peak
+            part += exp_nonpositive(gap if gap > _LEAST else _LEAST)
+        total += part
+    proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
 
 
 @njit
-def propose(rows, pairs, sums, numbers, weights, rare, n_exact, scores, proposals, first, last):
+def propose(rows, pairs, sums, numbers, weights, rare, n_exact, scratch, proposals, first, last):
     """Score all classes for rows of a range, each left out of its own classes; keep the best others.
 
     Parameters
@@ -448,45 +431,48 @@ def propose(rows, pairs, sums, numbers, weights, rare, n_exact, scores, proposal
         Features of at most so many classes are computed anew: the row itself is much of their mass.
     n_exact : int
         Classes of best approximate score that are scored exactly; 0 if there are no frequent columns.
-    scores : (n_classes,) float32
-        Scratch.
+    scratch : Scores
     """
     row_numbers, pair_offsets, labels, pair_weights = pairs
     postings, biases, frequent = weights
-    coordinates = np.empty(frequent.right.shape[1], np.float64)
-    present = np.zeros(frequent.right.shape[0], np.float32)
-    best, best_scores = np.empty(n_exact, np.int32), np.empty(n_exact, np.float32)
+    scores, coordinates, present = scratch.scores, scratch.coordinates, scratch.present
     for i in range(first, last):
-        r = row_numbers[i]
+        r, begin = row_numbers[i], pair_offsets[i]
         start, stop = rows.indptr[r], rows.indptr[r + 1]
-        indices, values = rows.indices[start:stop], rows.data[start:stop]
         mass = row_mass(rows.data, start, stop)
-        begin, end = pair_offsets[i], pair_offsets[i + 1]
-        row = Row(indices, values, np.int64(labels[begin]), np.float64(pair_weights[begin]))
-        left = _total_without(row, sums)
-        project_frequent(indices, values, frequent, present, coordinates)
+        weight = np.float64(pair_weights[begin])
+        left = _mass_without(rows, r, weight, sums)
+        project_frequent(rows, r, frequent, present, coordinates)
         start_scores(biases, mass, frequent, coordinates, scores)
-        for p in range(indices.size):
-            f, x = indices[p], values[p]
-            if sums.offsets[f + 1] - sums.offsets[f] <= rare:
-                _add_rare(row, p, sums, numbers, left, scores)
-                continue
-            if frequent.place[f] >= 0:
-                continue
-            low, high = postings.offsets[f], postings.offsets[f + 1]
-            listed, weight = postings.classes[low:high], postings.values[low:high]
-            for q in range(listed.size):
-                scores[np.uint32(listed[q])] += x * weight[q]
-        for pair in range(begin, end):
-            own = Row(indices, values, np.int64(labels[pair]), np.float64(pair_weights[pair]))
-            proposals.own[pair] = _own_score(own, sums, numbers)
+        for p in range(start, stop):
+            f, x = rows.indices[p], rows.data[p]
+            low, high = sums.offsets[f], sums.offsets[f + 1]
+            if high - low <= rare:
+                _, b, inverse = _leave_out(sums, numbers, f, np.float64(x), labels[begin], weight, left)
+                if b < 0:
+                    continue
+                for q in range(low, high):
+                    value, square = np.float64(sums.values[q]), sums.squares[sums.classes[q]]
+                    cosine = value / math.sqrt(square if square > 1e-6 else 1e-6)
+                    log_term = math.log1p((value if value > 0.0 else 0.0) * inverse)
+                    scores[sums.classes[q]] += np.float32(
+                        np.float64(x)
+                        * (numbers.log_weights[b] * log_term + numbers.cosine_weights[b] * cosine)
+                    )
+            elif frequent.place[f] < 0:
+                for q in range(postings.offsets[f], postings.offsets[f + 1]):
+                    scores[np.uint32(postings.classes[q])] += x * postings.values[q]
+        for pair in range(begin, pair_offsets[i + 1]):
+            weight = np.float64(pair_weights[pair])
+            left = _mass_without(rows, r, weight, sums)
+            proposals.own[pair] = _own_score(rows, r, labels[pair], weight, left, sums, numbers)
             scores[labels[pair]] = _EMPTY
         if n_exact > 0:
-            for j in range(select_top(scores, n_exact, best, best_scores)):
-                label = best[j]
+            for j in range(select_top(scores, n_exact, scratch.best, scratch.best_scores)):
+                label = scratch.best[j]
                 scores[label] += frequent_gap(frequent, present, coordinates, label)
-        clear_frequent(indices, frequent, present)
-        _keep_row(scores, i, proposals)
+        clear_frequent(rows, r, frequent, present)
+        keep_row(scores, i, proposals)
 
 
 @njit
@@ -497,9 +483,8 @@ def keep_best(scores, edges, labels, proposals, start):
     """
     for line in range(scores.shape[0]):
         i = start + line
-        row = scores[line]
         for pair in range(edges[i], edges[i + 1]):
-            proposals.own[pair] = row[labels[pair]]
+            proposals.own[pair] = scores[line, labels[pair]]
         for pair in range(edges[i], edges[i + 1]):
-            row[labels[pair]] = _EMPTY
-        _keep_row(row, i, proposals)
+            scores[line, labels[pair]] = _EMPTY
+        keep_row(scores[line], i, proposals)

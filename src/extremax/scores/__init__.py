@@ -15,7 +15,6 @@ from extremax.scores.probabilities import (
     log_softmax,
     summarize,
 )
-from extremax.scores.scan import scores_rows_alone
 from extremax.scores.topk import ExactSearch, TreeBeamSearch
 
 __all__ = [
@@ -36,6 +35,5 @@ __all__ = [
     "log_softmax",
     "remove_bias",
     "sample_size",
-    "scores_rows_alone",
     "summarize",
 ]

@@ -318,11 +318,6 @@ def scan(
     return result
 
 
-def scores_rows_alone(scorer: Scorer) -> bool:
-    """Whether no bit of the best classes of a row depends on the rows that are scored beside it."""
-    return isinstance(scorer.weights, SparseWeights) and scorer.noise_term is None
-
-
 def _scan_columns(
     scorer: Scorer,
     open_block: Callable[[int, int], ColumnBlock],

@@ -154,28 +154,41 @@ def _places(columns: NDArray[Any], n_features: int) -> Int32:
 
 def _take_places(rows: CSRRows, place: Int32, n_columns: int) -> Any:
     """Return a CSR matrix of the columns that have a place."""
-    ends = np.zeros(len(rows.indptr), np.int64)
-    kernel.select_columns(rows, place, ends, *_no_entries())
-    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
-    if ends[-1]:
-        kernel.select_columns(rows, place, ends, *found)
+    first, last = rows.indptr[0], rows.indptr[-1]
+    columns = place[rows.indices[first:last]]
+    kept = columns >= 0
     chosen = sparse.csr_matrix((len(rows.indptr) - 1, n_columns), dtype=np.float32)
-    chosen.indices, chosen.data, chosen.indptr = *found, ends
+    chosen.indices, chosen.data = columns[kept], rows.data[first:last][kept]
+    chosen.indptr = running_counts(kept)[rows.indptr - first]
     return chosen
+
+
+def running_counts(kept: NDArray[np.bool_]) -> Int64:
+    """Return how many are kept before each place, and before the end."""
+    return np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
 
 
 def _no_entries() -> tuple[Int32, Float32]:
     return np.empty(0, np.int32), np.empty(0, np.float32)
 
 
-def transposed(matrix: Any, *, values: bool = True) -> Postings:
-    """Return a CSR matrix by column, or a CSC matrix by row; without its values if these are not wanted."""
+def transposed(matrix: Any) -> Postings:
+    """Return a CSR matrix by column, or a CSC matrix by row."""
     n_inside = matrix.shape[1 if matrix.format == "csr" else 0]
-    size = int(matrix.indptr[-1])
-    starts, lines = np.zeros(n_inside + 1, np.int64), np.empty(size, np.int32)
-    found = np.empty(size if values else 0, np.float32)
-    kernel.transpose(matrix.indptr, matrix.indices, matrix.data, starts, lines, found)
+    return transpose_entries(matrix.indptr, matrix.indices, matrix.data, n_inside)
+
+
+def transpose_entries(offsets: Int64, indices: Int32, values: Float32, n: int) -> Postings:
+    """Sort the entries of a compressed matrix by index; empty `values` are left out."""
+    starts, lines = np.zeros(n + 1, np.int64), np.empty(len(indices), np.int32)
+    found = np.empty(len(values), np.float32)
+    kernel.transpose(offsets, indices, values, starts, lines, found)
     return Postings(starts, lines, found)
+
+
+def transpose_structure(offsets: Int64, indices: Int32, n: int) -> tuple[Int64, Int32]:
+    """Return where each index begins, and the lines that have it."""
+    return transpose_entries(offsets, indices, np.empty(0, np.float32), n)[:2]
 
 
 def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
@@ -183,14 +196,13 @@ def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Posti
 
     `mean` is that of each feature over the rows that have it.
     """
-    ends, least = np.zeros(len(postings.offsets), np.int64), np.float32(threshold)
-    kernel.take_large(postings, mean, least, ends, *_no_entries())
-    if ends[-1] == len(postings.values):
+    sizes = np.abs(postings.values)
+    sizes *= np.repeat(mean, np.diff(postings.offsets))
+    kept = sizes >= np.float32(threshold)
+    if kept.all():
         return postings
-    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
-    if ends[-1]:
-        kernel.take_large(postings, mean, least, ends, *found)
-    return Postings(ends, *found)
+    ends = running_counts(kept)[postings.offsets]
+    return Postings(ends, postings.classes[kept], postings.values[kept])
 
 
 def add_postings(one: Postings, two: Postings) -> Postings:

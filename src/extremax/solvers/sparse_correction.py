@@ -15,16 +15,15 @@ from scipy import sparse
 
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual, sparse_start
-from extremax.kernels.postings import sum_sizes
 from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Support
+from extremax.kernels.sparse_dual import Candidates, DualOptions, DualState, Listed, Local, Support
 from extremax.kernels.sparse_scores import Frequent, Postings
-from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.kernels.sparse_start import Numbers, Proposals, Scores, Sums
 from extremax.runtime.products import count_indices, one_blas_thread, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Buffers
-from extremax.scores.sparse import SparseWeights, transposed
+from extremax.scores.sparse import SparseWeights, transpose_structure
 from extremax.solvers.sparse_start import ClassSums, Start
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Int64
@@ -72,8 +71,12 @@ class ProposalSource(NamedTuple):
 
 def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
     """Return the mean size of each feature over the rows that have it, of those that are `used`."""
-    count, total = np.zeros(n_features, np.int64), np.zeros(n_features)
-    sum_sizes(rows, np.empty(0, np.bool_) if used is None else used, count, total)
+    indices, sizes = rows.indices, np.abs(rows.data)
+    if used is not None:
+        kept = np.repeat(used, np.diff(rows.indptr))
+        indices, sizes = indices[kept], sizes[kept]
+    total = np.bincount(indices, weights=sizes, minlength=n_features)
+    count = np.bincount(indices, minlength=n_features)
     return (total / np.maximum(count, 1)).astype(np.float32)
 
 
@@ -120,16 +123,24 @@ def propose(
         np.empty(len(used), np.float32),
         np.empty(len(pairs), np.float32),
     )
-    scratch = Scratch(lambda: np.empty(n_classes, np.float32))
     tasks = split(len(used), _ROWS_PER_TASK)
     given, rare = (used.astype(np.int64), edges, labels, weights), job.config.rare_classes
     frequent, n_exact = _frequent(postings, n_classes, n_candidates, job.config)
     start = (postings, (source.start.biases, source.start.length_biases), frequent)
 
+    def make_scratch() -> Scores:
+        n_columns, rank = frequent.right.shape
+        return Scores(
+            np.empty(n_classes, np.float32), np.empty(rank), np.zeros(n_columns, np.float32),
+            np.empty(n_exact, np.int32), np.empty(n_exact, np.float32),
+        )  # fmt: skip
+
+    scratch = Scratch(make_scratch)
+
     def work(i: int) -> None:
-        with scratch.use() as scores:
+        with scratch.use() as room:
             sparse_start.propose(
-                rows, given, source.sums, source.numbers, start, rare, n_exact, scores, found, *tasks[i]
+                rows, given, source.sums, source.numbers, start, rare, n_exact, room, found, *tasks[i]
             )
 
     run_checked(work, len(tasks), job)
@@ -268,8 +279,18 @@ class Correction:
     scratch: Scratch[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        size = self.n_features
-        self.scratch = Scratch(lambda: np.full(size, -1, np.int32))
+        starts, n_slots = self.listed.starts, self.candidates.classes.shape[1]
+        lengths = np.diff(self.rows.indptr)[self.candidates.rows[self.listed.entries // n_slots]]
+        entries = np.diff(np.append(0, np.cumsum(lengths))[starts]).max(initial=0)
+        n = int(np.diff(starts).max(initial=0))
+        width = int(np.diff(self.support.starts).max(initial=0)) + 1
+        shapes = (n, np.int64), (n, np.int64), (n + 1, np.int64), (entries, np.int32), (entries, np.float32)
+        shapes += (n, np.float64), (n, np.float64), (width, np.float32)
+
+        def make() -> tuple[Any, Local]:
+            return np.full(self.n_features, -1, np.int32), Local(*(np.empty(*shape) for shape in shapes))
+
+        self.scratch = Scratch(make)
 
     @classmethod
     def begin(
@@ -292,7 +313,7 @@ class Correction:
         if is_wide:
             ends, features = _wide_support(rows, candidates, listed, n_features, job)
         else:
-            ends, features, _ = transposed(sums.matrix, values=False)
+            ends, features = transpose_structure(sums.matrix.indptr, sums.matrix.indices, n_classes)
         support = Support(
             ends, features, np.zeros(len(features), np.float32), np.zeros(n_classes, np.float32)
         )
@@ -336,11 +357,11 @@ class Correction:
         edges = np.unique(np.concatenate([[0], edges, [len(classes)]]))
 
         def task(i: int) -> None:
-            with self.scratch.use() as place:
+            with self.scratch.use() as (place, local):
                 part = classes[edges[i] : edges[i + 1]]
                 sparse_dual.correct_classes(
                     self.rows, self.candidates, self.listed, self.support, self.state, options, part, place,
-                    number,
+                    local, number,
                 )  # fmt: skip
 
         run_checked(task, len(edges) - 1, Job(SparseConfig(), 0, self.n_threads, check))
@@ -373,14 +394,14 @@ def _wide_support(
 ) -> tuple[Int64, Any]:
     n_classes = len(listed.starts) - 1
     counts = np.zeros(n_classes + 1, np.int64)
-    scratch = Scratch(lambda: (np.zeros(n_features, np.int32), np.empty(n_features, np.int32)))
+    scratch = Scratch(lambda: np.zeros(n_features, np.int32))
     tasks = split(n_classes, _CLASSES_PER_TASK)
     features = np.empty(0, np.int32)
 
     def work(i: int) -> None:
-        with scratch.use() as (seen, found):
+        with scratch.use() as seen:
             sparse_dual.wide_support(
-                rows, candidates, listed, job.config.min_pairs_wide, seen, found, counts, features, *tasks[i]
+                rows, candidates, listed, job.config.min_pairs_wide, seen, counts, features, *tasks[i]
             )
 
     run(work, len(tasks), job.n_threads)
@@ -388,7 +409,9 @@ def _wide_support(
     features = np.empty(int(counts[-1]), np.int32)
     if len(features):
         run(work, len(tasks), job.n_threads)
-    return counts, features
+    # by feature and back: ascending features
+    by_feature = transpose_structure(counts, features, n_features)
+    return transpose_structure(*by_feature, n_classes)
 
 
 class ClassWeights(NamedTuple):

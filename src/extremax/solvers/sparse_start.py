@@ -16,7 +16,6 @@ from scipy.optimize import minimize
 
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
-from extremax.kernels.postings import count_class_columns as count_columns_of_classes
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
@@ -29,7 +28,7 @@ from extremax.tuned import SparseConfig
 from extremax.types import Float32, Float64, Int32, Int64
 
 _FEATURES_PER_TASK = 4096
-_PAIRS_PER_TASK = 50
+_PAIRS_PER_TASK = 16
 _MOST_SUM_TASKS = 8
 
 
@@ -42,13 +41,13 @@ def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int3
     """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
     rows = csr_rows(data.X)
     order = np.argsort(data.y, kind="stable")
-    pairs = data.rows[order], np.ascontiguousarray(data.y[order], np.int32), data.pair_weight[order]
+    pairs = kernels.Pairs(data.rows[order], data.y[order].astype(np.int32), data.pair_weight[order])
     n_tasks = count_tasks(len(rows.data), n_features)
     tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
     places = np.zeros((len(tasks) + 1, n_features), np.int64)
 
     def count(i: int) -> None:
-        kernels.count_columns(rows, pairs[0], places[i + 1], *tasks[i])
+        kernels.count_columns(rows, pairs.rows, places[i + 1], *tasks[i])
 
     run(count, len(tasks), n_threads)
     offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
@@ -137,11 +136,11 @@ class ClassSums:
         """The sums as the kernels take them; they share the memory of the matrix."""
         matrix: Any = self.matrix
         classes = matrix.indices.astype(np.int32, copy=False)
-        mass, squares = np.zeros(matrix.shape[0]), np.zeros(matrix.shape[0])
-        kernels.add_entry_sums(matrix.data, classes, mass, squares)
-        feature_mass = np.empty(matrix.shape[1])
-        kernels.sum_columns(matrix.indptr, matrix.data, feature_mass, 0, matrix.shape[1])
-        mass = np.maximum(mass, 1e-3)
+        values = matrix.data.astype(np.float64)
+        mass = np.maximum(np.bincount(classes, weights=values, minlength=matrix.shape[0]), 1e-3)
+        squares = np.bincount(classes, weights=values * values, minlength=matrix.shape[0])
+        columns = np.repeat(np.arange(matrix.shape[1]), np.diff(matrix.indptr))
+        feature_mass = np.bincount(columns, weights=np.maximum(values, 0.0), minlength=matrix.shape[1])
         total = float(max(feature_mass.sum(), 1e-3))
         return Sums(matrix.indptr, classes, matrix.data, feature_mass, mass, self.counts, squares, total)
 
@@ -168,17 +167,7 @@ def _columns_of(matrix: Any) -> Any:
     return columns
 
 
-def count_class_columns(data: Examples, n_dense: int = 0) -> int:
-    """Return the number of entries of the class sums, before they are made."""
-    X: Any = data.X
-    if not sparse.issparse(X):
-        return min(data.n_pairs * int(X.shape[1]), (int(data.y.max(initial=0)) + 1) * int(X.shape[1]))
-    order = np.argsort(data.y, kind="stable")
-    last_class = np.full(int(X.shape[1]) - n_dense, -1, np.int32)
-    return int(count_columns_of_classes(X.indices, X.indptr, data.rows[order], data.y[order], last_class))
-
-
-def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float:
+def guess_rival_columns(data: Examples, slots: float) -> float:
     """Return the mean number of columns that two rows or more have, of those that a class competes for.
 
     These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
@@ -186,7 +175,7 @@ def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float
     X: Any = data.X
     if not sparse.issparse(X):
         return float(X.shape[1])
-    share = count_indices(X.indices, int(X.shape[1]))[: int(X.shape[1]) - n_dense] / data.n_rows
+    share = count_indices(X.indices, int(X.shape[1])) / data.n_rows
     n = slots * data.n_pairs
     none = (1.0 - share) ** n
     one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none
@@ -237,10 +226,10 @@ def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 |
 
 def _weights(arrays: Sums, numbers: Numbers, features: Int64, n_threads: int) -> Float32:
     values = np.zeros(len(arrays.values), np.float32)
-    tasks = split(len(features), _FEATURES_PER_TASK)
+    tasks, norms = split(len(features), _FEATURES_PER_TASK), np.sqrt(arrays.squares)
 
     def work(i: int) -> None:
-        kernels.fill_weights(arrays, numbers, features, values, *tasks[i])
+        kernels.fill_weights(arrays, numbers, features, norms, values, *tasks[i])
 
     run(work, len(tasks), n_threads)
     return values
@@ -380,51 +369,46 @@ class _Fitter:
             bias_weights=theta[2 * n :].copy(),
         )  # fmt: skip
 
+    def _pairs(self, pairs: Int64) -> kernels.Pairs:
+        data = self.data
+        return kernels.Pairs(data.rows[pairs], data.y[pairs].astype(np.int32), data.pair_weight[pairs])
+
     def _slope(self, pairs: Int64, guess: Numbers) -> Float64:
         """Return the mean slope of each term by the log of the size of the class, over some pairs."""
-        pairs = pairs[: self.config.slope_pairs]
+        some = self._pairs(pairs[: self.config.slope_pairs])
         total = np.zeros(2 * len(guess.log_weights) + 3)
-        weights, row_of = self.data.pair_weight, self.data.rows
-        for pair in pairs:
-            kernels.add_count_slope(self._row(row_of[pair], pair, weights[pair]), self.arrays, guess, total)
-        return total / len(pairs)
-
-    def _row(self, r: int, pair: int, weight: float) -> kernels.Row:
-        part = slice(self.rows.indptr[r], self.rows.indptr[r + 1])
-        return kernels.Row(
-            self.rows.indices[part], self.rows.data[part], int(self.data.y[pair]), float(weight)
-        )
-
-    def _features(self, pairs: Int64) -> Int64:
-        """Return the features that rows of some pairs have: a fraction of the weights of all."""
-        has = np.zeros(len(self.arrays.offsets) - 1, np.bool_)
-        for r in self.data.rows_of(pairs).tolist():
-            has[self.rows.indices[self.rows.indptr[r] : self.rows.indptr[r + 1]]] = True
-        return np.flatnonzero(has)
+        kernels.add_count_slopes(self.rows, some, self.arrays, guess, total)
+        return total / len(some.rows)
 
     def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
-        start = make_start(self.arrays, guess, self.n_threads, self._features(pairs))
-        n_candidates = 1 + sum(self.sizes)
+        """Return log-weights and terms of the candidates of some pairs."""
+        rows, given = self.rows, self._pairs(pairs)
+        parts = [slice(*rows.indptr[r : r + 2]) for r in given.rows]
+        features = np.unique(np.concatenate([rows.indices[part] for part in parts]))
+        start = make_start(self.arrays, guess, self.n_threads, features.astype(np.int64))
+        masses = np.array([rows.data[part].sum() for part in parts], np.float32)
+        n_best, n_drawn = self.sizes
+        shape = len(pairs), 1 + n_best + n_drawn
         n_classes = len(self.arrays.counts)
-        candidates = np.full((len(pairs), n_candidates), -1, np.int32)
-        log_weight = np.zeros((len(pairs), n_candidates), np.float32)
-        phi = np.zeros((len(pairs), n_candidates, 2 * len(guess.log_weights) + 3), np.float32)
-        tasks, row_of, weights = split(len(pairs), _PAIRS_PER_TASK), self.data.rows, self.data.pair_weight
+        found = kernels.Candidates(
+            np.full(shape, -1, np.int32), np.zeros(shape, np.float32),
+            np.zeros((*shape, 2 * len(guess.log_weights) + 3), np.float32), np.empty(len(pairs), np.int64),
+        )  # fmt: skip
+        tasks = split(len(pairs), _PAIRS_PER_TASK)
 
         def work(i: int) -> None:
-            slot = np.full(n_classes, -1, np.int32)
-            for k in range(*tasks[i]):
-                pair = pairs[k]
-                row = self._row(row_of[pair], pair, weights[pair])
-                scores = start.biases + row.values.sum() * start.length_biases
-                n = kernels.describe_row(
-                    row, self.arrays, guess, start.postings.values, self.sizes, self.seed + k,
-                    scores, slot, candidates[k], log_weight[k], phi[k],
-                )  # fmt: skip
-                log_weight[k, n:] = -np.inf
+            first, last = tasks[i]
+            slot, scores = np.full(n_classes, -1, np.int32), masses[first:last, None] * start.length_biases
+            scores += start.biases
+            best = np.empty(n_best, np.int32), np.empty(n_best, np.float32)
+            kernels.choose_candidates(
+                rows, given, self.arrays, start.postings.values, n_best, n_drawn, self.seed, scores, slot,
+                best, found, first, last,
+            )  # fmt: skip
+            kernels.describe_pairs(rows, given, self.arrays, guess, slot, found, first, last)
 
         run(work, len(tasks), self.n_threads)
-        return log_weight, phi
+        return found.log_weight, found.terms
 
 
 class CountSlope(NamedTuple):

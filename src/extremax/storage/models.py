@@ -1,7 +1,7 @@
 """Models in folders: every component under its own name, and what resuming needs beside the model.
 
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
-file ``c.a.safetensors``. Version 2; folders of version 1 are translated by `extremax.storage.version1`.
+file ``c.a.safetensors``.
 
 A sharded model has its dense weights and accumulators in folders inside the folder, each with a range of the
 classes; the header names them with the checksums of their headers, so that none can be missing or of another
@@ -29,17 +29,14 @@ from extremax.solvers.optimizers import ShardedTables, Tables
 from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
-from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
-from extremax.storage.stages import read_steadily
+from extremax.storage.folder import folder_checksum, load_folder, read_steadily, save_folder
 from extremax.storage.state import State, merge
-from extremax.storage.version1 import translate
 from extremax.types import Float32
 
 KIND = "classifier"
-MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes
 SHARDED_KIND = "sharded-classifier"
 _SHARD_KIND = "class-shard"
-_SHARD_NAME = re.compile(r"shard-[0-9]{4,6}")
+_SHARD_NAME = re.compile(r"(shards-[0-9]{1,9}/)?(shard-[0-9]{4,6})")
 _SHARD_ARRAYS = ("weights", "biases", "squares", "bias_squares")
 _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
 _TABLES[ShardedTables.kind] = ShardedTables
@@ -68,7 +65,7 @@ class SavedModel:
     parts: Mapping[str, State]
 
 
-def save_model(
+def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
     path: str | os.PathLike[str],
     model: Model,
     state: TrainState,
@@ -77,22 +74,36 @@ def save_model(
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
     card: str | None = None,
+    write_shards: Callable[[Path], int] | None = None,
 ) -> None:
     """Write a model, its training state, label names and further components to a folder.
 
-    `card` is a description for people.
+    Parameters
+    ----------
+    card
+        A description for people.
+    write_shards
+        For a model and a state whose weights and tables have no arrays: called with a folder, lets
+        `save_shard` be called for every shard, and returns their number.
     """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
+
+    def fill(folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        shards = [folder / shard_name(i) for i in range(write_shards(folder) if write_shards else 0)]
+        named = [{"name": f"{folder.name}/{at.name}", "checksum": folder_checksum(at)} for at in shards]
+        return {"shards": named}
+
     save_folder(
         path,
-        kind=KIND,
+        kind=KIND if write_shards is None else SHARDED_KIND,
         header=merged.header,
         arrays=merged.arrays,
         labels=labels,
         texts=None if card is None else {"README.md": card},
-        format_version=USUAL_VERSION if model.label_map is None else MERGED_VERSION,
+        fill=None if write_shards is None else fill,
     )
 
 
@@ -111,40 +122,8 @@ def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: 
     )
 
 
-def save_sharded_model(
-    path: str | os.PathLike[str],
-    model: Model,
-    state: TrainState,
-    write_shards: Callable[[Path], int],
-    *,
-    labels: NDArray[Any],
-    header: Mapping[str, Any],
-    card: str | None = None,
-) -> None:
-    """Write a model whose weights others write.
-
-    Parameters
-    ----------
-    model, state
-        With weights and tables that have no arrays.
-    write_shards
-        Called with a folder: lets `save_shard` be called for every shard, and returns their number.
-    """
-    components = {**model.components(), "training": state.state()}
-    content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
-    merged = merge(content, components)
-
-    def fill(stage: Path) -> dict[str, Any]:
-        names = [shard_name(i) for i in range(write_shards(stage))]
-        return {"shards": [{"name": name, "checksum": folder_checksum(stage / name)} for name in names]}
-
-    texts = None if card is None else {"README.md": card}
-    content_of: dict[str, Any] = {"header": merged.header, "arrays": merged.arrays, "labels": labels}
-    save_folder(path, kind=SHARDED_KIND, **content_of, texts=texts, fill=fill)
-
-
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
-    """Open a folder that `save_model` or `save_sharded_model` wrote, in this version or an earlier one.
+    """Open a folder that `save_model` wrote, in this version or an earlier one.
 
     Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
     """
@@ -155,8 +134,6 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
     folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
-        if folder.format_version < 2:
-            content = translate(content)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
             parts |= _open_shards(Path(path), content.header, parts, verify=verify)
@@ -180,7 +157,8 @@ def _open_shards(
     end, width = 0, None
     for entry in checks.get_list(header, "shards", (dict,)):
         name = checks.get_text(entry, "name")
-        if _SHARD_NAME.fullmatch(name) is None or name != shard_name(len(shards)):
+        found_name = _SHARD_NAME.fullmatch(name)
+        if found_name is None or found_name[2] != shard_name(len(shards)):
             checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
         if not (path / name).is_dir():
             checks.reject(f"{name} is missing")

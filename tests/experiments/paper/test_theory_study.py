@@ -112,7 +112,7 @@ def test_command_prints_what_the_study_says_same_everywhere(
     table = CliRunner().invoke(app, ["theory"]).stdout.splitlines()
     assert table[0].split("\t") == ["noise", "exact", "matrices", "simulated", "standard error"]
     assert [line.split("\t")[0] for line in table[1:5]] == NOISES
-    assert table[8].split("\t")[2] == f"{study.noises[1].overlap:.3f}"
+    assert table[8].split("\t")[2] == f"{study.noises[1].overlap:.4f}"
 
 
 def test_seed_reaches_the_study(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ of the gradient of one row, and the validation rows are scored.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,9 +19,8 @@ from extremax.data import planted_hierarchy
 from extremax.examples import Examples
 from extremax.experiments.methods import METHODS
 from extremax.experiments.paper import gradient_noise
-from extremax.experiments.recipe import Recipe, load_recipe
+from extremax.experiments.recipe import Recipe, find_recipe, load_recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
-from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.fit import Fitted, Request, make_trainer, run_training, start_model
 from extremax.model import Model
@@ -131,26 +129,6 @@ def compare_orders(study: TrainingStudy) -> list[Orders]:
             ]
             out.append(Orders(samples, *ranked))
     return out
-
-
-def ratio_at(curve: Sequence[TrainingPoint], log_likelihood: float) -> float | None:
-    """Return the ratio where a curve first reaches a log-likelihood, between points by its logarithm.
-
-    None where it starts above it, or never reaches it.
-
-    Examples
-    --------
-    >>> curve = [TrainingPoint("a", 0, 0.4, 0.0, -3.0, 0.1), TrainingPoint("a", 9, 0.1, 0.0, -1.0, 0.5)]
-    >>> round(ratio_at(curve, -2.0), 6), ratio_at(curve, -0.5), ratio_at(curve, -4.0)
-    (0.2, None, None)
-    """
-    for before, after in itertools.pairwise(curve):
-        if before.log_likelihood <= log_likelihood <= after.log_likelihood:
-            gain = after.log_likelihood - before.log_likelihood
-            part = (log_likelihood - before.log_likelihood) / gain if gain > 0 else 0.0
-            low, high = max(before.ratio, 1e-300), max(after.ratio, 1e-300)
-            return float(low ** (1.0 - part) * high**part)
-    return None
 
 
 def training_study(  # noqa: PLR0913 (the parameters are the API)
