@@ -14,21 +14,20 @@ import numpy as np
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores import LabelMap, Search
-from extremax.scores.base import Weights
+from extremax.scores.base import Search, Weights
 from extremax.scores.dense import DenseWeights
+from extremax.scores.merged import LabelMap
 from extremax.scores.sparse import SparseWeights
 from extremax.solvers.base import Trainer, TrainState
 from extremax.solvers.config import FitConfig
-from extremax.solvers.dense_part import MakeTrainer
 from extremax.solvers.growth import (
     Discriminant,
     SparseRecord,
     estimate_discriminant,
     projected_discriminant,
 )
-from extremax.solvers.objectives import OBJECTIVES
-from extremax.solvers.sparse_start import ClassSums
+from extremax.solvers.registry import SOLVERS
+from extremax.solvers.sparse.start import ClassSums
 from extremax.tree.noise import EditedNoise
 from extremax.types import Bool, Float32, Float64, Int64
 
@@ -64,9 +63,7 @@ def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     return replace_model(fitted, replace(model, classes=classes, label_map=label_map), state)
 
 
-def add_classes(
-    fitted: Fitted, data: Examples, place: Int64, make_trainer: MakeTrainer, context: Context
-) -> Fitted:
+def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) -> Fitted:
     """Return the model with new classes.
 
     Parameters
@@ -75,15 +72,13 @@ def add_classes(
         Rows of the new classes, which are numbered from 0.
     place : (n_classes + n_new,)
         Classes in the order that they have afterwards: those of the model from 0, then the new ones.
-    make_trainer
-        Returns the trainer of a config.
     """
     model = fitted.model
     config = model.config
     if config is None:
         raise ValueError("this model has no record of how it was trained, so it takes no new class.")
     n_new = len(place) - model.n_classes
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
@@ -122,7 +117,7 @@ def _new_state(state: TrainState, **changes: Any) -> TrainState:
 
 def _noise_to_edit(model: Model) -> EditedNoise | None:
     """Return the noise that scores or training contain; None where it only told where to look for classes."""
-    if model.noise is None or OBJECTIVES[model.objective].trainer != "rows":
+    if model.noise is None or not SOLVERS[model.solver].uses_noise:
         return None
     return EditedNoise.of(model.noise)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,11 +16,13 @@ from scipy import sparse
 
 from extremax import metrics
 from extremax.calibration import Calibration
-from extremax.classifier_protocol import Classifier
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
+
+if TYPE_CHECKING:
+    from extremax.base import Classifier
 
 KS = (1, 3, 5)
 

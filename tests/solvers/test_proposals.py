@@ -8,7 +8,7 @@ from scipy import sparse
 
 from extremax.examples import Examples
 from extremax.scores.sparse import SparseWeights, csr_rows
-from extremax.solvers.sparse_correction import (
+from extremax.solvers.sparse.correction import (
     Job,
     ProposalSource,
     TrainingRows,
@@ -16,7 +16,7 @@ from extremax.solvers.sparse_correction import (
     find_frequent,
     propose,
 )
-from extremax.solvers.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig
 from planted import word_rows
 

@@ -24,7 +24,7 @@ from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Buffers
 from extremax.scores.sparse import SparseWeights, transpose_structure
-from extremax.solvers.sparse_start import ClassSums, Start
+from extremax.solvers.sparse.start import ClassSums, Start
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Int64
 
