@@ -17,7 +17,8 @@ from extremax.features.scaling import ColumnScaling, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores.base import Weights
+from extremax.scores.dense import DenseWeights
 from extremax.solvers.config import FitConfig
 from extremax.solvers.stream import StreamMoments
 from extremax.storage.state import State, merge

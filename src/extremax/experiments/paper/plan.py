@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extremax.experiments import catalog, xml_cnn
-from extremax.experiments.recipe import Recipe
 from extremax.experiments.methods import make_classifier
+from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.fit import make_trainer
 from extremax.runtime.context import Context
