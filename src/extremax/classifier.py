@@ -754,7 +754,7 @@ class ExtremeClassifier(Classifier):
         self.layout_ = FeatureLayout(n_columns, n_dense, groups, scaling)
         data = self._weighted(targets.with_features(features), sample_weight)
         self._remember(X, features, known)
-        return data, held | {"converted features": copied} if copied else held
+        return data, {**held, "converted features": copied} if copied else held
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes

@@ -43,8 +43,9 @@ def fit_noise(
     counts = data.class_counts(n_classes, weighted=True)
     if noise == "frequency":
         return FrequencyNoise(counts, solver.noise_exponent), {}
+    chosen: dict[str, Any] = {}
     if solver.tree_fit == "paper":
-        tree, chosen = fit_paper_tree(data, Z, n_classes, config, context), {}
+        tree = fit_paper_tree(data, Z, n_classes, config, context)
     else:
         tree, chosen = fit_tree(data, Z, n_classes, config, context)
     if noise == "mixture":
