@@ -12,7 +12,6 @@ import scipy.sparse as sp
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.explanation import explain_class, explain_row
 from extremax.features.ngrams import NgramFeatures
-from extremax.features.text import TextFeatures
 from extremax.model import ClassInfo, Model
 from extremax.scores.sparse_weights import DensePart, SparseWeights
 from extremax.scores.weights import DenseWeights
@@ -224,11 +223,15 @@ def test_label_has_named_features(fitted: TextClassifier) -> None:
     assert "ladder" not in dict(found.confusable)
 
 
+class Lengths:
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        return [[len(text), text.count("a")] for text in texts]
+
+
 @pytest.mark.error
 def test_features_without_names_rejects() -> None:
-    dense = TextClassifier(
-        ExtremeClassifier(random_state=0, n_epochs=1), features=TextFeatures(n_components=4, n_random=0)
-    ).fit(TEXTS, LABELS)
+    dense = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=1), encoder=Lengths())
+    dense.fit(TEXTS, LABELS)
     with pytest.raises(ValueError, match="explain needs features=NgramFeatures"):
         dense.explain("a ladder")
     with pytest.raises(ValueError, match="explain_label needs NgramFeatures"):

@@ -1,4 +1,4 @@
-"""Names of the nodes of a label hierarchy: the words that its classes have and those beside it have not."""
+"""Names of the nodes of a label hierarchy: words that set its classes apart from those beside it."""
 
 from __future__ import annotations
 
