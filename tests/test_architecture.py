@@ -174,7 +174,7 @@ ALLOWED: dict[str, set[str]] = {
         "types",
     },
     "nn": {"kernels", "runtime", "solvers", "tree", "types"},
-    "serve": {"errors", "loading", "report", "runtime"},
+    "serve": {"errors", "loading", "report", "runtime", "storage"},
     "experiments": {
         "classifier",
         "data",
