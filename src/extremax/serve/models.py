@@ -18,13 +18,13 @@ import numpy as np
 from fastapi import HTTPException
 from scipy import sparse
 
-from extremax.loading import load_model
 from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
 from extremax.serve.questions import SparseRow
 from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import HEADER
+from extremax.text import load_model
 
 _KEPT_LABELS = 1 << 16  # descriptions of labels that are kept at hand
 _WARM_UP = "a"
@@ -156,7 +156,7 @@ class ServedModel:
             "n_classes": self.n_classes,
             "n_features": self.n_features,
             "n_samples": int(model.classes.n_samples),
-            "objective": model.objective,
+            "objective": model.solver,
             "has_descriptions": model.classes.descriptions is not None,
             "explains": self.explains,
             "searches": list(model.search_names),
@@ -202,9 +202,7 @@ class ServedModel:
         """Return the answers to the rows of each piece as JSON: what `predict_topk` gives for the piece."""
         answers = []
         for ids, log_prob, features in self._search(pieces, work):
-            unknown = np.zeros(len(ids), np.bool_)
-            if self.takes_texts:
-                unknown = self.clf._unknown(features)
+            unknown = self.classifier.unknown(features)
             top_prob = np.exp(log_prob[:, 0], dtype=np.float64)
             self.on_answer(len(ids), int(unknown.sum()), float(top_prob.sum()))
             if self.monitor is not None:
@@ -228,7 +226,7 @@ class ServedModel:
         def search(i: int) -> None:
             part = X if len(pieces) == 1 else X[ends[i] : ends[i + 1]]
             part = self.clf.transform(part) if self.encodes else part
-            found[i] = (*self.classifier._predict_ids(part, work.top_k, work.search), part)
+            found[i] = (*self.classifier.predict_ids(part, work.top_k, search=work.search), part)
 
         run(search, len(pieces), resolve_threads(self.classifier.n_jobs) if len(pieces) > 1 else 1)
         return found
