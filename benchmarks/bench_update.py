@@ -80,7 +80,7 @@ def take(X: Any, rows: np.ndarray) -> Any:
 
 def make(kind: str, seed: int) -> Any:
     objective = {"negative_sampling": kind, "sparse": "sparse_softmax"}.get(kind, "auto")
-    clf = ExtremeClassifier(objective, random_state=seed, n_jobs=1)
+    clf = ExtremeClassifier.with_solver(objective, random_state=seed, n_jobs=1)
     return TextClassifier(clf) if kind == "text" else clf
 
 
@@ -100,7 +100,7 @@ def append_means(clf: Any, X: Any, y: np.ndarray, X_test: Any) -> np.ndarray:
     found = np.empty(len(range(X_test.shape[0])), clf.classes_.dtype)
     for first in range(0, X_test.shape[0], BLOCK):
         rows = X_test[first : first + BLOCK]
-        old = clf.model_.debiased_scores(clf._same_features(rows))
+        old = clf.model_.debiased_scores(clf.to_features(rows))
         scores = rows @ means.T
         scores = (scores.toarray() if sp.issparse(scores) else np.asarray(scores)) * factor + bias
         better = scores.max(axis=1) > old.max(axis=1)

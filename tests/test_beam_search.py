@@ -12,6 +12,7 @@ from extremax.data.synthetic import planted_hierarchy
 from extremax.examples import Examples
 from extremax.fit import fit_index
 from extremax.scores import ExactSearch
+from extremax.solvers import NegativeSampling
 from extremax.tuned import DEFAULTS, CalibrationConfig, PQConfig
 
 N_CLASSES = 2100
@@ -29,7 +30,7 @@ def stored_numbers(model):
 
 def test_default_model_finds_the_best_class(planted):
     data, clf = planted
-    assert clf.model_.objective == "shared_softmax"
+    assert clf.model_.solver == "minibatch_softmax"
     index = clf.model_.searches["beam"]
     assert clf.choices_["beam_width"] == index.width
     assert clf.choices_["beam_recall"] == index.recall >= 0.99
@@ -101,7 +102,7 @@ def test_scores_with_the_tree_need_no_index():
     rng = np.random.default_rng(0)
     y = np.arange(2 * N_CLASSES) % N_CLASSES
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
-    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=0, tree_components=2, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=2), n_epochs=0, random_state=0)
     clf.fit(X, y)
     assert not clf.model_.takes_index
     assert "beam_width" not in clf.choices_
@@ -113,8 +114,8 @@ def test_scores_with_the_tree_need_no_index():
 def test_few_classes_are_all_scored_identity():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)), np.arange(60) % 20
-    for noise in ("adversarial", "uniform"):
-        clf = ExtremeClassifier(noise=noise, n_epochs=1, random_state=0).fit(X, y)
+    for noise in ("tree", "uniform"):
+        clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=1, random_state=0).fit(X, y)
         assert not clf.model_.searches
         for beam, exact in zip(clf.predict_topk(X, search="beam"), clf.predict_topk(X), strict=True):
             np.testing.assert_array_equal(beam, exact)

@@ -78,7 +78,7 @@ def _check_tutorial(names: dict[str, Any]) -> None:
 def _check_embeddings(names: dict[str, Any]) -> None:
     assert names["labels"].shape == names["log_prob"].shape == (1_000, 5)
     assert names["accuracy"] > 0.3
-    assert names["stream"].choices_["objective"] == "shared_softmax"
+    assert names["stream"].choices_["solver"] == "minibatch_softmax"
     assert names["stream"].score(names["X_test"], names["y_test"]) > 0.2
 
 

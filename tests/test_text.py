@@ -229,7 +229,7 @@ def wide() -> TextClassifier:
 def test_default_is_sparse_and_learns_words_recovers(wide: TextClassifier) -> None:
     assert wide.features_ is not None
     assert wide.features_.is_sparse
-    assert wide.choices_["objective"] == "sparse_softmax"
+    assert wide.choices_["solver"] == "sparse_softmax"
     assert wide.score(TEXTS, LABELS) == 1.0
     assert wide.predict(["the ladder broke", "laddr"]).tolist() == ["ladder", "ladder"]
     labels, log_prob = wide.predict_topk(["a horse near a window"], k=2)
@@ -251,7 +251,7 @@ def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> N
 
 def test_objective_for_dense_features_rejects() -> None:
     with pytest.raises(ValueError, match=r"'softmax' needs dense features.*TruncatedSVD"):
-        TextClassifier(ExtremeClassifier("softmax")).fit(TEXTS, LABELS)
+        TextClassifier(ExtremeClassifier.with_solver("softmax")).fit(TEXTS, LABELS)
 
 
 def test_unknown_text_gets_class_frequencies(wide: TextClassifier) -> None:

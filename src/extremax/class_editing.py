@@ -20,15 +20,14 @@ from extremax.scores.sparse_weights import SparseWeights
 from extremax.scores.weights import DenseWeights, Weights
 from extremax.solvers.base import Trainer, TrainState
 from extremax.solvers.config import FitConfig
-from extremax.solvers.dense_part import MakeTrainer
 from extremax.solvers.growth import (
     Discriminant,
     SparseRecord,
     estimate_discriminant,
     projected_discriminant,
 )
-from extremax.solvers.objectives import OBJECTIVES
-from extremax.solvers.sparse_start import ClassSums
+from extremax.solvers.registry import SOLVERS
+from extremax.solvers.sparse.start import ClassSums
 from extremax.tree.noise import Noise, changed_noise
 from extremax.types import Bool, Float32, Float64, Int64
 
@@ -65,9 +64,7 @@ def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     return replace_model(fitted, replace(model, classes=classes, parts=parts), state)
 
 
-def add_classes(
-    fitted: Fitted, data: Examples, place: Int64, make_trainer: MakeTrainer, context: Context
-) -> Fitted:
+def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) -> Fitted:
     """Return the model with further classes.
 
     Parameters
@@ -76,15 +73,13 @@ def add_classes(
         Rows of the further classes, which are numbered from 0.
     place : (n_classes + n_new,)
         Classes in the order that they have afterwards: those of the model from 0, then the further ones.
-    make_trainer
-        Returns the trainer of a config.
     """
     model = fitted.model
     config = model.config
     if config is None:
         raise ValueError("this model has no record of how it was trained, so it takes no further class.")
     n_new = len(place) - model.n_classes
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
@@ -127,7 +122,7 @@ def _new_state(state: TrainState, **changes: Any) -> TrainState:
 
 def _keeps_noise(model: Model) -> bool:
     """Whether the noise is a part of scores or of training; else it only told where to look for classes."""
-    return model.noise is not None and OBJECTIVES[model.objective].trainer == "rows"
+    return model.noise is not None and SOLVERS[model.solver].uses_noise
 
 
 def _take_lines(fitted: Fitted, index: Int64) -> Fitted:

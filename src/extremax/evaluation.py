@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from extremax import metrics
+from extremax.base import Classifier
 from extremax.calibration import Calibration
-from extremax.classifier_protocol import Classifier
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import Model

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,30 +28,13 @@ from extremax.runtime.memory import (
 from extremax.scores.pq import PQSearch
 from extremax.scores.sparse_search import SparseSearch
 from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
-from extremax.solvers.batch_trainer import BatchTrainer
-from extremax.solvers.candidate_trainer import CandidateTrainer
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs
 from extremax.solvers.order import is_on_disk
-from extremax.solvers.row_trainer import RowTrainer
-from extremax.solvers.sparse_trainer import SparseTrainer
 from extremax.tuned import DEFAULTS, PQConfig, ProblemSize
 from extremax.types import Features, Float32, Int64
 
 _MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for
-
-
-def make_trainer(config: FitConfig, context: Context) -> Trainer:
-    """Return the trainer of the config's objective."""
-    return TRAINERS[config.definition.trainer](config, context)
-
-
-TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
-    "rows": RowTrainer,
-    "batch": BatchTrainer,
-    "candidates": CandidateTrainer,
-    "sparse": partial(SparseTrainer, make_dense_trainer=make_trainer),
-}
 
 
 @dataclass
@@ -96,12 +78,12 @@ def fit_model(
     """Train from the beginning."""
     whole = data
     data, calibration_rows = split_calibration(data, n_classes, config, context.seed)
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
     data = trainer.accept(data)
     fitted = start_model(trainer, data, n_classes, config, started)
-    schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
@@ -114,12 +96,12 @@ def resume_model(
     """Go on with a fit that was cut short, up to its number of epochs."""
     whole = data
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     for name in [name for name in fitted.history[-1] if name.startswith("held_out_")]:
         del fitted.history[-1][name]  # of the model that was cut short
     left = max(0, config.n_epochs - fitted.state.n_epochs)
-    schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
+    schedule = Schedule(left, config.solver.learning_rate, request.patience, config.decay_epochs)
     run_training(trainer, fitted, data, schedule, context, request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
     return fitted
@@ -134,7 +116,7 @@ def train_epoch(
     request: Request,
 ) -> Fitted:
     """Train one more epoch, or the first one, on these rows; nothing is calibrated or indexed."""
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     if fitted is None:
         require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
@@ -142,13 +124,9 @@ def train_epoch(
     if fitted is None:
         fitted = start_model(trainer, data, n_classes, config, started)
     fitted.model = fitted.model.with_reference(None)  # that of the model before
-    schedule = Schedule(1, config.learning_rate, request.patience)
+    schedule = Schedule(1, config.solver.learning_rate, request.patience)
     run_training(trainer, fitted, data, schedule, context, request)
     return fitted
-
-
-def _decay_epochs(config: FitConfig) -> int | None:
-    return config.n_epochs if config.decays else None
 
 
 def split_calibration(
@@ -159,14 +137,14 @@ def split_calibration(
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
     min_pairs, least = numbers.min_pairs, numbers.min_rows
-    if config.definition.trainer == "sparse":  # the rows also choose how the parts are mixed
+    if config.solver.sparse_weights:  # the rows also choose how the parts are mixed
         mixing = config.numbers.sparse
         wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * data.n_rows)))
         min_pairs = mixing.min_held_out_pairs
     elif data.label_edges is not None:  # the rows also choose which labels apply
         wanted = max(wanted, min(numbers.max_rows, int(numbers.label_row_fraction * data.n_rows), scored))
         min_pairs, least = 0, numbers.label_min_rows
-    if not config.decays or data.n_pairs < min_pairs or wanted < least:
+    if not config.solver.decays or data.n_pairs < min_pairs or wanted < least:
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
     return (rest, held_out) if held_out.n_rows >= least else (data, None)
@@ -185,9 +163,9 @@ def start_model(
     used = labelled_rows(data)
     n_samples = data.n_rows if used is None else int(used.sum())
     classes = ClassInfo(data.class_counts(n_classes), n_samples)
-    model = Model(trainer.export(state), config.objective, classes=classes).trained(state, config)
+    model = Model(trainer.export(state), config.solver.name, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
-    return Fitted(model, state, [{**record, "learning_rate": config.learning_rate}])
+    return Fitted(model, state, [{**record, "learning_rate": config.solver.learning_rate}])
 
 
 def run_training(
@@ -289,16 +267,15 @@ def measure_held_out(
         figures = search.summarize(ranked, rows)
     except ScoreOverflowError:
         return model, {}
-    config = model.config
-    groups = () if config is None else config.column_groups
+    layout = model.layout
     reference = reference_of_fit(
         rows.X,
         (ranked.labels[:, 0], ranked.log_prob[:, 0]),
         training,
         model.classes.counts,
         model.n_classes,
-        first_word=groups[0] if groups else None,
-        n_dense=0 if config is None else config.n_dense,
+        first_word=layout.first_word if layout.is_text else None,
+        n_dense=layout.n_dense,
     )
     found = {f"held_out_{name}": value for name, value in figures._asdict().items()}
     return model.with_reference(reference), {"held_out_rows": rows.n_rows} | found
@@ -411,15 +388,11 @@ def _dense(X: Features) -> Float32:
     return rows
 
 
-def problem_size(
-    data: Examples, n_classes: int, n_dense: int = 0, column_groups: tuple[int, ...] = ()
-) -> ProblemSize:
+def problem_size(data: Examples, n_classes: int) -> ProblemSize:
     """Return the shape of a training problem."""
     X: Any = data.X
     n_entries = int(X.nnz) if sparse.issparse(X) else None
-    return ProblemSize(
-        data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries, n_dense, column_groups
-    )
+    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries)
 
 
 # Ways to need less of what a caller holds.
@@ -435,10 +408,10 @@ def require_memory(
 ) -> None:
     """Log an upper bound of what a fit needs beside X, and refuse it where less is available."""
     X: Any = data.X
-    problem = problem_size(data, n_classes, config.n_dense, config.column_groups)
+    problem, solver = problem_size(data, n_classes), config.solver
     need = {"training": trainer.memory(problem, data), **request.held}
-    linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
-    if linear and config.definition.trainer != "sparse":
+    linear = not solver.adds_log_noise or solver.noise in ("uniform", "frequency")
+    if linear and not solver.sparse_weights:
         need["training"] += sum(search.index_bytes(n_classes, problem.n_features, config.numbers.pq))
     if request.patience is not None:
         need["training"] += 4 * n_classes * problem.n_features  # the best epoch

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from scipy import sparse
 from extremax import scores as search
 from extremax.calibration import Calibration, LabelCalibration
 from extremax.errors import ModelFileError
-from extremax.examples import Examples
+from extremax.examples import Examples, FeatureLayout
 from extremax.features.pca import PCA
 from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
@@ -39,7 +38,7 @@ from extremax.scores.parts import Parts, parts_of
 from extremax.scores.weights import Weights
 from extremax.solvers.base import TrainState, chosen_header
 from extremax.solvers.config import FitConfig
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.registry import SOLVERS
 from extremax.storage import checks
 from extremax.storage.state import State, restore
 from extremax.tree.noise import Noise
@@ -142,8 +141,8 @@ class Model:
     ----------
     weights
         Weights, biases and feature scale.
-    objective
-        Name of the objective: it decides whether log p_n is added to the scores.
+    solver
+        Name of the solver: it decides whether log p_n is added to the scores.
     noise
         The distribution that negatives or cells came from; None where none was used.
     projection
@@ -169,7 +168,7 @@ class Model:
     """
 
     weights: Weights
-    objective: str
+    solver: str
     noise: Noise | None = None
     projection: PCA | None = None
     calibration: Calibration = field(default_factory=Calibration)
@@ -182,15 +181,6 @@ class Model:
     parts: Parts | None = None
     reference: Reference | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Find attributes under their names of version 0.1, with a warning."""
-        if name in _OLD_ATTRIBUTES:
-            new = _OLD_ATTRIBUTES[name]
-            warnings.warn(f"model_.{name} is now called model_.{new}.", FutureWarning, stacklevel=2)
-            return attrgetter(new)(self)
-        hint = f"; use {_OLD_METHODS[name]}" if name in _OLD_METHODS else ""
-        raise AttributeError(f"'Model' object has no attribute {name!r}{hint}")
-
     # -- parts ---------------------------------------------------------------------------------------------
 
     @property
@@ -202,9 +192,14 @@ class Model:
         return self.weights.n_features
 
     @property
+    def layout(self) -> FeatureLayout:
+        """What the columns of the features are."""
+        return FeatureLayout(self.n_features) if self.config is None else self.config.layout
+
+    @property
     def noise_term(self) -> Noise | None:
         """What prediction adds to the scores; None where they are unbiased."""
-        return self.noise if OBJECTIVES[self.objective].adds_log_noise else None
+        return self.noise if SOLVERS[self.solver].adds_log_noise else None
 
     @property
     def tree(self) -> LabelTree | None:
@@ -227,9 +222,10 @@ class Model:
         """Return what was left open and chosen: resolved parameters, figures from the data, calibration,
         beam.
         """
-        names = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
-        found: dict[str, Any] = {} if self.config is None else {n: getattr(self.config, n) for n in names}
-        found |= {"objective": self.objective, **self.chosen, **self.calibration._asdict()}
+        found: dict[str, Any] = {"solver": self.solver}
+        if self.config is not None:
+            found |= {"n_epochs": self.config.n_epochs, **self.config.solver.chosen()}
+        found |= {**self.chosen, **self.calibration._asdict()}
         if self.label_calibration is not None:
             found |= {"label_threshold": self.labels.threshold, "label_rows": self.labels.n_rows}
         beam = self.searches.get("beam")
@@ -256,16 +252,15 @@ class Model:
             labels, log_prob = found.topk(self.scorer, X, k, width=width, n_threads=n_threads)
         else:
             labels, log_prob = self.merged(n_threads).topk(found, X, k, width=width)
-        empty = self._empty_rows(X)
+        empty = self.empty_rows(X)
         if len(empty):
             labels[empty], log_prob[empty] = self._most_frequent(k)
         return labels, log_prob
 
-    def _empty_rows(self, X: Features) -> Int64:
+    def empty_rows(self, X: Features) -> Int64:
         """Return the rows that are answered with the class frequencies: of texts without a known n-gram."""
         features: Any = X
-        of_texts = self.config is not None and len(self.config.column_groups) > 0
-        if not of_texts or self.classes.counts is None or not sparse.issparse(features):
+        if not self.layout.is_text or self.classes.counts is None or not sparse.issparse(features):
             return np.empty(0, np.int64)
         return np.flatnonzero(features.indptr[1:] == features.indptr[:-1])
 
@@ -274,6 +269,14 @@ class Model:
         """Log of the class frequencies, (n_classes,); a class without training rows counts as half a row."""
         counts = np.maximum(np.asarray(self.classes.counts, dtype=np.float64), 0.5)
         return np.asarray(np.log(counts / counts.sum()), dtype=np.float32)
+
+    @property
+    def label_frequencies(self) -> Float64:
+        """Fraction of the training rows with each label, (n_classes,); zeros where it is not known."""
+        counts, n_samples = self.classes.counts, self.classes.n_samples
+        if counts is None or n_samples == 0:
+            return np.zeros(self.n_classes)
+        return np.asarray(counts / n_samples, np.float64)
 
     def _most_frequent(self, k: int) -> tuple[Int32, Float32]:
         """Return the k most frequent classes and the log of their frequencies."""
@@ -332,7 +335,7 @@ class Model:
 
     def _fill_empty(self, X: Features, table: Float32) -> Float32:
         """Put the log of the class frequencies into the rows of `table` that say nothing."""
-        empty = self._empty_rows(X)
+        empty = self.empty_rows(X)
         if len(empty):
             table[empty] = self.log_frequencies
         return table
@@ -343,7 +346,7 @@ class Model:
             prob = search.prob_all(self.scorer, X, n_threads=n_threads)
         else:
             prob = self.merged(n_threads).prob_all(X)
-        empty = self._empty_rows(X)
+        empty = self.empty_rows(X)
         if len(empty):
             frequencies = np.exp(self.log_frequencies.astype(np.float64))
             prob[empty] = frequencies / frequencies.sum()
@@ -355,7 +358,7 @@ class Model:
             ranked = search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
         else:
             ranked = self.merged(n_threads).rank_pairs(examples, k)
-        empty = self._empty_rows(examples.X)
+        empty = self.empty_rows(examples.X)
         if len(empty):
             ranked.labels[empty], ranked.log_prob[empty] = self._most_frequent(k)
             pairs = np.isin(examples.rows, empty)
@@ -512,7 +515,7 @@ class Model:
     def header(self) -> dict[str, Any]:
         """Return what a model folder stores beside the states of the parts."""
         return {
-            "objective": self.objective,
+            "solver": self.solver,
             "n_epochs": self.n_epochs,
             "chosen": chosen_header(self.chosen),
             "config": None if self.config is None else self.config.to_dict(),
@@ -521,9 +524,9 @@ class Model:
     @classmethod
     def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
         """Build a model from what `header` and `components` gave."""
-        if checks.get_text(header, "objective") not in OBJECTIVES:
+        if checks.get_text(header, "solver") not in SOLVERS:
             raise ModelFileError(
-                f"the model's objective {header['objective']!r} is unknown (known: {', '.join(OBJECTIVES)});"
+                f"the model's solver {header['solver']!r} is unknown (known: {', '.join(SOLVERS)});"
                 " a newer extremax, or the module that registers it, may be able to read it."
             )
         for name in ("weights", "calibration", "classes"):
@@ -534,7 +537,11 @@ class Model:
             _check_noise_size(parts["noise"].header, weights.n_classes)
             noise = restore("noise", parts["noise"])
         stored = checks.get(header, "config")
-        config = None if stored is None else FitConfig.from_dict(checks.get_mapping(header, "config"), noise)
+        config = (
+            None
+            if stored is None
+            else FitConfig.from_dict(checks.get_mapping(header, "config"), weights.n_features, noise)
+        )
         searches = {
             name.removeprefix("search_"): restore("search", part)
             for name, part in parts.items()
@@ -542,7 +549,7 @@ class Model:
         }
         found = cls(
             weights=weights,
-            objective=header["objective"],
+            solver=header["solver"],
             noise=noise,
             projection=PCA.from_state(parts["projection"]) if "projection" in parts else None,
             calibration=Calibration.from_state(parts["calibration"]),
@@ -585,22 +592,21 @@ class Model:
         if projection is not None:
             _check_size("the projection", "features", projection.n_features, n_features)
         if self.config is not None:
-            if self.config.objective != self.objective:
-                checks.reject(f"objective is {self.objective!r}, and {self.config.objective!r} in its config")
-            _check_size("config", "dense columns", self.config.n_dense, getattr(self.weights, "n_dense", 0))
-            groups = self.config.column_groups
+            if self.config.solver.name != self.solver:
+                checks.reject(f"solver is {self.solver!r}, and {self.config.solver.name!r} in its config")
+            _check_size("config", "dense columns", self.layout.n_dense, getattr(self.weights, "n_dense", 0))
+            groups = self.layout.groups
             if list(groups) != sorted(groups) or (groups and not 0 <= groups[0] <= groups[-1] <= n_features):
                 checks.reject(f"column_groups is {checks.shown(groups)} for {n_features:,} features")
-        trainer = OBJECTIVES[self.objective].trainer
-        if (trainer == "sparse") != self.weights.row_major and trainer in ("rows", "batch", "sparse"):
-            checks.reject(f"objective {self.objective!r} does not have weights of this kind")
+        if SOLVERS[self.solver].sparse_weights != self.weights.row_major:
+            checks.reject(f"solver {self.solver!r} does not have weights of this kind")
 
     def trained(self, state: TrainState, config: FitConfig) -> Model:
         """Return the model of a training state; calibration, indexes and descriptions stay as they are."""
         means = state.class_means if self.classes.means is None else self.classes.means
         return replace(
             self,
-            objective=config.objective,
+            solver=config.solver.name,
             noise=state.noise,
             projection=state.projection,
             classes=replace(self.classes, means=means),
@@ -627,30 +633,3 @@ def _check_noise_size(header: Mapping[str, Any], n_classes: int | None, depth: i
 
 
 _MAX_MIXTURES = 4
-
-# Names of version 0.1, and where their values are now.
-_OLD_ATTRIBUTES = {
-    "linear": "weights",
-    "base": "noise_term",
-    "temperature": "calibration.temperature",
-    "floor": "calibration.uniform_mix",
-    "class_counts": "classes.counts",
-    "class_means": "classes.means",
-    "n_samples": "classes.n_samples",
-    "descriptions": "classes.descriptions",
-}
-_OLD_METHODS = {
-    "top_k": "model_.topk",
-    "fit_index": "clf.fit_index",
-    "calibrate": "extremax.calibrate",
-    "judge": "model_.rank_pairs",
-    "save": "clf.save",
-    "index": 'model_.searches["beam"]',
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name != "ExtremeModel":
-        raise AttributeError(f"module 'extremax.model' has no attribute {name!r}")
-    warnings.warn("extremax.model.ExtremeModel is now called Model.", FutureWarning, stacklevel=2)
-    return Model

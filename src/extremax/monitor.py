@@ -268,7 +268,7 @@ class Monitor:
         if features.shape[0] == 0 if hasattr(features, "shape") else len(X) == 0:
             return self
         if answers is None:
-            ids, log_prob = classifier._predict_ids(features, 1)
+            ids, log_prob = classifier.predict_ids(features, 1)
         else:
             labels, log_prob = np.asarray(answers[0]), np.asarray(answers[1], np.float32)
             rows = X[0] if isinstance(X, tuple) else X
@@ -278,16 +278,16 @@ class Monitor:
                     f"answers have the shapes {labels.shape} and {log_prob.shape} for {n_rows:,} rows; give"
                     " what predict_topk returned for them."
                 )
-            ids = classifier._label_index.lookup(labels[:, 0], n_samples=len(labels))[:, None]
+            ids = classifier.label_ids(labels[:, 0])[:, None]
         self.observe(features, np.asarray(ids)[:, 0], log_prob[:, 0])
         return self
 
     def observe(self, features: Any, best: Int32, log_prob: Float32) -> None:
         """Take up rows whose features, best classes and log-probabilities are there already."""
         classifier = getattr(self.clf, "classifier_", self.clf)
-        if getattr(features, "format", "") != "csr" or classifier._large_columns is not None:
-            features = classifier._same_features(features)
-        measured = self.reference.measure(features, vars(classifier).get("_n_dense", 0))
+        if getattr(features, "format", "") != "csr" or classifier.layout_.scaling is not None:
+            features = classifier.to_features(features)
+        measured = self.reference.measure(features, classifier.layout_.n_dense)
         self._waiting.append((measured, best, log_prob))
         self._n_waiting += len(best)
         if self._n_waiting >= _BLOCK:

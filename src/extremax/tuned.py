@@ -25,8 +25,6 @@ class ProblemSize:
     n_features: int
     n_classes: int
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
-    n_dense: int = 0  # last columns that every row has, beside sparse ones
-    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from extremax.kernels.phases import new_schedule
 from extremax.kernels.row_losses import NegativeSampling, register_loss
 from extremax.kernels.row_training import AlongRow, Pairs, Step, train_dense
 from extremax.kernels.row_updates import ModelArrays
-from extremax.solvers.row_trainer import batch_ends
+from extremax.solvers.negative_sampling import batch_ends
 
 needs_compiler = pytest.mark.skipif(JIT_DISABLED, reason="nothing is compiled, so nothing is cached")
 

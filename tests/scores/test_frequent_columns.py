@@ -13,8 +13,8 @@ from extremax.examples import Examples
 from extremax.scores import ExactSearch, Scorer
 from extremax.scores.sparse_search import SparseSearch
 from extremax.scores.sparse_weights import SparseWeights, csr_rows, find_frequent
-from extremax.solvers.sparse_correction import Job, ProposalSource, TrainingRows, feature_mean, propose
-from extremax.solvers.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.solvers.sparse.correction import Job, ProposalSource, TrainingRows, feature_mean, propose
+from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig
 from planted import word_rows
 

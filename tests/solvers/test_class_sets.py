@@ -157,7 +157,7 @@ def test_gain_of_cells_is_that_of_the_variance_they_save():
 def fit_with_cells(X, y):
     numbers = replace_numbers(DEFAULTS, batch={"rows_per_cell": 256})
     estimator = type("SmallCells", (ExtremeClassifier,), {"_numbers": numbers})
-    return estimator("shared_softmax", n_shared=64, n_epochs=1, random_state=0, n_jobs=1).fit(X, y)
+    return estimator("minibatch_softmax", n_shared=64, n_epochs=1, random_state=0, n_jobs=1).fit(X, y)
 
 
 @pytest.mark.planted

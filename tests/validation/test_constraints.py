@@ -19,7 +19,7 @@ TABLE = {
     "rate": [Interval(float, 0, closed="neither")],
     "fraction": [Interval(float, 0, 1, closed="left"), None],
     "noise": [
-        Choice(("uniform", "frequency", "adversarial")),
+        Choice(("uniform", "frequency", "tree")),
         Instance("a Noise", methods=("sample", "log_prob")),
     ],
     "warm_start": [BOOLEAN],

@@ -95,7 +95,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "n_features": fitted.n_features,
         "nonzero_weights": int(fitted.weights.n_entries) if fitted.weights.row_major else None,
         "n_samples": fitted.classes.n_samples or None,
-        "objective": fitted.objective,
+        "solver": fitted.solver,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
         "optimizer": choices.get("optimizer", classifier.optimizer),
         "temperature": fitted.calibration.temperature,

@@ -19,7 +19,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 def open_model(path: Path, threads: int | None = None, encoder: str | None = None) -> Any:
     """Return the estimator saved in a folder, with the given number of threads and sentence encoder."""
-    from extremax.loading import load_model
+    from extremax.text import load_model
 
     model = load_model(path, encoder=encoder)
     classifier_of(model).n_jobs = threads

@@ -170,10 +170,9 @@ def _labels_of(clf: Any, inputs: Any, threshold: float | None) -> tuple[list[lis
     """Return the labels that apply to each row, and their probabilities by themselves."""
     import numpy as np
 
-    features = clf.transform(inputs) if takes_texts(clf) else clf._check_fitted(inputs)
+    features = clf.to_features(inputs)
     rows, ids, prob = clf._labels_above(features, threshold)
-    n_rows = len(inputs) if takes_texts(clf) else features.shape[0]
-    ends = np.searchsorted(rows, np.arange(1, n_rows + 1))[:-1]
+    ends = np.searchsorted(rows, np.arange(1, features.shape[0] + 1))[:-1]
     names = [part.tolist() for part in np.split(clf.classes_[ids], ends)]
     return names, [[float(f"{p:.7g}") for p in part.tolist()] for part in np.split(prob, ends)]
 

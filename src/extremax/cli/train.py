@@ -88,19 +88,17 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     from extremax.classifier import ExtremeClassifier
     from extremax.data import load_dataset
     from extremax.features.ngrams import NgramFeatures
-    from extremax.params import check_estimator_parameters
     from extremax.storage.folder import HEADER, check_target
     from extremax.text import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
     verbose = sys.stderr.isatty() and not quiet
-    classifier = ExtremeClassifier(
-        **given(parameters), random_state=seed, n_jobs=threads, verbose=int(verbose)
-    )
     # before an hour of training, not after
     with wrong_usage():
-        check_estimator_parameters(classifier.get_params(deep=False))
+        options = given(parameters)
+        classifier = ExtremeClassifier(**options, random_state=seed, n_jobs=threads, verbose=int(verbose))
+        classifier.check_params()
     check_target(out)
     replaces = (out / HEADER).exists()
     if replaces:

@@ -62,8 +62,8 @@ def update(  # noqa: PLR0913 (the options are the interface)
     extremax update model --merge kitten=cat --merge @merges.txt --out merged
     """
     terminal.set_quiet(opening.quiet)
-    from extremax.loading import load_model
     from extremax.storage.folder import check_target
+    from extremax.text import load_model
 
     if add is None and not remove and not merge:
         raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")

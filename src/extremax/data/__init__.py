@@ -17,9 +17,9 @@ from extremax.data.synthetic import (
     planted_softmax,
     unstructured,
 )
+from extremax.examples import seen_classes, split_rows
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
-from extremax.splits import seen_classes, split_rows
 
 __all__ = [
     "ICD10CM",

@@ -4,7 +4,7 @@
     name = "icd10cm"              # a known data set, or path = "rows.csv"
 
     [model]
-    noise = "adversarial"         # any parameter of ExtremeClassifier
+    solver = "negative_sampling"  # any parameter of ExtremeClassifier and of its solver
 
 A `Recipe` holds what its file says; `resolve` adds the defaults of the model.
 """
@@ -21,14 +21,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import asdict, replace
 
-from extremax.params import PARAMETERS
+from extremax.params import CLASSIFIER_PARAMETERS, PARAMETERS
+from extremax.solvers.registry import SOLVERS
 
 # Parameters of the machine and the terminal are not part of an experiment.
 NOT_IN_RECIPES = ("memory_limit", "n_jobs", "verbose", "validation_fraction")
-# An experiment without a seed could not be repeated.
-MODEL_DEFAULTS: dict[str, Any] = {
-    name: entry.default for name, entry in PARAMETERS.items() if name not in NOT_IN_RECIPES
-} | {"random_state": 0}
+_MODEL_NAMES = tuple(name for name in PARAMETERS if name not in NOT_IN_RECIPES)
+
+
+def model_defaults(solver: str) -> dict[str, Any]:
+    """Return the defaults of a classifier and its solver, with a seed: experiments can be repeated."""
+    own = {} if solver == "auto" else SOLVERS[solver]().get_params()
+    plain = {name: PARAMETERS[name].default for name in CLASSIFIER_PARAMETERS if name in _MODEL_NAMES}
+    return {**plain, **own, "solver": solver, "random_state": 0}
+
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
@@ -37,8 +43,8 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 
 def _check_names(given: Mapping[str, Any], section: str) -> None:
     for name in given:
-        if name not in MODEL_DEFAULTS:
-            raise ValueError(f"{section}.{name} is not a parameter.{suggest(name, MODEL_DEFAULTS)}")
+        if name not in _MODEL_NAMES:
+            raise ValueError(f"{section}.{name} is not a parameter.{suggest(name, _MODEL_NAMES)}")
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
@@ -204,7 +210,7 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     --------
     >>> from extremax.experiments import find_recipe, load_recipe
     >>> load_recipe(find_recipe("icd10cm/adversarial")).model["noise"]
-    'adversarial'
+    'tree'
     """
     file = Path(path)
     try:
@@ -222,7 +228,7 @@ def resolve(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe with all defaults, in types that JSON has."""
     sections = ("data", "features", "evaluation", "search")
     plain = {name: msgspec.to_builtins(asdict(getattr(recipe, name))) for name in sections}
-    model = {**MODEL_DEFAULTS, **recipe.model}
+    model = {**model_defaults(recipe.model.get("solver", "auto")), **recipe.model}
     return {"name": recipe.name, "method": recipe.method, "model": model, **plain}
 
 

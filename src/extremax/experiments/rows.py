@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
-from extremax.examples import Examples
+from extremax.examples import Examples, split_rows
 from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
 from extremax.runtime.atomic_files import stage_of
 from extremax.runtime.products import one_blas_thread
-from extremax.splits import split_rows
 from extremax.types import Int32, Int64
 from extremax.validation.features import check_features
 from extremax.validation.labels import LabelIndex, encode_labels

@@ -39,12 +39,12 @@ from extremax.experiments.methods import make_classifier, method_of
 from extremax.experiments.recipe import EvaluationConfig, Recipe, resolve
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
-from extremax.loading import load_model
 from extremax.model import Model
 from extremax.runtime.atomic_files import write_json
 from extremax.runtime.locks import hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
+from extremax.text import load_model
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]

@@ -23,11 +23,11 @@ import scipy.sparse as sp
 
 from extremax.experiments.curve import Evaluator, Schedule
 from extremax.experiments.methods import METHODS, make_classifier, method_of
-from extremax.experiments.recipe import MODEL_DEFAULTS, Recipe, resolve, to_toml
+from extremax.experiments.recipe import Recipe, model_defaults, resolve, to_toml
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import complete, open_folder, record_samples
 from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
-from extremax.params import BATCH_OBJECTIVES, PENALIZED
+from extremax.params import PARAMETERS
 from extremax.runtime.atomic_files import write_json, write_text
 from extremax.solvers.loop import Record
 
@@ -91,23 +91,22 @@ def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> sorted(default_space({"objective": "negative_sampling", "noise": "uniform"}))
+    >>> sorted(default_space({"solver": "negative_sampling", "noise": "uniform"}))
     ['learning_rate', 'penalized_scores', 'score_penalty']
-    >>> default_space({"objective": "softmax"})["learning_rate"][-1]
+    >>> default_space(METHODS["softmax"].model)["learning_rate"][-1]
     10.0
     """
-    parameters = {**MODEL_DEFAULTS, **model}
-    rates = SOFTMAX_RATES if parameters["objective"] == "softmax" else LEARNING_RATES
-    if parameters["objective"] in ("auto", *BATCH_OBJECTIVES) and parameters["objective"] != "softmax":
+    parameters = {**model_defaults(model.get("solver", "auto")), **model}
+    name = method_of(parameters)
+    rates, method = SOFTMAX_RATES if name == "softmax" else LEARNING_RATES, METHODS.get(name)
+    if method is None:
         return {"learning_rate": list(rates)}
-    method = METHODS.get(method_of(parameters))
     values: dict[str, Any] = {
         "score_penalty": list(SCORE_PENALTIES),
-        "penalized_scores": list(PENALIZED),
+        "penalized_scores": list(PARAMETERS["penalized_scores"].choices),
         "prior_variance": list(PRIOR_VARIANCES),
     }
-    searched = ("score_penalty",) if method is None else method.searched
-    return {"learning_rate": list(rates), **{name: values[name] for name in searched}}
+    return {"learning_rate": list(rates), **{name: values[name] for name in method.searched}}
 
 
 def tune(  # noqa: PLR0913 (the parameters are the API)

@@ -119,7 +119,7 @@ def describe_model(clf: Any) -> dict[str, Any]:
         "n_features": model.n_features,
         "n_samples": model.classes.n_samples or None,
         "input": "texts" if hasattr(clf, "features_") else "vectors",
-        "objective": model.objective,
+        "objective": model.solver,
         "labels_checksum": labels_checksum(clf.classes_),
     }
 

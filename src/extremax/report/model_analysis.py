@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from extremax.classifier_protocol import Classifier
+from extremax.base import Classifier
 from extremax.evaluation import prepare
 from extremax.report import tables
 from extremax.report.tables import AnalysisConfig, Predictions, Table

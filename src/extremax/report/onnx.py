@@ -79,7 +79,7 @@ def _import_onnx() -> Any:
 def _exportable(clf: Any) -> Model:
     """Return the model of a classifier, or say why it has no ONNX graph."""
     model: Model = clf.model_
-    groups = () if model.config is None else model.config.column_groups
+    groups = model.layout.groups
     if model.parts is not None:
         raise ValueError(
             "a model with merged classes has no ONNX graph: a class would need the sum over its parts. Export"

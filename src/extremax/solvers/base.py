@@ -325,6 +325,11 @@ class TrainerBase:
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
 
+    @property
+    def solver(self) -> Any:
+        """The solver, with nothing left open."""
+        return self.config.solver
+
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""
         X, n_limited = limit_sparse_rows(data.X, self.config.numbers.scale)

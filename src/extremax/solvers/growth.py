@@ -27,7 +27,7 @@ from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.scores.sparse_weights import DensePart, SparseWeights, csr_rows, select_columns, unit_rows
 from extremax.solvers.config import FitConfig
-from extremax.solvers.sparse_start import ClassSums, check_numbers
+from extremax.solvers.sparse.start import ClassSums, check_numbers
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int32, Int64

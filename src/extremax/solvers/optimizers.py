@@ -25,7 +25,6 @@ from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Int64
 
-OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
 _MEDIAN_LINES = 512  # of a table, that its median is taken of
 
@@ -195,7 +194,7 @@ class ShardedTables:
 
 
 def _columns(n_features: int, optimizer: str) -> int:
-    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0, "dual": 0}[optimizer]
+    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
 
 
 def _aligned(shape: tuple[int, ...], fill: float | None = None) -> Float32:

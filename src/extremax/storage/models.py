@@ -25,8 +25,9 @@ from extremax.features.whitening import Whitening
 from extremax.model import Model
 from extremax.scores.weights import ShardedWeights
 from extremax.solvers.base import TrainState
+from extremax.solvers.flat_parameters import with_solvers
 from extremax.solvers.optimizers import ShardedTables, Tables
-from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
+from extremax.solvers.sparse.solver import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
 from extremax.storage.folder import folder_checksum, load_folder, read_steadily, save_folder
@@ -134,6 +135,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
     folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
+        content = State(with_solvers(content.header), content.arrays)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
             parts |= _open_shards(Path(path), content.header, parts, verify=verify)

@@ -7,8 +7,8 @@ import pytest
 
 from extremax import ExtremeClassifier, TreeNoise, load_model
 from extremax.data import planted_hierarchy
+from extremax.experiments.paper.table_1 import PAPER_PARAMETERS, TABLE_1
 from extremax.features.pca import PCA
-from extremax.solvers.paper_parameters import PAPER_PARAMETERS, TABLE_1
 from extremax.tree.literal import fit_literal
 
 

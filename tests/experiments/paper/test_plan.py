@@ -12,9 +12,9 @@ from extremax.data import planted_hierarchy
 from extremax.experiments.catalog import load_named
 from extremax.experiments.paper.plan import PAPER_SIZES, describe_needs, find_size
 from extremax.experiments.paper.reproduction import recipe_for, reproduce
+from extremax.experiments.paper.table_1 import TABLE_1
 from extremax.experiments.recipe import resolve
 from extremax.experiments.runner import run
-from extremax.solvers.paper_parameters import TABLE_1
 
 LENGTH = 27.7  # of XML-CNN rows of Amazon-670K
 
@@ -53,8 +53,10 @@ def test_authors_files_learn_in_the_paper_s_units(tmp_path: Path, monkeypatch: p
         gains = []
         for scaled in (False, True):
             options = {**model, "scale_features": scaled}
-            start = ExtremeClassifier(**{**options, "n_epochs": 0}).fit(rows.train.X, rows.train.y)
-            clf = ExtremeClassifier(**options).fit(rows.train.X, rows.train.y)
+            start = ExtremeClassifier.with_solver(**{**options, "n_epochs": 0}).fit(
+                rows.train.X, rows.train.y
+            )
+            clf = ExtremeClassifier.with_solver(**options).fit(rows.train.X, rows.train.y)
             before, after = (c.log_likelihood(rows.test.X, rows.test.y) for c in (start, clf))
             gains.append(after - before)
         assert gains[0] > factor * gains[1] > 0.0  # the same rate on scaled rows is another, smaller one

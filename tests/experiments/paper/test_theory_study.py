@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from extremax import ExtremeClassifier
 from extremax.cli.app import app
 from extremax.experiments.paper import theory, theory_figure, theory_study
+from extremax.solvers import NegativeSampling
 
 NOISES = ["uniform", "frequency", "tree", "p_D"]
 
@@ -64,7 +65,7 @@ def test_temperature_recovers() -> None:
 @pytest.mark.parametrize("noise", ["adversarial", "frequency"])
 def test_order_on_icd10cm(noise: str) -> None:
     """Also when p_D is estimated by a classifier that has no tree in it."""
-    model = ExtremeClassifier(noise=noise, random_state=0)
+    model = ExtremeClassifier(NegativeSampling(noise=noise), random_state=0)
     found = theory_study.icd10cm_study(n_rows=200, n_features=128, classifier=model)
     values = [row.overlap for row in found.noises]
     assert values == sorted(values)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from extremax.experiments import catalog, xml_cnn
 from extremax.experiments.recipe import Recipe
+from extremax.experiments.methods import make_classifier
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.fit import make_trainer
 from extremax.runtime.context import Context
@@ -35,7 +36,8 @@ def describe_needs(data: str, recipes: Mapping[str, Recipe]) -> list[str]:
         return []
     (n_train, n_test, n_features, n_classes), has_files = find_size(data)
     problem = ProblemSize(n_train, n_train, n_features, n_classes)
-    configs = [resolve(resolve_recipe(recipe)["model"], problem) for recipe in recipes.values()]
+    classifiers = [make_classifier(resolve_recipe(recipe)["model"]) for recipe in recipes.values()]
+    configs = [resolve(clf.solver, problem, n_epochs=clf.n_epochs) for clf in classifiers]
     training = [make_trainer(config, Context(0, 1)).memory(problem) for config in configs]
     memory = {"rows of the files": 4 * (n_train + n_test) * n_features, "training": max(training)}
     where = f"{catalog.FOLDER_VARIABLE}/{catalog.xml_cnn_folder(data)}/"

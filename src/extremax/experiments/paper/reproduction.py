@@ -171,7 +171,7 @@ def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
 def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
     """Return the tree that methods share; None where there is none, or where its fit depends on the seed."""
     model = resolve(recipe)["model"]
-    if model["noise"] != "adversarial" or model["tree_fit"] != "paper":
+    if model.get("noise") != "tree" or model["tree_fit"] != "paper":
         return None
     shape = tuple(model[name] for name in _TREE_PARAMETERS)
     if shape not in task.trees:

@@ -24,7 +24,7 @@ from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
 from extremax.scores.sparse_weights import SparseWeights, find_frequent, no_frequent, transpose_structure
 from extremax.scores.weights import Buffers
-from extremax.solvers.sparse_start import ClassSums, Start
+from extremax.solvers.sparse.start import ClassSums, Start
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Int64
 

@@ -2,7 +2,7 @@
 
 Every row is left out once: start and SVMs are fitted without a fold of the rows, the rows of the fold are
 described by their scores, and the weights of both are chosen by all rows together, as
-`extremax.solvers.mixing` does by held-out rows.
+`extremax.solvers.sparse.mix` does by held-out rows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_start import Numbers
 from extremax.runtime.context import Context
 from extremax.scores.sparse_weights import SparseWeights
-from extremax.solvers import sparse_correction as steps
 from extremax.solvers.base import labelled_rows
-from extremax.solvers.mixing import fit_joint_mixture
-from extremax.solvers.sparse_correction import Job, TrainingRows
-from extremax.solvers.sparse_start import ClassSums, make_start, refit_numbers
+from extremax.solvers.sparse import correction as steps
+from extremax.solvers.sparse.correction import Job, TrainingRows
+from extremax.solvers.sparse.mix import fit_joint_mixture
+from extremax.solvers.sparse.start import ClassSums, make_start, refit_numbers
 from extremax.types import Int64
 
 

@@ -72,7 +72,7 @@ class CandidateTrainer(WhitenedTrainer):
         context, n_features = self.context, int(data.X.shape[1])
         moments, chosen = self.find_moments(data)
         scale = moments.feature_scale
-        tables = Tables.zeros(n_classes, n_features, self.config.optimizer)
+        tables = Tables.zeros(n_classes, n_features, "sgd")  # without accumulators
         state = TrainState(tables, scale, chosen=chosen)
         # rows are compared as if left out of their class: the best scale is right as it is
         config = replace(self.config.numbers.warm_start, init_scale_factor=1.0)
@@ -93,7 +93,7 @@ class CandidateTrainer(WhitenedTrainer):
         X = np.empty(source.shape, np.float32)
         blocks = split(len(X), _ROW_BLOCK)
         white = state.whitening
-        assert white is not None  # `resolve` refuses the objective without
+        assert white is not None  # the start has made it
 
         def work(i: int) -> None:
             a, b = blocks[i]

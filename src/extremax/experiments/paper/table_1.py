@@ -1,26 +1,6 @@
-"""The paper's own parameters, by the names of `ExtremeClassifier`, and its Table 1."""
+"""Table 1 of the paper; its other parameters are `NegativeSampling.paper`."""
 
 from __future__ import annotations
-
-from typing import Any
-
-# Section 5: one negative, k = 16, lambda_n = 0.1, Adagrad, features as they come; rho and lambda are those of
-# Table 1 for the proposed method, the same on both data sets.
-PAPER_PARAMETERS: dict[str, Any] = {
-    "objective": "negative_sampling",
-    "noise": "adversarial",
-    "n_negatives": 1,
-    "optimizer": "adagrad",
-    "learning_rate": 0.01,
-    "score_penalty": 0.001,
-    "tree_components": 16,
-    "tree_regularization": 0.1,
-    "tree_fit": "paper",
-    "scale_features": False,
-}
-
-# What the authors' published code does otherwise, of what can be switched on here.
-AUTHORS_CODE: dict[str, Any] = {"whiten_components": True}
 
 # rho, and lambda or the prior variance sigma_0^2, of each method.
 TABLE_1: dict[str, dict[str, dict[str, float]]] = {

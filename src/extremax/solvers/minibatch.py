@@ -43,13 +43,14 @@ from extremax.solvers.base import (
     whitening_memory,
 )
 from extremax.solvers.class_sets import ClassSets, cell_gain, count_cells, route
-from extremax.solvers.noise_fit import fit_noise
+from extremax.solvers.noise_fit import fit_tree
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import DenseRows, Window, epoch_seed, epoch_windows
 from extremax.solvers.stream import StreamMoments, log_likelihood
 from extremax.solvers.warm_start import WarmStart, discriminant_projection, start_discriminant
 from extremax.solvers.whitened import WhitenedTrainer
 from extremax.tree.layout import depth_of
+from extremax.tree.noise import TreeNoise
 from extremax.tree.tuning import TunedTree
 from extremax.tuned import ProblemSize, has_many_classes
 from extremax.types import Float32, Float64, Int32, Int64
@@ -96,35 +97,33 @@ class _Buffers:
 
 
 @dataclass(frozen=True)
-class BatchTrainer(WhitenedTrainer):
+class MinibatchTrainer(WhitenedTrainer):
     """Objectives whose minibatches share classes."""
 
-    remedy = (
-        "objective='negative_sampling', which does not whiten features, or a smaller batch_size or n_shared"
-    )
+    remedy = "solver='negative_sampling', which does not whiten features, or a smaller batch_size or n_shared"
 
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
-        config, n_features, n_classes = self.config, problem.n_features, problem.n_classes
-        need = sum(Tables.bytes_needed(n_classes, n_features, config.optimizer))
-        size, batch = config.set_size(n_classes), min(config.batch_size, problem.n_pairs)
+        solver, n_features, n_classes = self.solver, problem.n_features, problem.n_classes
+        need = sum(Tables.bytes_needed(n_classes, n_features, solver.optimizer))
+        size, batch = solver.set_size(n_classes), min(solver.batch_size, problem.n_pairs)
         need += 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes
         need += 40 * problem.n_pairs  # order, cells, and both once more while they are sorted
         if problem.n_entries is not None:
             need += 4 * problem.n_rows * n_features  # unpacked
         if self._keeps_moments(problem):
             need += 8 * (n_classes + 4 * n_features) * n_features
-        if config.precondition:
-            need += whitening_memory(problem, config, self.context.n_threads)
+        if solver.precondition:
+            need += whitening_memory(problem, self.config, self.context.n_threads)
         if self._n_cells(problem) > 1:
-            need += tree_memory(problem, config.tree_components, self.context.n_threads)
+            need += tree_memory(problem, solver.tree_components, self.context.n_threads)
         return need
 
     def _n_cells(self, problem: ProblemSize) -> int:
         """Return the number of cells that minibatches come from; with 1 no tree is needed."""
         config, n_classes = self.config, problem.n_classes
-        size = config.set_size(n_classes)
-        few = not has_many_classes(n_classes, config.n_shared, config.numbers.batch)
-        if not (config.uses_tree and size < n_classes and few):
+        size = self.solver.set_size(n_classes)
+        few = not has_many_classes(n_classes, size, config.numbers.batch)
+        if not (self.solver.uses_tree and size < n_classes and few):
             return 1
         return count_cells(problem.n_pairs, depth_of(n_classes), config.numbers.batch)
 
@@ -133,26 +132,26 @@ class BatchTrainer(WhitenedTrainer):
         X, n_features = data.X, int(data.X.shape[1])
         problem = ProblemSize(data.n_rows, data.n_pairs, n_features, n_classes)
         needs_tree = self._n_cells(problem) > 1
-        kept = min(config.tree_components, n_features)
+        kept = min(self.solver.tree_components, n_features)
         tables = Tables.zeros(
-            n_classes, n_features, config.optimizer, initial_square=config.numbers.rows.initial_square
+            n_classes, n_features, self.solver.optimizer, initial_square=config.numbers.rows.initial_square
         )
         state = TrainState(tables, 1.0)
-        if config.precondition:
+        if self.solver.precondition:
             start = self._warm_start(state, data)
             if needs_tree:
                 state.projection = self._tree_projection(state, start, data, kept)
             start.whitening.to_features(tables.weights, tables.biases, context.n_threads)
         else:
-            if config.scale_features:
+            if self.solver.scale_features:
                 state.feature_scale = find_feature_scale(X, labelled_rows(data), config.numbers.scale)
             if needs_tree:
                 state.projection = self._principal_components(state.feature_scale, data, kept)
         if needs_tree:
             Z = self.projected.get(state.projection, X, state.whitening)
-            state.noise, chosen = fit_noise(
-                data, Z, n_classes, config, context, rough=True, inspect=partial(self._judge_cells, data, Z)
-            )
+            inspect = partial(self._judge_cells, data, Z)
+            tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=True, inspect=inspect)
+            state.noise = TreeNoise(tree)
             state.chosen |= chosen
         if self._keeps_moments(problem) and (state.whitening is None or state.whitening.scaling is None):
             # a first part that gave a whitening has twice as many rows before the next one
@@ -243,7 +242,7 @@ class BatchTrainer(WhitenedTrainer):
         routed = route(tuned.structure, Z, n_cells, self.context.n_threads)
         cells = routed if data.row_index is None else routed[data.row_index]
         gain = cell_gain(
-            cells, data.y, tuned.held_out, n_classes, config.set_size(n_classes), self._class_exponent
+            cells, data.y, tuned.held_out, n_classes, self.solver.set_size(n_classes), self._class_exponent
         )
         pays = gain > config.numbers.batch.min_cell_gain
         self.context.progress.log(
@@ -254,13 +253,13 @@ class BatchTrainer(WhitenedTrainer):
     @property
     def _class_exponent(self) -> float:
         """Power of the class frequencies by which classes are drawn."""
-        exponents = {"uniform": 0.0, "frequency": self.config.noise_exponent}
-        return exponents.get(str(self.config.noise), self.config.numbers.batch.class_exponent)
+        exponents = {"uniform": 0.0, "frequency": self.solver.noise_exponent}
+        return exponents.get(self.solver.noise, self.config.numbers.batch.class_exponent)
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:
         config, n_classes = self.config, state.tables.n_classes
         self._add_part(state, data)
-        size = config.set_size(n_classes)
+        size = self.solver.set_size(n_classes)
         cells = None
         tree = None if state.noise is None else state.noise.tree
         if tree is not None:
@@ -274,14 +273,14 @@ class BatchTrainer(WhitenedTrainer):
                 cells = routed if data.row_index is None else routed[data.row_index]
         counts = data.class_counts(n_classes, weighted=True).astype(np.float64)
         sets = ClassSets.build(counts, size, exponent=self._class_exponent, cells=cells, y=data.y)
-        max_step = config.numbers.batch.max_step if cells is not None and config.precondition else np.inf
-        return PreparedBatches(data, sets, cells, min(config.batch_size, data.n_pairs), max_step)
+        max_step = config.numbers.batch.max_step if cells is not None and self.solver.precondition else np.inf
+        return PreparedBatches(data, sets, cells, min(self.solver.batch_size, data.n_pairs), max_step)
 
     def _warm_up(self, epochs_done: float) -> float:
         """Return the factor of the learning rate, which rises over the first epochs of a whole fit."""
         config, numbers = self.config, self.config.numbers.batch
         length = numbers.warm_up * config.n_epochs
-        if not config.decays or config.streaming or epochs_done >= length:
+        if not self.solver.decays or config.streaming or epochs_done >= length:
             return 1.0
         return float((epochs_done / length) ** numbers.warm_up_power)
 
@@ -302,7 +301,7 @@ class BatchTrainer(WhitenedTrainer):
                     rate = rates[0] + (rates[1] - rates[0]) * done / data.n_pairs
                     rate *= self._warm_up(state.n_epochs + done / data.n_pairs)
                     batch = _Batch(prepared, buffers, window, part, cell)
-                    total += batch.step(state, draws[turn], rate, self.config.score_penalty, threads)
+                    total += batch.step(state, draws[turn], rate, self.solver.score_penalty, threads)
                     weight_done += float(batch.weight.sum())
                     done += len(part)
                     progress.check()

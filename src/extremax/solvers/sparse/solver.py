@@ -1,8 +1,8 @@
 """Training of sparse weights: a generative start, what it does not know, and a mixture of both.
 
-The start (`extremax.solvers.sparse_start`) is the paper's auxiliary model in sparse form: it proposes hard
+The start (`extremax.solvers.sparse.start`) is the paper's auxiliary model in sparse form: it proposes hard
 negatives for every row, and its leave-one-out scores are fixed offsets of the correction that is trained on
-them (`extremax.solvers.sparse_correction`).  Where all rows can be compared with all classes, one-vs-rest
+them (`extremax.solvers.sparse.correction`).  Where all rows can be compared with all classes, one-vs-rest
 SVMs are fitted as well.  All parts are linear in the features; the weights with which they are added are
 chosen by the likelihood of rows that none of them was trained on.
 """
@@ -35,16 +35,16 @@ from extremax.scores.sparse_weights import (
     restore_matrix,
 )
 from extremax.scores.weights import Weights
-from extremax.solvers import sparse_correction as steps
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
-from extremax.solvers.bilinear import Bilinear, choose_columns, fit_bilinear
-from extremax.solvers.config import candidate_count, svms_are_affordable
-from extremax.solvers.cross_mixing import mix_by_folds
-from extremax.solvers.dense_part import MakeTrainer, fit_dense
 from extremax.solvers.growth import SparseRecord
-from extremax.solvers.mixing import PARTS, compare, fit_mixture
-from extremax.solvers.sparse_correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.solvers.sparse_start import (
+from extremax.solvers.registry import candidate_count, svms_are_affordable
+from extremax.solvers.sparse import correction as steps
+from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
+from extremax.solvers.sparse.correction import Correction, Job, ProposalSource, TrainingRows
+from extremax.solvers.sparse.cross_mix import mix_by_folds
+from extremax.solvers.sparse.dense_part import fit_dense
+from extremax.solvers.sparse.mix import PARTS, compare, fit_mixture
+from extremax.solvers.sparse.start import (
     ClassSums,
     Start,
     check_numbers,
@@ -306,8 +306,6 @@ class Prepared:
 class SparseTrainer(TrainerBase):
     """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
 
-    make_dense_trainer: MakeTrainer | None = None  # of the dense columns beside sparse ones
-
     @property
     def numbers(self) -> SparseConfig:
         return self.config.numbers.sparse
@@ -325,7 +323,7 @@ class SparseTrainer(TrainerBase):
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
         need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
-        need += 208 * (1 + len(problem.column_groups)) * start_pairs * start_classes
+        need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
             need += 12 * entries  # packed
         has_svm = svms_are_affordable(entries, n_classes, numbers, several=several)
@@ -348,7 +346,7 @@ class SparseTrainer(TrainerBase):
         if X.dtype != np.float32 or not X.has_sorted_indices:
             X = X.astype(np.float32)
             X.sort_indices()
-        X = without_zeros(X, X.shape[1] - self.config.n_dense)
+        X = without_zeros(X, X.shape[1] - self.config.layout.n_dense)
         data = self._unit_weight(data)
         return self.limit_sparse(data if X is data.X else data.with_features(X))
 
@@ -361,12 +359,12 @@ class SparseTrainer(TrainerBase):
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:
         """Return the sparse columns as the kernels take them, times a scale."""
-        rows = csr_rows(data.X, self.config.n_dense)
+        rows = csr_rows(data.X, self.config.layout.n_dense)
         return rows if scale == 1.0 else rows._replace(data=rows.data * np.float32(scale))
 
     def _find_scale(self, data: Examples) -> float:
         """Return one over the root mean square length of the rows, or one where it is about that."""
-        rows, used = csr_rows(data.X, self.config.n_dense), labelled_rows(data)
+        rows, used = csr_rows(data.X, self.config.layout.n_dense), labelled_rows(data)
         n_rows = data.n_rows if used is None else int(used.sum())
         sums = square_sums(rows.indptr, rows.data)
         rough = float(np.sqrt((sums if used is None else sums[used]).sum() / max(n_rows, 1)))
@@ -411,12 +409,12 @@ class SparseTrainer(TrainerBase):
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
-        n_features, scale = int(data.X.shape[1]) - self.config.n_dense, self._find_scale(data)
+        n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
         numbers, likelihood = fit_numbers(
             arrays, rows, data, self.start_config, self.context.seed % 2**31, self.context.n_threads,
-            self.config.column_groups,
+            self.config.layout.groups,
         )  # fmt: skip
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
@@ -441,7 +439,7 @@ class SparseTrainer(TrainerBase):
             tables.sums = tables.sums.plus(new)
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
-                self.context.n_threads, self.config.column_groups,
+                self.context.n_threads, self.config.layout.groups,
             )  # fmt: skip
             tables.duals, tables.weights = None, None
         state.pair_key = key
@@ -676,16 +674,14 @@ class SparseTrainer(TrainerBase):
             candidates = self._propose(training, source, self._job())
         if tables.bilinear is None and candidates is not None and small:
             job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
-            first_word = self.config.column_groups[0] if self.config.column_groups else 0
+            first_word = self.config.layout.first_word
             columns = choose_columns(training, first_word, job)
             if len(columns) >= config.bilinear_size:
-                of_texts = bool(self.config.column_groups)
+                of_texts = self.config.layout.is_text
                 best = steps.keep_best(candidates, config.max_candidates)
                 tables.bilinear = fit_bilinear(training, best, columns, shape[0], job, keeps_length=of_texts)
-        if tables.dense is None and self.config.n_dense and self.make_dense_trainer is not None:
-            tables.dense = fit_dense(
-                training.data, shape[0], self.config, self.context, self.make_dense_trainer
-            )
+        if tables.dense is None and self.config.layout.n_dense:
+            tables.dense = fit_dense(training.data, shape[0], self.config, self.context)
 
     def _show(self, label: str, total: int) -> steps.Check:
         """Return what shows the progress of a part."""
@@ -706,11 +702,11 @@ class SparseTrainer(TrainerBase):
             part: Linear | None = getattr(tables, name)
             if part is not None:
                 parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
-        has_cosine = self.config.column_groups and len(start.biases) > self.numbers.few_classes
+        has_cosine = self.config.layout.is_text and len(start.biases) > self.numbers.few_classes
         if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
             parts["centroid"] = _centroids(tables.sums)
         parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
-        shape, n_dense = tables.sums.matrix.shape, self.config.n_dense
+        shape, n_dense = tables.sums.matrix.shape, self.config.layout.n_dense
         if n_dense:  # every part reads the same rows
             none = DensePart.of_columns(np.zeros((shape[0], n_dense), np.float32), n_dense)
             parts = {name: replace(weights, dense=none) for name, weights in parts.items()}

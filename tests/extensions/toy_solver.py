@@ -1,4 +1,4 @@
-"""An objective in one file: the squared hinge loss of each negative against the positive."""
+"""A solver in one file: the squared hinge loss of each negative against the positive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from extremax.kernels.compile import njit
 from extremax.kernels.row_losses import register_loss
-from extremax.solvers.objectives import Objective, register_objective
+from extremax.solvers import NegativeSampling, register_solver
 
 
 class SquaredHinge(NamedTuple):
@@ -37,7 +37,14 @@ def squared_hinge(settings, pairs, start, stop):
 
 
 register_loss(SquaredHinge, squared_hinge)
-register_objective(
-    "squared_hinge",
-    Objective("rows", loss=lambda penalty, epoch, decay: SquaredHinge(np.float32(penalty))),
-)
+
+
+@register_solver
+class SquaredHingeSampling(NegativeSampling):
+    """Negatives as in negative sampling; scores need no log p_n."""
+
+    name = "squared_hinge"
+    adds_log_noise = False
+
+    def loss(self, epoch, config):
+        return SquaredHinge(np.float32(self.score_penalty))

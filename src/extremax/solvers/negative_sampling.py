@@ -70,43 +70,46 @@ class RowTrainer(TrainerBase):
 
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
         config = self.config
-        need = sum(Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer))
+        solver = self.solver
+        need = sum(Tables.bytes_needed(problem.n_classes, problem.n_features, solver.optimizer))
         window = min(problem.n_pairs, config.numbers.order.window_bytes // (4 * problem.n_features) + 1)
         # Classes, noise, scores and coefficients of the pairs of a window, and what is drawn.
-        need += 20 * problem.n_pairs + window * (20 * (1 + config.n_negatives) + 8 * config.n_negatives + 24)
-        if config.uses_tree:
-            need += tree_memory(problem, config.tree_components, self.context.n_threads)
+        need += 20 * problem.n_pairs + window * (20 * (1 + solver.n_negatives) + 8 * solver.n_negatives + 24)
+        if solver.uses_tree:
+            need += tree_memory(problem, solver.tree_components, self.context.n_threads)
         return need
 
     def accept(self, data: Examples) -> Examples:
-        scales = self.config.scale_features and sparse.issparse(data.X)
+        scales = self.solver.scale_features and sparse.issparse(data.X)
         return self.limit_sparse(data) if scales else data
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         config, numbers = self.config, self.config.numbers
         X = data.X
         scaling, limited = None, self.accepted
-        if config.scale_features and not sparse.issparse(X):
+        if self.solver.scale_features and not sparse.issparse(X):
             scaling, limited = self.find_scaling(data)
         if scaling is not None:
             scale = scaling.feature_scale
         else:
             scale = (
-                find_feature_scale(X, labelled_rows(data), numbers.scale) if config.scale_features else 1.0
+                find_feature_scale(X, labelled_rows(data), numbers.scale)
+                if self.solver.scale_features
+                else 1.0
             )
         projection = self.find_projection(X, row_weight(data), scale, scaling)
         tables = self.new_tables(n_classes, int(X.shape[1]))
         Z = self.projected.get(projection, X, scaling)
         noise, chosen = fit_noise(data, Z, n_classes, config, self.context)
         state = TrainState(tables, scale, noise, projection, scaling=scaling, chosen=limited | chosen)
-        if config.definition.starts_at_noise:
+        if self.solver.starts_at_noise:
             tables.biases[:] = self.mean_log_noise(noise, data, Z)
         return state
 
     def new_tables(self, n_classes: int, n_features: int) -> Tables:
         """Return tables before the first epoch, of all classes or of some."""
         square = self.config.numbers.rows.initial_square
-        return Tables.zeros(n_classes, n_features, self.config.optimizer, initial_square=square)
+        return Tables.zeros(n_classes, n_features, self.solver.optimizer, initial_square=square)
 
     def mean_log_noise(self, noise: Noise, data: Examples, Z: Float32) -> Float32:
         """Return the mean of log p_n of each class over some rows: biases of scores that are
@@ -121,14 +124,14 @@ class RowTrainer(TrainerBase):
     @property
     def projection_rows(self) -> int | None:
         """Rows that the projection of the tree is found from; None for all."""
-        return None if self.config.tree_fit == "paper" else MAX_ROWS
+        return None if self.solver.tree_fit == "paper" else MAX_ROWS
 
     def find_projection(
         self, X: Features, weight: NDArray[Any] | None, scale: float, scaling: ColumnScaling | None
     ) -> PCA | None:
         """Return the projection of the features for the tree; None without a tree."""
-        if not self.config.uses_tree:
-            return own_projection(self.config.noise, int(X.shape[1]))
+        if not self.solver.uses_tree:
+            return own_projection(self.solver.noise, int(X.shape[1]))
         return self._project(X, weight, scale, scaling)
 
     def _project(
@@ -139,8 +142,7 @@ class RowTrainer(TrainerBase):
         The tree's regularization then means the same for features of any magnitude.
         """
         self.context.progress.log("projecting the features")
-        config = self.config
-        kept = min(config.tree_components, int(X.shape[1]))
+        kept = min(self.solver.tree_components, int(X.shape[1]))
         options: dict[str, Any] = {"max_rows": self.projection_rows}
         options |= {"n_jobs": self.context.n_threads, "scaling": scaling}
         found = PCA.fit(X, kept, sample_weight=weight, **options)
@@ -151,7 +153,7 @@ class RowTrainer(TrainerBase):
             given, mean = scaling.to_given(found.components[:kept], found.mean)
             variance = found.explained_variance[:kept]
             projection = PCA(given.astype(np.float32), mean.astype(np.float32), variance)
-        return projection.whitened() if config.whiten_components else projection
+        return projection.whitened() if self.solver.whiten_components else projection
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedRows:
         noise = _noise_of(state)
@@ -176,10 +178,10 @@ class RowTrainer(TrainerBase):
         threads = 1 if JIT_DISABLED else self.context.n_threads
         seed, rate = self.context.seed, rates[0]
         step = self._step(state, rate)
-        eta_of_pairs = _pair_values(state, prepared) if config.definition.pair_state else None
+        eta_of_pairs = _pair_values(state, prepared) if self.solver.pair_state else None
         whole_weight = float(data.pair_weight.sum(dtype=np.float64))
         prior = PriorSchedule(config, tables, tables.n_classes, data.n_pairs, whole_weight)
-        width, stretch = 1 + config.n_negatives, self.stretch_rows
+        width, stretch = 1 + self.solver.n_negatives, self.stretch_rows
         total, weight_done, pairs_done = 0.0, 0.0, 0
         order = epoch_windows(prepared.source, data, seed, state.n_epochs, config.numbers.order)
         for number, window in order:
@@ -190,7 +192,7 @@ class RowTrainer(TrainerBase):
             for start in range(0, len(chosen), stretch):
                 cut = slice(start, start + stretch)
                 pairs = Pairs(*(table[cut] for table in tables_of_pairs))
-                ends = batch_ends(len(pairs.rows), config.batch_size)
+                ends = batch_ends(len(pairs.rows), self.solver.batch_size)
                 train_together(prepared.source.train, window.X, pairs, ends, tables.arrays, step, threads)
                 total += float(pairs.losses.sum())
                 weight_done += float(pairs.row_weight.sum())
@@ -205,21 +207,14 @@ class RowTrainer(TrainerBase):
     @property
     def stretch_rows(self) -> int:
         """Rows, in whole minibatches, between two looks at clock, interrupts and prior."""
-        size = self.config.batch_size
-        return max(1, self.config.numbers.rows.progress_pairs // (1 + self.config.n_negatives) // size) * size
+        size = self.solver.batch_size
+        return max(1, self.config.numbers.rows.progress_pairs // (1 + self.solver.n_negatives) // size) * size
 
     def _step(self, state: TrainState, rate: float) -> Step:
         config = self.config
-        loss = config.definition.loss
-        if config.penalized_scores == "raw" and config.definition.raw_loss is not None:
-            loss = config.definition.raw_loss
-        if loss is None:
-            raise ValueError(
-                f"objective {config.objective!r} has no loss; an objective that trains by rows needs one."
-            )
         sizes = PerWeight if state.tables.per_weight else AlongRow
         return Step(
-            objective=loss(config.score_penalty, state.n_epochs, config.numbers.rows.augment_reduce_decay),
+            objective=self.solver.loss(state.n_epochs, config.numbers.rows),
             sizes=sizes(np.float32(1.0 if state.scaling else state.feature_scale), np.float32(rate)),
         )
 
@@ -227,16 +222,18 @@ class RowTrainer(TrainerBase):
         self, state: TrainState, prepared: PreparedRows, window: Window, seed: int, threads: int
     ) -> Pairs:
         """Draw the negatives of a window and make room for what is computed of them."""
-        config, data = self.config, prepared.data
-        n, width, chosen = len(window.pairs), 1 + config.n_negatives, window.pairs
+        data = prepared.data
+        n, width, chosen = len(window.pairs), 1 + self.solver.n_negatives, window.pairs
         labels, log_noise = np.empty((n, width), np.int32), np.empty((n, width), np.float32)
         labels[:, 0], log_noise[:, 0] = data.y[chosen], prepared.positive_log_noise[chosen]
         Z = _gather(prepared.Z, window.rows, threads)
-        labels[:, 1:], log_noise[:, 1:] = _noise_of(state).sample(Z, config.n_negatives, seed, n_jobs=threads)
+        labels[:, 1:], log_noise[:, 1:] = _noise_of(state).sample(
+            Z, self.solver.n_negatives, seed, n_jobs=threads
+        )
         return Pairs(
             rows=window.local,
             labels=labels,
-            log_base=log_noise if config.definition.adds_log_noise else np.zeros_like(log_noise),
+            log_base=log_noise if self.solver.adds_log_noise else np.zeros_like(log_noise),
             log_noise=log_noise,
             row_weight=data.pair_weight[chosen],
             scores=np.empty_like(log_noise),
@@ -302,7 +299,7 @@ class PriorSchedule:
     weight_shrunk: float = 0.0
 
     def advance(self, n_scores: int, weight_done: float, pairs_done: int, rate: float, threads: int) -> None:
-        variance = self.config.prior_variance
+        variance = self.config.solver.prior_variance
         if variance is None:
             return
         self.due += n_scores
