@@ -210,7 +210,6 @@ ALLOWED: dict[str, set[str]] = {
         "solvers",
         "solvers.registry",
         "storage",
-        "text",
         "tree",
         "types",
         "validation",
@@ -277,10 +276,9 @@ ALLOWED: dict[str, set[str]] = {
         "solvers",
         "solvers.registry",
         "storage",
-        "text",
         "types",
     },
-    "__init__": {"classifier", "evaluation", "text", "report", "text", "tree"},
+    "__init__": {"classifier", "evaluation", "text", "report", "tree"},
     "__main__": {"cli"},
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extremax.experiments import catalog, xml_cnn
-from extremax.experiments.recipe import Recipe
 from extremax.experiments.methods import make_classifier
+from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
-from extremax.fit import make_trainer
 from extremax.runtime.context import Context
 from extremax.runtime.memory import available_memory, describe_memory, format_bytes
 from extremax.solvers.config import resolve
@@ -38,7 +37,7 @@ def describe_needs(data: str, recipes: Mapping[str, Recipe]) -> list[str]:
     problem = ProblemSize(n_train, n_train, n_features, n_classes)
     classifiers = [make_classifier(resolve_recipe(recipe)["model"]) for recipe in recipes.values()]
     configs = [resolve(clf.solver, problem, n_epochs=clf.n_epochs) for clf in classifiers]
-    training = [make_trainer(config, Context(0, 1)).memory(problem) for config in configs]
+    training = [config.make_trainer(Context(0, 1)).memory(problem) for config in configs]
     memory = {"rows of the files": 4 * (n_train + n_test) * n_features, "training": max(training)}
     where = f"{catalog.FOLDER_VARIABLE}/{catalog.xml_cnn_folder(data)}/"
     state = "found" if has_files else f"not found; {SOURCE}"
