@@ -183,7 +183,7 @@ def test_names_are_exchanged_at_once(folder_of):
     clf, X = opened(folder_of, "softmax")
     before = clf.predict_proba(X)
     clf.merge_classes({"label-00": "label-01", "label-01": "label-00"})
-    assert clf.model_.parts is None
+    assert clf.model_.label_map is None
     np.testing.assert_allclose(clf.predict_proba(X)[:, [1, 0, *range(2, N_CLASSES)]], before, atol=1e-6)
 
 

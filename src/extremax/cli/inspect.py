@@ -92,7 +92,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "text_features": "words and character n-grams" if has_ngrams else None,
         "n_classes": len(clf.classes_),
         "n_features": fitted.n_features,
-        "nonzero_weights": int(fitted.weights.n_entries) if fitted.weights.row_major else None,
+        "nonzero_weights": getattr(fitted.weights, "n_entries", None),
         "n_samples": fitted.classes.n_samples or None,
         "solver": fitted.solver,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
@@ -117,7 +117,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     facts["choices"] = {
         name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"
     } or None
-    facts["n_merged_classes"] = None if fitted.parts is None else len(fitted.parts.merged_classes)
+    facts["n_merged_classes"] = None if fitted.label_map is None else len(fitted.label_map.merged_classes)
     facts["changes"] = classifier.changes_ or None
     facts["memory"] = _memory(folder, fitted.noise)
     return facts

@@ -79,7 +79,7 @@ class Plan:
     @property
     def width(self) -> int:
         """Pairs of a row: its label and its negatives."""
-        return 1 + self.config.solver.n_negatives
+        return 1 + int(self.config.solver.n_negatives)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of all rows in an epoch."""

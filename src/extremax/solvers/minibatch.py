@@ -104,7 +104,7 @@ class MinibatchTrainer(WhitenedTrainer):
 
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
         solver, n_features, n_classes = self.solver, problem.n_features, problem.n_classes
-        need = sum(Tables.bytes_needed(n_classes, n_features, solver.optimizer))
+        need: int = sum(Tables.bytes_needed(n_classes, n_features, solver.optimizer))
         size, batch = solver.set_size(n_classes), min(solver.batch_size, problem.n_pairs)
         need += 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes
         need += 40 * problem.n_pairs  # order, cells, and both once more while they are sorted
@@ -253,7 +253,7 @@ class MinibatchTrainer(WhitenedTrainer):
     @property
     def _class_exponent(self) -> float:
         """Power of the class frequencies by which classes are drawn."""
-        exponents = {"uniform": 0.0, "frequency": self.solver.noise_exponent}
+        exponents: dict[str, float] = {"uniform": 0.0, "frequency": self.solver.noise_exponent}
         return exponents.get(self.solver.noise, self.config.numbers.batch.class_exponent)
 
     def prepare(self, state: TrainState, data: Examples) -> PreparedBatches:

@@ -71,7 +71,7 @@ class RowTrainer(TrainerBase):
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
         config = self.config
         solver = self.solver
-        need = sum(Tables.bytes_needed(problem.n_classes, problem.n_features, solver.optimizer))
+        need: int = sum(Tables.bytes_needed(problem.n_classes, problem.n_features, solver.optimizer))
         window = min(problem.n_pairs, config.numbers.order.window_bytes // (4 * problem.n_features) + 1)
         # Classes, noise, scores and coefficients of the pairs of a window, and what is drawn.
         need += 20 * problem.n_pairs + window * (20 * (1 + solver.n_negatives) + 8 * solver.n_negatives + 24)
@@ -207,8 +207,9 @@ class RowTrainer(TrainerBase):
     @property
     def stretch_rows(self) -> int:
         """Rows, in whole minibatches, between two looks at clock, interrupts and prior."""
-        size = self.solver.batch_size
-        return max(1, self.config.numbers.rows.progress_pairs // (1 + self.solver.n_negatives) // size) * size
+        size: int = self.solver.batch_size
+        n_rows: int = self.config.numbers.rows.progress_pairs // (1 + self.solver.n_negatives)
+        return max(1, n_rows // size) * size
 
     def _step(self, state: TrainState, rate: float) -> Step:
         config = self.config

@@ -43,8 +43,9 @@ def fit_noise(
     counts = data.class_counts(n_classes, weighted=True)
     if noise == "frequency":
         return FrequencyNoise(counts, solver.noise_exponent), {}
+    chosen: dict[str, Any] = {}
     if solver.tree_fit == "paper":
-        tree, chosen = fit_paper_tree(data, Z, n_classes, config, context), {}
+        tree = fit_paper_tree(data, Z, n_classes, config, context)
     else:
         tree, chosen = fit_tree(data, Z, n_classes, config, context)
     if noise == "mixture":
@@ -78,10 +79,10 @@ def fit_tree(
     log(f"fitting the label tree over {n_classes:,} classes")
     Z = data.expand(Z)
     if config.solver.tree_regularization != "auto":
-        tree = LabelTree.fit_with_config(
+        tree = LabelTree.fit(
             Z,
             data.y,
-            config.numbers.tree_fit,
+            config=config.numbers.tree_fit,
             n_classes=n_classes,
             regularization=float(config.solver.tree_regularization),
             sample_weight=data.weight,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from extremax.solvers.config import FitConfig
     from extremax.tree.noise import Noise
 
+S = TypeVar("S", bound="Solver")
 CUSTOM_NOISE = "custom"  # stands for a noise object in a model folder
 SOLVERS: dict[str, type[Solver]] = {}
 
@@ -442,7 +443,7 @@ class AugmentReduce(NegativeSampling):
         return Kernel(np.float32(self.score_penalty), np.float32(decay))
 
 
-def _filled(solver: Any, **defaults: Any) -> Any:
+def _filled(solver: S, **defaults: Any) -> S:
     """Return a solver with defaults in the place of what is left open."""
     return replace(solver, **{n: value for n, value in defaults.items() if getattr(solver, n) is None})
 

@@ -185,8 +185,8 @@ def _listed_classes(model: Model) -> int:
     config, n_classes = model.config, model.n_classes
     if config is not None and model.solver == "candidate_softmax":
         return min(config.numbers.candidates.n_candidates + 1, n_classes)
-    is_shared = config is not None and model.solver == "minibatch_softmax"
-    if is_shared and config.solver.set_size(n_classes) == n_classes:
+    shares = config is not None and model.solver == "minibatch_softmax"
+    if config is not None and shares and config.solver.set_size(n_classes) == n_classes:
         return n_classes
     raise ValueError(f"a model of solver {model.solver!r} over {n_classes:,} classes draws classes.")
 

@@ -25,7 +25,8 @@ from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
 from extremax.runtime.products import square_sums
-from extremax.scores.sparse_weights import (
+from extremax.scores.base import Weights
+from extremax.scores.sparse import (
     DensePart,
     SparseWeights,
     add_postings,
@@ -34,7 +35,6 @@ from extremax.scores.sparse_weights import (
     require_sound,
     restore_matrix,
 )
-from extremax.scores.weights import Weights
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.growth import SparseRecord
 from extremax.solvers.registry import candidate_count, svms_are_affordable
@@ -205,7 +205,7 @@ class SparseTables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays, header = state.arrays, state.header
         found: Any = weights
-        if not weights.row_major:
+        if not isinstance(weights, SparseWeights):
             checks.reject("the training state is of sparse weights, and the weights are dense")
         A, B, g, edges, groups = (np.asarray(checks.get(arrays, name)) for name in _NUMBERS)
         numbers = Numbers(checks.get_float(header, "smoothing"), A, B, g, edges, groups)
@@ -279,7 +279,7 @@ class FinishedTables:
     def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
         """Build the tables from the weights of a model."""
         found: Any = weights
-        if not weights.row_major:
+        if not isinstance(weights, SparseWeights):
             checks.reject("the training state is of sparse weights, and the weights are dense")
         record = None
         if "record" in state.header:

@@ -21,7 +21,7 @@ from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import count_indices, one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse_weights import csr_rows, restore_matrix
+from extremax.scores.sparse import csr_rows, restore_matrix
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tuned import SparseConfig
