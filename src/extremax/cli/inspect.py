@@ -13,7 +13,6 @@ from extremax.cli.models import (
     classifier_of,
     description_of,
     find_labels,
-    label_id,
     open_model,
     takes_texts,
 )
@@ -147,7 +146,7 @@ def _memory(folder: Path, noise: Any) -> dict[str, int]:
 def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     fitted = classifier_of(clf).model_
     (known,) = find_labels(clf, [label])
-    position = label_id(clf, known)
+    position = int(clf.label_ids([known])[0])
     by_words = takes_texts(clf) and clf.features_ is not None
     strongest = clf.explain_label(known, k).features if by_words else []
     by_tree = fitted.tree is not None and fitted.classes.means is not None

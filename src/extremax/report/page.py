@@ -168,10 +168,6 @@ class ModelPage:
             "is_leaf": True,
         }
 
-    def class_of(self, label: Any) -> int:
-        """Return the number of the class with a label."""
-        return self._labels.index(str(label))
-
     def children(self, number: int) -> list[int]:
         """Return the numbers of the nodes under a node; classes have none."""
         if number >= self.n_nodes:
