@@ -307,7 +307,7 @@ def scan(
     kept = np.empty(min(tiles.block_rows, n_rows) * n_classes, np.float32) if tempers else None
     with one_blas_thread() if large else nullcontext():
         for first, last in split(n_rows, tiles.block_rows):
-            states = _new_states(len(shared.groups), last - first, k, columns[first:last])
+            states = topk.empty_states(len(shared.groups), last - first, k, columns[first:last])
             rows = scorer.weights.open_block(X, first, last, tiles.order)
             block = tiles.start_block(first, last)
             run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
@@ -412,16 +412,16 @@ def _scan_rows(
             scores = buffers.get("products", last - first, n_classes)
             part = result.rows(first, last)
             rows.products(0, n_classes, buffers, scores)
-            states = _new_states(1, last - first, k, columns[first:last])
+            states = topk.empty_states(1, last - first, k, columns[first:last])
             single = states._replace(
                 **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
             )
             strip = np.empty(topk.STRIP, np.float32)
             if tiles is None:
-                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, single, strip)
+                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, states, strip)
                 if scorer.calibration.temperature_slope != 0.0:
                     inverse = part.inverse_temperature
-                    topk.temper_rows(scores, scorer.weights.biases, tempering, single, inverse)
+                    topk.temper_rows(scores, scorer.weights.biases, tempering, states, inverse)
             else:
                 table, step = _noise_of_rows(scorer, Z, tiles, first, last)
                 scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
@@ -443,14 +443,3 @@ def _noise_of_rows(
     projected = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
     table = np.empty((last - first, scorer.n_classes), np.float32)
     return tiles.noise.log_prob_all(projected, out=table, n_jobs=1), 1
-
-
-def _new_states(n_groups: int, n_rows: int, k: int, target: Int32) -> topk.RowState:
-    return topk.RowState(
-        heap_scores=np.full((n_groups, n_rows, k), -np.inf, np.float32),
-        heap_labels=np.full((n_groups, n_rows, k), topk.NO_LABEL, np.int32),
-        peak=np.full((n_groups, n_rows), -np.inf, np.float32),
-        mass=np.zeros((n_groups, n_rows), np.float64),
-        target=target,
-        target_score=np.full(n_rows, np.nan, np.float32),  # written by the group that holds the class
-    )

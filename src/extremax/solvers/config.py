@@ -180,6 +180,11 @@ def svms_are_affordable(n_entries: int, n_classes: int, config: SparseConfig, *,
     return n_entries * n_classes <= (config.svm_work_several if several else config.svm_work)
 
 
+def is_small(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> bool:
+    """Whether pairs are so few that a correction has nothing to add to one-vs-rest SVMs."""
+    return n_pairs <= config.few_pairs and svms_are_affordable(n_entries, n_classes, config, several=False)
+
+
 def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> int:
     """Return the hard negatives of a pair: many where all classes would be affordable, too."""
     wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
@@ -189,11 +194,13 @@ def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: Sparse
     return min(wanted, n_classes - 1)
 
 
-def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
+def sparse_epochs(problem: ProblemSize, config: SparseConfig, *, streaming: bool = False) -> int:
     """Return the rounds of the correction: several where every class has a wide support."""
+    entries = problem.n_entries or problem.n_rows * problem.n_features
     if problem.n_classes <= config.few_classes:
         return 1
-    entries = problem.n_entries or problem.n_rows * problem.n_features
+    if not streaming and is_small(entries, problem.n_pairs, problem.n_classes, config):
+        return 1
     if candidate_count(entries, problem.n_pairs, problem.n_classes, config) > config.max_candidates:
         return config.n_epochs_small
     few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
@@ -245,7 +252,7 @@ def resolve(
         )
     defaults: dict[str, Any]
     if objective.trainer == "sparse":
-        epochs = sparse_epochs(problem, numbers.sparse)
+        epochs = sparse_epochs(problem, numbers.sparse, streaming=streaming)
         defaults = {"n_epochs": epochs, "score_penalty": 0.0}
         given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}  # exact steps have none of them
     elif objective.trainer == "candidates":

@@ -39,7 +39,7 @@ from extremax.scores.weights import Weights
 from extremax.solvers import sparse_correction as steps
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.bilinear import Bilinear, choose_columns, fit_bilinear
-from extremax.solvers.config import candidate_count, svms_are_affordable
+from extremax.solvers.config import candidate_count, is_small, svms_are_affordable
 from extremax.solvers.cross_mixing import mix_by_folds
 from extremax.solvers.dense_part import MakeTrainer, fit_dense
 from extremax.solvers.growth import SparseRecord
@@ -342,13 +342,14 @@ class SparseSizes:
         several = n_pairs > problem.n_rows
         has_svm = svms_are_affordable(entries, n_classes, config, several=several) and not streaming
         n_candidates = candidate_count(entries, n_pairs, n_classes, config)
-        corrects = not (has_svm and (several or n_classes <= config.few_classes))
+        small = is_small(entries, n_pairs, n_classes, config)
+        corrects = not (has_svm and (several or n_classes <= config.few_classes or small))
         n_proposed = min(n_pairs, int(config.max_proposal_work / max(n_classes, 1)) + 1)
         candidates = n_proposed * (n_candidates + 1) if corrects else 0
         has_many = n_candidates > config.max_candidates
         is_wide = not several and (has_many or candidates * per_row <= config.wide_entries)
         support = (problem.n_rival_columns or own) if is_wide else own
-        small = n_classes <= config.bilinear_max_classes and n_pairs <= config.bilinear_max_pairs
+        few = n_classes <= config.bilinear_max_classes and n_pairs <= config.bilinear_max_pairs
         words = problem.column_groups[0] if problem.column_groups else 0
         fraction = 1.0 - words / max(n_columns, 1)
         return cls(
@@ -356,7 +357,7 @@ class SparseSizes:
             support if corrects else 0,
             int(0.8 * own) if has_svm else 0,  # measured: 0.4 to 1.4 times the class sums
             candidates,
-            int(entries * fraction) if corrects and small and not streaming else 0,
+            int(entries * fraction) if (corrects or small) and few and not streaming else 0,
         )  # fmt: skip
 
     def phases(self, problem: ProblemSize, config: SparseConfig, n_threads: int) -> list[dict[str, int]]:
@@ -647,6 +648,13 @@ class SparseTrainer(TrainerBase):
         affordable = svms_are_affordable(len(rows.data), n_classes, self.numbers, several=several)
         return affordable and not self.config.streaming
 
+    def _is_small(self, training: TrainingRows, n_classes: int) -> bool:
+        """Whether SVMs replace the correction, because rows with one label each are few."""
+        data, n_entries = training.data, len(training.rows.data)
+        single = data.label_edges is None and n_classes > self.numbers.few_classes
+        small = is_small(n_entries, data.n_pairs, n_classes, self.numbers)
+        return single and small and not self.config.streaming
+
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
         if prepared.correction is not None:
@@ -655,6 +663,8 @@ class SparseTrainer(TrainerBase):
         few = n_classes <= self.numbers.few_classes
         if (several or few) and self._wants_svm(prepared.data, prepared.training.rows, n_classes):
             return None  # few classes, or rows with several labels: the SVMs know all negatives
+        if self._is_small(prepared.training, n_classes):
+            return None
         config, source = self.numbers, prepared.source
         job, rows = self._job(check), prepared.training.rows
         candidates = self._propose(prepared.training, source, job)
@@ -805,7 +815,8 @@ class SparseTrainer(TrainerBase):
             tables.svm_whole = None if with_held_out is None else Linear(*with_held_out)
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
         candidates = tables.candidates
-        if small and tables.bilinear is None and candidates is None and tables.correction is not None:
+        corrected = tables.correction is not None or self._is_small(training, shape[0])
+        if small and tables.bilinear is None and candidates is None and corrected:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
             start = tables.start(self.context.n_threads)
             source = ProposalSource(tables.sums.arrays, tables.numbers, start)
