@@ -1,6 +1,6 @@
 """From how many classes on is ExtremeSoftmax ahead of F.linear_cross_entropy?
 
-    python benchmarks/bench_crossover.py --figure docs/results/head-crossover.svg   # 13 minutes; 3 GB
+    python benchmarks/bench_crossover.py --figure lab/results/head-crossover.svg   # 13 minutes; 3 GB
 
 Time per step: one step of the output layer alone on random hidden states, loss, gradients and update of its
 weights, mean processor time on one thread. `F.linear_cross_entropy` has Adagrad on its dense gradient and

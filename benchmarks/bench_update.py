@@ -1,6 +1,6 @@
 """Classes added to a fitted model, against a new fit on everything: accuracy and time.
 
-    python benchmarks/bench_update.py                              # all cases of docs/results.md
+    python benchmarks/bench_update.py                              # all cases of lab/results.md
     python benchmarks/bench_update.py --cases icd10cm:dense --draws 3 --fraction 0.05 --split valid
 
 A random fraction of the classes is kept out of a fit and then added by ``add_classes``, with their training

@@ -58,9 +58,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from extremax.data import has_label, lemmas, load_dataset, planted_hierarchy, rarest_label
+from extremax.data import has_label, load_dataset, planted_hierarchy, rarest_label
 from extremax.data.icd10cm import load_icd10cm
-from extremax.data.lemmas import load_lemmas
+from extremax.experiments import lemmas
+from extremax.experiments.lemmas import load_lemmas
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSION = 1  # raise it when the construction of any set changes: old caches are then ignored

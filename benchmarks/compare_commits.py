@@ -10,9 +10,6 @@ read    the folder that the old tree saved, opened by the new one: predictions, 
 stored  arrays of the old tree's folder that the new tree's folder holds under no name: these are listed, but
         are no failure, since a later format may store less
 
-One change is known and allowed for: version 0.1 fitted a label tree that training did not use, and refused a
-beam without one.  Where the new code has neither tree nor index, a beam has to give what exact search gives.
-
 Ends with 1 if anything differs.  Compiled code is kept in a folder of its own for each state of the kernels,
 because numba does not notice a change in a function that a cached one calls.
 """
@@ -142,39 +139,15 @@ class Difference:
 
 def compare(old: Arrays, new: Arrays) -> list[Difference]:
     """List the names whose values differ in any bit, or that one side lacks."""
-    from golden.folders import read_choices
-
-    allowed = {name for prefix in ("", "later ") for name in _without_tree(old, new, prefix)}
     differences = []
     for name in [*old, *(name for name in new if name not in old)]:
-        if name in allowed:
-            continue
         if name not in old or name not in new:
             differences.append(Difference(name, f"only in {'the new' if name in new else 'the old'} tree"))
         elif name.endswith("choices"):
-            found = _compare_choices(name, read_choices(old[name]), read_choices(new[name]))
-            differences += [difference for difference in found if difference.name not in allowed]
+            differences += _compare_choices(name, json.loads(str(old[name])), json.loads(str(new[name])))
         elif (what := _difference(old[name], new[name])) is not None:
             differences.append(Difference(name, what))
     return differences
-
-
-def _without_tree(old: Arrays, new: Arrays, prefix: str) -> set[str]:
-    """Name what may differ where the new source tree fits no label tree; see the top of this file."""
-    from golden.folders import has_tuned_tree
-
-    beam, exact = (
-        [f"{prefix}{search}_{of}" for of in ("labels", "log_prob")] for search in ("beam_6", "exact")
-    )
-    if f"{prefix}choices" not in new or any(name not in new for name in beam):
-        return set()
-    given_up = has_tuned_tree(old, prefix) and not has_tuned_tree(new, prefix)
-    refused = beam[0] not in old
-    is_exact = all(_difference(new[a], new[b]) is None for a, b in zip(beam, exact, strict=True))
-    keys = ("tree_regularization", "tree_held_out_log_likelihood") if given_up else ()
-    allowed = {f"{prefix}choices[{key}]" for key in keys}
-    # With an index, the beam needs no tree and has to give what it gave.
-    return allowed | set(beam) if is_exact and (given_up or refused) else allowed
 
 
 def _difference(old: NDArray[Any], new: NDArray[Any]) -> str | None:
@@ -227,8 +200,6 @@ def load_found(out: Path, name: str) -> Arrays | None:
 
 def report(title: str, cases: list[str], old: Path, new: Path, *, stored: bool) -> int:
     """Print one line for each case, and return how many differ."""
-    from golden.folders import has_tuned_tree
-
     print(f"\n{title}")
     bad = 0
     for name in cases:
@@ -240,8 +211,7 @@ def report(title: str, cases: list[str], old: Path, new: Path, *, stored: bool) 
             continue
         differences = compare(before, after)
         bad += bool(differences)
-        note = ", the new one without a label tree" if has_tuned_tree(before) > has_tuned_tree(after) else ""
-        print(f"  {'DIFFERS' if differences else 'equal':8} {name}: {len(before)} values{note}")
+        print(f"  {'DIFFERS' if differences else 'equal':8} {name}: {len(before)} values")
         for difference in differences[:1]:
             print(f"           {difference.name}: {difference.what}")
         if len(differences) > 1:

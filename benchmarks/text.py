@@ -50,8 +50,8 @@ import benchmark_data as datasets
 import peers
 from benchmark_data import SPLITS, TextData
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model, metrics
-from extremax.data import lemmas
 from extremax.errors import TrainingInterruptedWarning
+from extremax.experiments import lemmas
 from extremax.solvers.loop import Moment, Watcher
 from timing import Clock, Seconds, machine, make_parser, write_rows
 

@@ -185,7 +185,7 @@ ALLOWED: dict[str, set[str]] = {
         "tuned",
         "types",
     },
-    "serve": {"errors", "loading", "report", "runtime", "scores", "storage", "types"},
+    "serve": {"errors", "loading", "report", "runtime"},
     "experiments": {
         "classifier",
         "data",

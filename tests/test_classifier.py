@@ -30,10 +30,10 @@ from extremax import (
     UniformNoise,
     load_model,
 )
+from extremax.errors import NotEnoughMemoryError
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
 from extremax.solvers.objectives import OBJECTIVES
-from extremax.validation import NotEnoughMemoryError
 
 N_CLASSES, N_FEATURES = 60, 10
 
@@ -510,7 +510,7 @@ def test_memory_is_stated_and_limited_rejects(data, capsys):
     X, y = data[:2]
     ExtremeClassifier(n_epochs=1, verbose=1, random_state=0).fit(X, y)
     said = capsys.readouterr()
-    assert re.search(r"fit needs [\d.]+ KiB \(.*weights", said.err)
+    assert re.search(r"fit needs [\d.]+ [KM]iB \(training", said.err)
     assert "epoch 1 " in said.err
     assert said.out == ""
     message = r"needs .* but 1\.0 KiB are available\. Ways out: .*optimizer='adagrad_row'.*fewer features"

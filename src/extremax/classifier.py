@@ -62,27 +62,13 @@ from extremax.storage.state import State
 from extremax.tree.noise import Noise, as_noise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize
 from extremax.types import Features, Float32, Float64, Int32
-from extremax.validation import (
-    Choice,
-    ConstraintTable,
-    Interval,
-    LabelIndex,
-    as_frame,
-    check_classes,
-    check_features,
-    check_parameters,
-    check_random_state,
-    check_sample_weight,
-    class_weights,
-    copied_bytes,
-    encode_labels,
-    encode_targets,
-    frame_inputs,
-    indicator_format,
-    join_labels,
-    join_pair,
-    lookup_targets,
-)
+from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
+from extremax.validation.features import check_features, copied_bytes, join_pair
+from extremax.validation.frames import as_frame, frame_inputs
+from extremax.validation.labels import LabelIndex, check_classes, encode_labels, join_labels
+from extremax.validation.random_state import check_random_state
+from extremax.validation.sample_weight import check_sample_weight, class_weights
+from extremax.validation.targets import encode_targets, indicator_format, lookup_targets
 
 EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
 _RENAMED_CHOICES = {

@@ -25,8 +25,6 @@ from extremax.runtime.memory import (
     available_memory,
     check_memory,
     describe_memory,
-    largest_phase,
-    release_memory,
 )
 from extremax.scores.pq import PQSearch
 from extremax.scores.sparse_search import SparseSearch
@@ -106,7 +104,6 @@ def fit_model(
     schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
-    release_memory()
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
     return fitted
 
@@ -425,93 +422,35 @@ def problem_size(
     )
 
 
-def fit_memory(
-    trainer: Trainer, problem: ProblemSize, config: FitConfig, *, keeps_best: bool
-) -> dict[str, int]:
-    """Return the bytes that a fit allocates, by part; X itself is the caller's."""
-    need = trainer.memory(problem)
-    if keeps_best:
-        need["best epoch"] = need.get("weights", 0)
-    linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
-    if not linear or config.definition.trainer == "sparse":
-        return need
-    lasting = {part: need[part] for part in _LASTING if part in need}
-    index = sum(search.index_bytes(problem.n_classes, problem.n_features, config.numbers.pq))
-    return largest_phase(need, lasting | {"index": index})
-
-
-# Parts that training keeps until the index is fitted.
-_LASTING = ("weights", "accumulators", "tree", "tree features", "best epoch")
-_PAGES = "pages of the file"
-# What to do about a part of the memory.
+# Ways to need less of what a caller holds.
 _REMEDIES = {
-    "accumulators": "optimizer='adagrad_row' halves the tables",
-    "tree": "fewer tree_components shrink the tree",
-    "tree features": "fewer tree_components shrink the features of the tree",
-    "projection": "fewer tree_components shrink their projection",
-    "minibatch": "a smaller batch_size or n_shared shrinks the minibatches",
-    "whitening": "objective='negative_sampling' does not whiten the features",
-    "rows": "fewer n_negatives shrink the tables of a row",
-    "rows read ahead": "objective='candidate_softmax' or features in memory need no rows read ahead",
-    "whitened rows": "objective='shared_softmax' whitens a minibatch at a time",
-    "candidates": "fewer rows have fewer candidates",
-    "class sums": "fewer columns, such as no n-grams of characters, shrink the sums of the classes",
-    "SVMs": "fewer columns, such as no n-grams of characters, shrink the SVMs",
-    "packed rows": "a dense objective, such as 'shared_softmax', leaves dense rows as they are",
-    "unpacked rows": "objective='negative_sampling' leaves sparse rows as they are",
-    "converted features": "float32 features, in C order or CSR with int32 indices, are used without a copy",
-    "text features": "NgramFeatures with smaller char_ngrams or word_ngrams shrink the features of the texts",
-    "validation rows": "a smaller validation_fraction keeps fewer rows back",
+    "converted features": "float32 features, in C order or CSR with int32 indices, which are not copied",
+    "text features": "NgramFeatures with smaller char_ngrams or word_ngrams",
+    "validation rows": "a smaller validation_fraction",
 }
-_ALWAYS = ("fewer features (a projection of X) shrink the tables", "fewer classes")
-
-
-def _hints(need: Mapping[str, int], config: FitConfig) -> list[str]:
-    """Return ways to need less, that for the largest part first."""
-    by_size = sorted(need, key=lambda part: -need[part])
-    known = [part for part in by_size if part in _REMEDIES and need[part] > 0]
-    if config.optimizer != "adagrad":
-        known = [part for part in known if part != "accumulators"]
-    if config.definition.trainer != "rows":  # those of other trainers depend on no parameter
-        known = [part for part in known if part != "rows"]
-    first = [_REMEDIES[part] for part in known[:3]]
-    if config.optimizer == "adagrad" and "accumulators" not in known[:3]:
-        first.append(_REMEDIES["accumulators"])
-    return [*first, *_ALWAYS]
-
-
-def copied_rows(X: Any, config: FitConfig) -> dict[str, int]:
-    """Return the bytes of features that a trainer copies: of other types, or from a file."""
-    trainer, is_sparse = config.definition.trainer, sparse.issparse(X)
-    size = 4 * int(X.shape[0]) * int(X.shape[1])
-    if is_sparse and trainer in ("batch", "candidates"):
-        return {"unpacked rows": size}
-    if not is_sparse and trainer == "sparse":
-        return {"packed rows": 3 * size}
-    if is_sparse or not is_on_disk(X):
-        return {}
-    need = {_PAGES: size}
-    if trainer in ("batch", "rows"):
-        need["rows read ahead"] = min(2 * config.numbers.order.window_bytes, size)
-    return need
 
 
 def require_memory(
     trainer: Trainer, data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
 ) -> None:
-    """Say what a fit needs beside X, and refuse it where there is less."""
+    """Log an upper bound of what a fit needs beside X, and refuse it where less is available."""
     X: Any = data.X
-    problem = trainer.measure(data, problem_size(data, n_classes, config.n_dense, config.column_groups))
-    need = fit_memory(trainer, problem, config, keeps_best=request.patience is not None)
-    need |= copied_rows(X, config)
+    problem = problem_size(data, n_classes, config.n_dense, config.column_groups)
+    need = {"training": trainer.memory(problem, data), **request.held}
+    linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
+    if linear and config.definition.trainer != "sparse":
+        need["training"] += sum(search.index_bytes(n_classes, problem.n_features, config.numbers.pq))
+    if request.patience is not None:
+        need["training"] += 4 * n_classes * problem.n_features  # the best epoch
+    if is_on_disk(X):
+        need["rows read ahead"] = min(2 * config.numbers.order.window_bytes, 4 * X.size)
     validation = request.validation
     if validation is not None and validation.X is data.X:  # rows kept back are copied
         size = X.data.nbytes + X.indices.nbytes if sparse.issparse(X) else 4 * X.size
-        row_bytes = size // X.shape[0]
-        need["validation rows"] = row_bytes * len(np.unique(validation.rows))
-    need |= request.held
+        need["validation rows"] = size // X.shape[0] * len(np.unique(validation.rows))
     context.progress.log(f"fit needs {describe_memory(need)}")
     limit = context.memory_limit
     available = available_memory() + sum(request.held.values()) if limit is None else limit
-    need.pop(_PAGES, None)  # stated, as they are in memory; the system takes them back on demand
-    check_memory(need, available=available, hints=_hints(need, config))
+    largest = max(need.keys() & _REMEDIES.keys(), key=lambda part: need[part], default="")
+    hints = [trainer.remedy, _REMEDIES.get(largest, "fewer features or fewer classes")]
+    check_memory(need, available=available, hints=hints)

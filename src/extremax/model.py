@@ -45,7 +45,9 @@ from extremax.storage.state import State, restore
 from extremax.tree.noise import Noise
 from extremax.tuned import DEFAULTS
 from extremax.types import Features, Float32, Float64, Int32, Int64
-from extremax.validation import LabelIndex, check_features, lookup_targets
+from extremax.validation.features import check_features
+from extremax.validation.labels import LabelIndex
+from extremax.validation.targets import lookup_targets
 
 if TYPE_CHECKING:
     from extremax.tree import LabelTree

@@ -33,14 +33,15 @@ from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import TextFeatures, check_texts
 from extremax.model import Model
 from extremax.monitor import Monitor
-from extremax.runtime.memory import check_memory, describe_memory, release_memory
+from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Callback
 from extremax.storage import checks
 from extremax.storage.state import State, merge, restore
 from extremax.types import Bool, Float32, Float64, Int32
-from extremax.validation import copied_bytes, frame_inputs, frame_texts
+from extremax.validation.features import copied_bytes
+from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
@@ -291,7 +292,6 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             classifier._column_groups = self.features_.column_groups
         self.classifier_ = classifier
         features = self._beside_embeddings(found, texts)
-        release_memory()
         made = features if isinstance(features, tuple) else (features,)
         classifier._text_bytes = sum(copied_bytes(None, part) for part in made)
         if self.features_ is not None:

@@ -2,7 +2,7 @@
 
 A config dataclass belongs to one component, which receives it as an argument.  `solvers.config.FitConfig`
 holds those of training and of the steps after it, and is stored in the model folder: a fit resumed with a
-later version goes on with the numbers it began with.  Measurements behind the values: docs/tuning.md.
+later version goes on with the numbers it began with.  Measurements behind the values: lab/tuning.md.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ class ProblemSize:
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
     n_dense: int = 0  # last columns that every row has, beside sparse ones
     column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
-    n_scaled: int | None = None  # entries of sparse columns that are copied to be scaled
-    n_class_columns: int | None = None  # pairs of a class and a sparse column that a row of it has ...
-    n_rival_columns: int | None = None  # ... and of a class and a column of rows it competes for: a guess
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True)
 class GrowthConfig:
-    """Dense weights of classes that are added to a fitted model (docs/tuning.md#growthconfig)."""
+    """Dense weights of classes that are added to a fitted model (lab/tuning.md#growthconfig)."""
 
     # of the shrinkage of the start: training has made the weights of the other classes longer since
     shrinkage_factor: float = 0.5
@@ -163,7 +160,7 @@ class GrowthConfig:
 
 @dataclass(frozen=True)
 class SparseConfig:
-    """Sparse weights: the generative start, its correction and one-vs-rest SVMs (docs/tuning.md#sparse)."""
+    """Sparse weights: the generative start, its correction and one-vs-rest SVMs (lab/tuning.md#sparse)."""
 
     min_features: int = 1024  # columns from which "auto" trains sparse weights on a sparse matrix ...
     max_density: float = 0.05  # ... of at most this fraction of non-zero entries
@@ -299,7 +296,7 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class TreeFitConfig:
-    """Work that the fit of a label tree puts into each node (docs/tuning.md#treefitconfig)."""
+    """Work that the fit of a label tree puts into each node (lab/tuning.md#treefitconfig)."""
 
     max_points: int | None = 100_000  # points for the Newton steps of a node; a sample of more is as good
     n_starts: int = 4  # leading eigenvectors that large nodes try as first direction
@@ -319,7 +316,7 @@ class TreeFitConfig:
 
 @dataclass(frozen=True)
 class TreeTuningConfig:
-    """Choice of the tree's regularization by level (docs/tuning.md#treetuningconfig)."""
+    """Choice of the tree's regularization by level (lab/tuning.md#treetuningconfig)."""
 
     grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
     held_out: float = 0.1  # fraction of the rows that choose
@@ -353,7 +350,7 @@ class SVDConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Blocks and tiles of exact search, and the beam down the label tree (docs/tuning.md#searchconfig).
+    """Blocks and tiles of exact search, and the beam down the label tree (lab/tuning.md#searchconfig).
 
     None of these depends on the number of threads, so that no result does.
     """
@@ -383,7 +380,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class PQConfig:
-    """The product-quantization index (docs/tuning.md#pqconfig)."""
+    """The product-quantization index (lab/tuning.md#pqconfig)."""
 
     min_classes: int = 2048  # classes; fewer are scored as fast as searched
     max_features: int = 2048  # features: the covariance takes their square in memory, their cube in time
@@ -421,7 +418,7 @@ class PQConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Temperature and uniform mixing, and the rows that choose them (docs/tuning.md#calibrationconfig)."""
+    """Temperature and uniform mixing, and the rows that choose them (lab/tuning.md#calibrationconfig)."""
 
     min_pairs: int = 20_000  # training pairs; with fewer, no rows are held out
     row_fraction: float = 1 / 40  # of the rows are held out ...

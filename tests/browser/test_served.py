@@ -6,7 +6,7 @@ import pytest
 
 from extremax import TextClassifier
 
-pytest.importorskip("starlette")
+pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 live = pytest.importorskip("serve.live", reason="this package has no server")

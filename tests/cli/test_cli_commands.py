@@ -26,7 +26,7 @@ from extremax.params import PARAMETERS
 from planted import label_lists
 
 RUN = [sys.executable, "-m", "extremax"]
-GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+GOLDEN = Path(__file__).parent.parent / "golden" / "v2"
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train"]
 ROWS = [
     (f"{verb} {place} a {thing}", thing)
@@ -448,8 +448,8 @@ def test_inspection_of_a_model_without_tree(folder: Path) -> None:
     assert {"weights", "text features", "label names", "class counts"} <= set(facts["memory"])
 
 
-def test_inspection_of_a_folder_of_version_1() -> None:
-    model = GOLDEN / "described_labels" / "model"
+def test_inspection_of_a_folder_of_format_2() -> None:
+    model = GOLDEN / "text_stream" / "model"
     facts = json.loads(cli("inspect", model, "--json").stdout)
     assert facts["input"] == "texts"
     assert {"weights", "accumulators (for further training)", "descriptions", "text features"} <= set(

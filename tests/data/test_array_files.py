@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
-import io
 import lzma
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +19,10 @@ def compress(kind, data):
     return (gzip if kind == "gz" else lzma).compress(data)
 
 
-@pytest.mark.parametrize("kind", ["gz", "xz", "zst"])
-@pytest.mark.parametrize("name", ["X.npy", "X.npz", "X.parquet", "X.arrow"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("X.npy", "gz"), ("X.npy", "zst"), ("X.npz", "xz"), ("X.parquet", "gz"), ("X.arrow", "zst")],
+)
 def test_compressed_arrays_are_unpacked(kind, name, tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
@@ -72,21 +71,6 @@ def test_compressed_array_that_is_none_rejects(tmp_path):
     path.write_bytes(gzip.compress(b"\x93NUMPY and nothing else"))
     with pytest.raises(DataFileError, match=r"a\.npy\.gz: is not a whole \.npy file"):
         load_dataset(path)
-
-
-def test_full_disk_rejects(tmp_path, monkeypatch):
-    class Full(io.BytesIO):
-        def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    np.save(tmp_path / "a.npy", np.zeros((2, 2)))
-    (tmp_path / "a.npy.gz").write_bytes(gzip.compress((tmp_path / "a.npy").read_bytes()))
-    opened = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, mode="r", **named: Full() if "w" in mode else opened(path, mode, **named)
-    )
-    with pytest.raises(DataFileError, match=r"a\.npy\.gz: there is no space in .*TMPDIR"):
-        load_dataset(tmp_path / "a.npy.gz")
 
 
 def test_labels_beside_features(tmp_path):

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from extremax.data import iter_dataset, load_dataset
+from extremax.data import iter_dataset, json_lines, load_dataset
 from extremax.data.dataset import DataFileError
-from extremax.data.json_lines import _MAX_CHARACTERS, _READ_CHARACTERS
 from extremax.data.text_tables import looks_like_header
 
 ROWS = [
@@ -110,12 +109,17 @@ def test_broken_array_rejects(content: bytes) -> None:
         load_dataset(io.BytesIO(content), format="json")
 
 
-def test_objects_longer_than_a_read_and_line_numbers() -> None:
-    rows = [{"text": "x" * (5 * _READ_CHARACTERS + i), "label": "a"} for i in range(3)]
-    assert load_dataset(io.BytesIO(json.dumps(rows).encode())).texts == [row["text"] for row in rows]
-    assert _MAX_CHARACTERS > 10 * _READ_CHARACTERS
-    with pytest.raises(DataFileError, match="line 7: expected UTF-8 text"):
-        load_dataset(io.BytesIO(json.dumps([*ROWS[:1], {"text": 1}], indent=1).encode()))
+def test_array_that_is_too_long_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_MAX_ARRAY_BYTES", 100)
+    with pytest.raises(DataFileError, match="a JSON array has at most 100 bytes; write an object per line"):
+        load_dataset(io.BytesIO(json.dumps([{"text": "x" * 100}]).encode()))
+
+
+def test_bad_object_of_an_array_rejects() -> None:
+    content = json.dumps([*ROWS[:1], {"text": 1}], indent=1).encode()
+    with pytest.raises(DataFileError, match="expected UTF-8 text in 'text', got 1"):
+        load_dataset(io.BytesIO(content))
+    assert load_dataset(io.BytesIO(content), skip_bad_lines=True).n_skipped == 1
 
 
 # -- headers

@@ -50,6 +50,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
     summary = run(recipe, tmp_path / "out")
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {
+        ".lock",
         "config.json",
         "machine.json",
         "curve.jsonl",

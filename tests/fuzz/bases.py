@@ -22,7 +22,7 @@ from extremax.tuned import PQConfig
 N_CLASSES, N_FEATURES, N_ROWS = 6, 5, 60
 TEXTS = ("fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat") * 5
 TEXT_LABELS = ("fall", "fall", "bite", "bite") * 5
-GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+GOLDEN = Path(__file__).parent.parent / "golden" / "v2"
 
 
 @dataclass
@@ -39,7 +39,8 @@ class Base:
 
     def read(self) -> Base:
         """Read the files and the answers."""
-        self.files = {file.name: file.read_bytes() for file in self.path.iterdir()}
+        named = (file for file in self.path.iterdir() if not file.name.startswith("."))
+        self.files = {file.name: file.read_bytes() for file in named}
         self.content = json.loads(self.files["header.json"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -73,7 +74,7 @@ def make_bases(folder: Path) -> dict[str, Base]:
             if not base.path.exists():
                 fit(base.name, X, csr, y).save(base.path)
     old = [
-        Base(f"v1_{name}", GOLDEN / name / "model", None, None)
+        Base(f"v2_{name}", GOLDEN / name / "model", None, None)
         for name in ("beam_index", "negative_sampling_tree")
     ]
     for base in old:

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
 from extremax.solvers.objectives import OBJECTIVES
-from extremax.storage.dtypes import DTYPES
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base
 from fuzz.outcome import PASSED, REJECTED, is_sentence, require
@@ -68,6 +68,7 @@ ODD: tuple[Any, ...] = (
     {"kind": "uniform", "n_classes": 10**12},
     ["fraction", "1e9999999"],
 )
+DTYPES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32")
 ODD_NUMBERS = (0, 1, -1, 2, 31, 32, 127, -128, 255, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63))
 ODD_FLOATS = (0.0, -1.0, 1e30, -1e30, 1e38, np.inf, -np.inf, np.nan, 1e-40)
 LABELS = (
@@ -265,10 +266,7 @@ def damage(rng: random.Random, base: Base, path: Path) -> None:
 def craft(rng: random.Random, base: Base, path: Path) -> None:
     """Write a model with header, arrays or labels changed, and checksums that are right for them."""
     content: dict[str, Any] = json.loads(base.files["header.json"])
-    arrays = {
-        name: read_array(base.files[f"{name}.safetensors"], entry)
-        for name, entry in content["arrays"].items()
-    }
+    arrays = {name: read_array(base.files[f"{name}.safetensors"]) for name in content["arrays"]}
     changed: set[str] = set()
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.random()
@@ -319,25 +317,17 @@ def odd_file(rng: random.Random, path: Path) -> None:
         victim.symlink_to(victim)
 
 
-def read_array(data: bytes, entry: dict[str, Any]) -> NDArray[Any]:
-    """Return an array of a file of the folder."""
-    return np.frombuffer(data[entry["offset"] :], entry["dtype"]).reshape(entry["shape"]).copy()
+def read_array(data: bytes) -> NDArray[Any]:
+    """Return the array of a file of the folder."""
+    return next(iter(load(data).values())).copy()
 
 
 def write_array(name: str, array: NDArray[Any]) -> tuple[dict[str, Any], bytes]:
     """Return the entry of an array in the header, and the bytes of its file."""
-    entry = {"dtype": DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [0, array.nbytes]}
-    text = json.dumps({name: entry}, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    prefix, data = len(text).to_bytes(8, "little") + text, array.tobytes()
+    data = array.tobytes()
     sums = "".join(f"{zlib.crc32(data[i : i + (1 << 18)]):08x}" for i in range(0, len(data), 1 << 18))
-    described = {"dtype": array.dtype.name, "shape": list(array.shape), "offset": len(prefix)}
-    return {
-        **described,
-        "prefix_checksum": f"{zlib.crc32(prefix):08x}",
-        "chunk": 1 << 18,
-        "checksums": sums,
-    }, prefix + data
+    entry = {"dtype": array.dtype.name, "shape": list(array.shape), "checksums": sums}
+    return entry, save({name: np.ascontiguousarray(array).reshape(array.shape)})
 
 
 def _odd(rng: random.Random) -> Any:
@@ -420,7 +410,7 @@ def change_array(
         arrays[name] = flat.reshape(array.shape)
     elif kind < 0.68:
         with np.errstate(all="ignore"):
-            arrays[name] = array.astype(rng.choice(sorted(DTYPES)))
+            arrays[name] = array.astype(rng.choice(DTYPES))
     elif kind < 0.76:
         shape = list(array.shape) or [1]
         axis = rng.randrange(len(shape))

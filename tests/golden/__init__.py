@@ -1,1 +1,1 @@
-"""Golden models: cases, the folders that version 1 wrote of them, and how they were made."""
+"""Golden models: cases, their folders in formats 2 and 3, and how they were made."""

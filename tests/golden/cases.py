@@ -1,8 +1,8 @@
 """Small deterministic fits that hold the library's results in place, through the public API alone.
 
-Every case makes its data from a seed, fits an estimator, and names rows to ask it about.  `make.py` stores
-what the cases gave at format version 1, `tests/test_golden.py` checks that later code still gives it, and
-`benchmarks/compare_commits.py` compares two source trees bit for bit.  This file runs on old and on new code.
+Each case draws its data from a seed, fits an estimator, and names rows to query. `make.py` stores the
+results, `tests/test_golden.py` checks that later code reproduces them, and `benchmarks/compare_commits.py`
+compares two source trees bit for bit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import ExtremeClassifier, FrequencyNoise, TextClassifier, calibrate, evaluate, load_model
-from extremax.data import TextFeatures
-from golden.folders import Arrays, find_array, read_folder
+from extremax.features.ngrams import NgramFeatures
+from golden.folders import Arrays, read_folder
 
 N_QUERY = 12
 
@@ -56,7 +56,7 @@ class Case:
     n_jobs
         Threads unless others are asked for.
     saved
-        Whether the repository holds the model folder; of the other small cases it holds the expected values.
+        Whether the repository holds the model folder beside the expected values.
     large
         Whether the case is for `benchmarks/compare_commits.py` alone.
     go_on
@@ -226,13 +226,6 @@ def texts(n_rows: int, n_classes: int, seed: int) -> Callable[[], Data]:
 # -- fits ----------------------------------------------------------------------------------------------------
 
 
-def tree_options(*, regularization: float, components: int) -> dict[str, Any]:
-    """Name two options of the tree as the code at hand does; they were renamed after version 0.1."""
-    renamed = "tree_components" in ExtremeClassifier().get_params()
-    names = ("tree_regularization", "tree_components") if renamed else ("regularization", "n_components")
-    return dict(zip(names, (regularization, components), strict=True))
-
-
 def stop_after(n_epochs: int) -> Callable[[dict[str, Any]], bool]:
     """Make a callback that ends training after some epochs."""
     return lambda record: record["epoch"] >= n_epochs
@@ -291,7 +284,8 @@ def sampled_softmax_mixture_csr(data: Data, n_jobs: int) -> Any:
         n_epochs=4,
         random_state=3,
         n_jobs=n_jobs,
-        **tree_options(regularization=0.1, components=4),
+        tree_regularization=0.1,
+        tree_components=4,
     )
     return clf.fit(data.X, data.y)
 
@@ -337,7 +331,7 @@ def default_cells_memmap(data: Data, n_jobs: int) -> Any:
     return clf.fit(data.X, data.y)
 
 
-@case(gaussians(300, 20, 5, seed=8, name=lambda c: np.datetime64("2020-01-01") + c))
+@case(gaussians(300, 20, 5, seed=8, name=lambda c: np.datetime64("2020-01-01") + c), saved=True)
 def default_nothing_set(data: Data, n_jobs: int) -> Any:
     """The default with all epochs that it chooses."""
     return ExtremeClassifier(random_state=8, n_jobs=n_jobs).fit(data.X, data.y)
@@ -393,17 +387,36 @@ def deferred_tree(data: Data, n_jobs: int) -> Any:
     return ExtremeClassifier(n_shared=2, n_epochs=3, random_state=14, n_jobs=n_jobs).fit(data.X, data.y)
 
 
-def _text_features() -> TextFeatures:
-    return TextFeatures(n_components=5, n_random=3, hash_bits=6, char_ngrams=(3, 3))
+def _text_classifier(seed: int, n_jobs: int, *, hash_bits: int = 9, encoder: Any = None) -> TextClassifier:
+    classifier = ExtremeClassifier(random_state=seed, n_jobs=n_jobs)
+    return TextClassifier(classifier, features=NgramFeatures(hash_bits=hash_bits), encoder=encoder)
 
 
-@case(texts(300, 12, seed=15), n_jobs=2)
-def hashed_texts(data: Data, n_jobs: int) -> Any:
-    """Hashed n-grams."""
-    clf = TextClassifier(
-        ExtremeClassifier(n_epochs=4, random_state=15, n_jobs=n_jobs), features=_text_features()
-    )
-    return clf.fit(data.X, data.y)
+@case(texts(300, 12, seed=15), n_jobs=2, saved=True)
+def text_few_classes(data: Data, n_jobs: int) -> Any:
+    """The default for texts."""
+    return _text_classifier(15, n_jobs).fit(data.X, data.y)
+
+
+@case(texts(800, 220, seed=26), n_jobs=2, saved=True)
+def text_many_classes(data: Data, n_jobs: int) -> Any:
+    """The default for texts, with few texts of each class."""
+    return _text_classifier(26, n_jobs, hash_bits=7).fit(data.X, data.y)
+
+
+@case(texts(300, 12, seed=27), n_jobs=2, go_on=one_more_epoch, saved=True)
+def text_stream(data: Data, n_jobs: int) -> Any:
+    """Texts that arrive in two parts, the classes declared with the first."""
+    clf = _text_classifier(27, n_jobs)
+    clf.partial_fit(data.X[:150], data.y[:150], classes=sorted(set(data.y)))
+    return clf.partial_fit(data.X[150:], data.y[150:])
+
+
+@case(texts(300, 12, seed=28), saved=True)
+def text_merged(data: Data, n_jobs: int) -> Any:
+    """Two classes of texts merged into one, which format 3 stores."""
+    clf = _text_classifier(28, n_jobs).fit(data.X, data.y)
+    return clf.merge_classes({"code 05": "code 07"})
 
 
 class LetterCounts:
@@ -420,7 +433,13 @@ def encoded_texts(data: Data, n_jobs: int) -> Any:
     return TextClassifier(classifier, encoder=LetterCounts()).fit(data.X, data.y)
 
 
-@case(texts(300, 12, seed=17), questions=("fever cough", "cut hand"), saved=True)
+@case(texts(300, 12, seed=29), load_options={"encoder": LetterCounts()}, n_jobs=2, saved=True)
+def text_embeddings(data: Data, n_jobs: int) -> Any:
+    """N-grams beside embeddings."""
+    return _text_classifier(29, n_jobs, encoder=LetterCounts()).fit(data.X, data.y)
+
+
+@case(texts(300, 12, seed=17), questions=("fever cough", "cut hand"))
 def described_labels(data: Data, n_jobs: int) -> Any:
     """By the command line, with a description of each label."""
     with tempfile.TemporaryDirectory() as folder:
@@ -429,19 +448,38 @@ def described_labels(data: Data, n_jobs: int) -> Any:
         names.write_text(
             "label,description\n" + "".join(f"{y},what {y} stands for\n" for y in sorted(set(data.y)))
         )
-        options = [
-            "--text-features",
-            "6",
-            "--n-epochs",
-            "2",
-            "--seed",
-            "17",
-            "--threads",
-            str(n_jobs),
-            "--quiet",
-        ]
+        options = ["--n-epochs", "2", "--seed", "17", "--threads", str(n_jobs), "--quiet"]
         command("train", str(rows), "--out", str(model), "--descriptions", str(names), *options)
         return load_model(model)
+
+
+@case(gaussians(400, 20, 40, seed=37, form="csr"), n_jobs=2, saved=True)
+def sparse_softmax(data: Data, n_jobs: int) -> Any:
+    """What texts are trained with, on sparse rows."""
+    return ExtremeClassifier("sparse_softmax", random_state=37, n_jobs=n_jobs).fit(data.X, data.y)
+
+
+@case(gaussians(300, 16, 5, seed=38), saved=True)
+def paper(data: Data, n_jobs: int) -> Any:
+    """The paper to the letter."""
+    clf = ExtremeClassifier.paper(learning_rate=0.1, n_epochs=2, random_state=38, n_jobs=n_jobs)
+    return clf.fit(data.X, data.y)
+
+
+@case(gaussians(600, 20, 5, seed=39), n_jobs=2, go_on=one_more_epoch, saved=True)
+def dense_stream(data: Data, n_jobs: int) -> Any:
+    """The default on rows that arrive in two parts."""
+    clf = ExtremeClassifier(random_state=39, n_jobs=n_jobs)
+    clf.partial_fit(data.X[:300], data.y[:300], classes=np.arange(20))
+    return clf.partial_fit(data.X[300:], data.y[300:])
+
+
+@case(gaussians(400, 20, 5, seed=40), saved=True)
+def dense_grown(data: Data, n_jobs: int) -> Any:
+    """Classes added and removed after a fit."""
+    y = np.array(data.y)
+    clf = ExtremeClassifier(random_state=40, n_jobs=n_jobs).fit(data.X[y < 15], y[y < 15])
+    return clf.add_classes(data.X[y >= 15], y[y >= 15]).remove_classes([3])
 
 
 @case(gaussians(500, 20, 5, seed=18), n_jobs=2)
@@ -498,7 +536,7 @@ def stopped_negative_sampling(data: Data, n_jobs: int) -> Any:
 @case(gaussians(600, 20, 5, seed=22, name=lambda c: b"%03d" % c), n_jobs=2, go_on=one_more_epoch)
 def partial_fits(data: Data, n_jobs: int) -> Any:
     """Rows that arrive in three parts, the classes declared at the first."""
-    clf = ExtremeClassifier("negative_sampling", random_state=22, n_jobs=n_jobs)  # version 0.1's default
+    clf = ExtremeClassifier("negative_sampling", random_state=22, n_jobs=n_jobs)
     names = sorted(set(data.y))
     for part in range(3):
         cut = slice(200 * part, 200 * (part + 1))
@@ -626,7 +664,7 @@ def observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str] =
 
 
 def _first_labels(estimator: Any, X: Any) -> NDArray[Any]:
-    """Return what `predict` gave in version 0.1: for rows with several labels, the first one alone."""
+    """Predict one label per row, also for models of several labels."""
     labels = estimator.predict(X)
     return estimator.predict_topk(X, 1)[0][:, 0] if sparse.issparse(labels) else labels
 
@@ -656,7 +694,6 @@ def _observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str])
     found["log_likelihood"] = np.array(estimator.log_likelihood(X, data.query_y))
     found["score"] = np.array(estimator.score(X, data.query_y))
     figures = evaluate(estimator, X, data.query_y).as_dict()
-    # Version 0.1 had no calibration error at k.
     report = {name: value for name, value in figures.items() if not name.startswith("ece@")}
     found["report"] = np.array(list(report.values()), np.float64)
     found["report_names"] = np.array(list(report))
@@ -666,10 +703,9 @@ def _observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str])
     found["choices"] = np.array(json.dumps(dict(estimator.choices_), sort_keys=True, default=_plain))
     estimator.save(folder)
     stored = read_folder(folder)
-    for name in ("weights", "biases", "squares", "bias_squares", "eta"):
-        array = find_array(stored, name)
-        if array is not None:
-            found[name] = array
+    for name in ("weights.weights", "weights.biases", "weights.values", "training.squares"):
+        if name in stored:
+            found[name.partition(".")[2]] = stored[name]
     if questions:
         answers = [json.loads(command("ask", str(folder), text, "--json"))["answers"] for text in questions]
         found["answers"] = np.array(

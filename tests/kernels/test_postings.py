@@ -20,7 +20,7 @@ from extremax.scores.sparse_weights import (
     transposed,
 )
 from extremax.solvers.sparse_correction import feature_mean
-from extremax.solvers.sparse_start import ClassSums, count_class_columns, guess_rival_columns
+from extremax.solvers.sparse_start import guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17
@@ -134,17 +134,6 @@ def test_sums_in_blocks_are_those_of_all_at_once(size):
     assert (blocks[0][0], blocks[-1][1]) == (0, 200)
     most = max(size, int(np.diff(matrix.indptr).max()))
     assert all(matrix.indptr[last] - matrix.indptr[first] <= most for first, last in blocks)
-
-
-@pytest.mark.parametrize("n_dense", [0, 3])
-def test_entries_of_class_sums_are_counted_before_they_are_made(n_dense):
-    rng = np.random.default_rng(7)
-    matrix = make_matrix(7, (300, N_FEATURES))
-    matrix.data = np.abs(matrix.data) + 1.0  # nothing cancels out
-    row_index = np.sort(rng.choice(300, 350))
-    data = Examples(matrix, rng.integers(N_CLASSES, size=350).astype(np.int32), row_index)
-    sums = ClassSums.of(data, N_CLASSES, N_FEATURES - n_dense)
-    assert count_class_columns(data, n_dense) == sums.matrix.nnz
 
 
 @pytest.mark.planted

@@ -1,6 +1,6 @@
-"""Measure what one fit takes beside its input, and print that over what it stated.
+"""Measure what one fit takes beside its input, and print it with the bound that the fit stated.
 
-    python measure_fit.py KIND FOLDER
+    python measure_fit.py KIND
 
 A small fit comes first, so that compiled code and imports are in memory before the measurement.
 """
@@ -71,57 +71,20 @@ def texts(n_rows: int, n_classes: int, length: int = 20) -> tuple[Any, Any]:
     return [" ".join([vocabulary[i] for i in row]) for row in drawn.tolist()], y
 
 
-def make(kind: str, size: float, folder: Path) -> Problem:
+def make(kind: str, size: float) -> Problem:
     """Return the problem of a kind; `size` is one for the measurement, less for the fit before it."""
     n, options = int(150_000 * size), {"n_epochs": 1, "n_jobs": 2, "random_state": 0}
     # One pass of everything that takes passes: the memory is that of many.
     ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"svm_passes": 1, "bilinear_epochs": 1})
     if kind.startswith("text"):
-        n_classes = {"text_few": 40, "text": 1000, "text_many": 25_000}[kind]
+        n_classes = {"text_few": 40, "text_many": 25_000}[kind]
         return Problem(*texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))
-    if kind.startswith(("csr", "csc", "sparse", "indicator", "wide", "pair")):
-        return make_sparse(kind, n, options)
-    n_classes = 2000 if kind.startswith("candidates") else 20
-    objective = "negative_sampling" if kind.startswith("rows") else "auto"
-    X, y = dense(3 * n, 20, 64) if kind.startswith("rows") else dense(n, n_classes)
-    if kind.endswith("float64"):
-        X = X.astype(np.float64)
-    if kind.endswith("fortran"):
-        X = np.asfortranarray(X)
-    if kind.endswith("memmap"):
-        np.save(folder / f"{n}.npy", X)
-        X = np.load(folder / f"{n}.npy", mmap_mode="r")
-    return Problem(X, y, ExtremeClassifier(objective, **options))
-
-
-def make_sparse(kind: str, n: int, options: dict[str, Any]) -> Problem:
-    """Return the problem of a kind of sparse input."""
-    n_columns = 140_000 if kind.startswith("wide") else 30_000
-    objective = "auto"
-    if kind.endswith("rows"):
-        objective = "negative_sampling"
-    if kind.endswith("batch"):
-        n, objective = n // 300, "shared_softmax"
-        options = {**options, "precondition": False}
-    X, y = words(n, 200, 512 if kind.endswith("unpacked") else n_columns)
-    if kind.endswith("unpacked"):
-        objective = "shared_softmax"
-    if kind == "csc":
-        X = X.tocsc()
-    if kind == "csr_float64":
-        X = X.astype(np.float64)
-        X.indices, X.indptr = X.indices.astype(np.int64), X.indptr.astype(np.int64)
-    estimator = ExtremeClassifier(objective, **options)
-    if kind.startswith("indicator"):
-        rng = np.random.default_rng(1)
-        labels = np.stack([y, rng.integers(y.max() + 1, size=len(y))], axis=1)
-        rows = np.repeat(np.arange(len(y)), 2)
-        table = sparse.csr_matrix((np.ones(labels.size, np.int8), (rows, labels.ravel())))
-        table.data[:] = 1
-        return Problem(X, table, estimator)
-    if kind.startswith("pair"):
-        return Problem((X, dense(n, 200, 64)[0]), y, estimator)
-    return Problem(X, y, estimator)
+    if kind in ("csr", "pair"):
+        X, y = words(n, 200, 30_000)
+        return Problem(X if kind == "csr" else (X, dense(n, 200, 64)[0]), y, ExtremeClassifier(**options))
+    if kind == "rows":
+        return Problem(*dense(3 * n, 20, 64), ExtremeClassifier("negative_sampling", **options))
+    return Problem(*dense(n, {"candidates": 2000, "shared": 20}[kind]), ExtremeClassifier(**options))
 
 
 def measure(problem: Problem) -> int:
@@ -132,17 +95,17 @@ def measure(problem: Problem) -> int:
     return read_status("VmHWM") - before
 
 
-def main(kind: str, folder: Path) -> None:
-    """Print the ratio and what it is made of."""
+def main(kind: str) -> None:
+    """Print the peak, the stated bound and its parts."""
     stated: list[dict[str, int]] = []
     describe: Callable[[Any], str] = fit_module.describe_memory
     fit_module.describe_memory = lambda need: stated.append(dict(need)) or describe(need)  # type: ignore[func-returns-value]
-    measure(make(kind, 0.02, folder))
-    problem = make(kind, 1.0, folder)
+    measure(make(kind, 0.02))
+    problem = make(kind, 1.0)
     stated.clear()
     peak = measure(problem)
     sys.stdout.write(json.dumps({"peak": peak, "stated": sum(stated[-1].values()), "parts": stated[-1]}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1])

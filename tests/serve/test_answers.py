@@ -155,7 +155,7 @@ def test_metrics_count(live: Live) -> None:
     assert value('extremax_requests_total{path="other",status="404"}') >= 1
 
 
-@pytest.mark.parametrize("path", ["/docs", "/docs.css", "/openapi.json", "/"])
+@pytest.mark.parametrize("path", ["/docs", "/static/docs.js", "/openapi.json", "/"])
 def test_pages_need_nothing_from_outside(live: Live, path: str) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{live.port}{path}") as answer:
         text, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]

@@ -30,7 +30,6 @@ class Sleep:
     row_time: RowTime = field(default_factory=RowTime)
     in_loop: list[bool] = field(default_factory=list)
     key: str = "one"
-    step: int | None = 1
 
     def is_light(self, row: float) -> bool:
         return True
@@ -113,13 +112,8 @@ def test_processor_time_counts_alone_and_no_limit_is_never() -> None:
     assert not never.is_within(0.0)
 
 
-def load(folder: Path) -> tuple[ServedModel, dict[str, Any]]:
-    clf: Any = load_model(folder)
-    return ServedModel("m", folder, clf), clf.model_.weights.__dict__
-
-
 def test_each_search_and_kind_has_times_of_its_own(text_folder: Path) -> None:
-    model, _ = load(text_folder)
+    model = ServedModel("m", text_folder, load_model(text_folder))
 
     def time_of(search: str, kind: str, top_k: int = 5) -> RowTime:
         return Predict(model, top_k, search, kind, False).row_time
@@ -131,30 +125,17 @@ def test_each_search_and_kind_has_times_of_its_own(text_folder: Path) -> None:
     assert not time_of("beam", "sparse").is_within(LIMIT)
 
 
-def test_columns_are_made_for_the_exact_search_alone(
-    text_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, kept = load(text_folder)
-    assert model.step_rows("beam") is None
-    with monkeypatch.context() as patch:
-        patch.setattr(model.clf, "_encodes", True, raising=False)
-        assert model.step_rows("exact") is None
-    assert "_kept_columns" not in kept
-    assert model.step_rows("exact") == 1
-    assert "_kept_columns" in kept
-
-
 @pytest.mark.parametrize(("search", "tried"), [("beam", {"beam", "exact"}), ("exact", {"exact"})])
 def test_loading_makes_what_exact_requests_need(
     text_folder: Path, monkeypatch: pytest.MonkeyPatch, search: str, tried: set[str]
 ) -> None:
-    answer, seen = ServedModel.answer, []
+    search_all, seen = ServedModel._search, []
 
     def noted(model: ServedModel, pieces: Any, work: Predict) -> Any:
         seen.append(work.search)
-        return answer(model, pieces, work)
+        return search_all(model, pieces, work)
 
-    monkeypatch.setattr(ServedModel, "answer", noted)
+    monkeypatch.setattr(ServedModel, "_search", noted)
     served = Slot("m", text_folder).load(ServeConfig(search=search), lambda model: None)
     assert set(seen) == tried
     assert "_kept_columns" in served.clf.model_.weights.__dict__

@@ -151,7 +151,7 @@ def test_analysis_of_other_labels_does_not_hide_the_tree(folder: Path, text_mode
 @pytest.mark.identity
 def test_logarithm_of_zero_is_valid_json(folder: Path) -> None:
     model: Any = loaded(folder).current
-    features = model.clf.transform(["a ladder"])
+    unknown = np.zeros(1, np.bool_)
     ids = np.array([[0, 1, -1]], np.int32)  # a search has found two labels where three were asked for
     log_prob = np.array([[-0.5, -np.inf, -np.inf]], np.float32)
 
@@ -159,7 +159,7 @@ def test_logarithm_of_zero_is_valid_json(folder: Path) -> None:
         raise AssertionError(name)
 
     for as_log, expected in ((True, [-0.5, float(np.finfo(np.float32).min)]), (False, [np.exp(-0.5), 0.0])):
-        (answer,) = model._encode_all(ids, log_prob, features, as_log)
+        (answer,) = model._encode(ids, log_prob, unknown, as_log)
         found = json.loads(answer, parse_constant=refuse)
         assert [entry["score"] for entry in found] == expected
         assert [entry["id"] for entry in found] == [0, 1]

@@ -503,8 +503,6 @@ def test_memory_counts_a_tree_where_there_is_one(data):
         options = {"objective": "shared_softmax", "n_shared": 8, "precondition": False}
         trainer = BatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
         needs[name] = trainer.memory(ProblemSize(300, 300, 5, 12))
-    assert set(needs["cells"]) - set(needs["no cells"]) == {"tree", "tree features"}
     state, _ = prepared(data, n_shared=8)
     tree = state.noise.tree
-    assert needs["cells"]["weights"] == state.tables.weights.nbytes + state.tables.biases.nbytes
-    assert sum(a.nbytes for a in tree.to_arrays().values()) <= needs["cells"]["tree"]
+    assert needs["cells"] - needs["no cells"] >= sum(a.nbytes for a in tree.to_arrays().values())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import shutil
 import uuid
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from extremax.errors import ModelFileError
+from extremax.runtime import atomic_files
 from extremax.storage import folder
-from extremax.storage.dtypes import DTYPES
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.labels import pack_labels, unpack_labels
 
@@ -53,6 +52,11 @@ def large(path: Path) -> Path:
     return save(path, arrays={"weights": np.arange(n, dtype=np.float32)})
 
 
+def names(path: Path) -> list[str]:
+    """Return the names in a model folder, without the lock that saves leave."""
+    return sorted(entry.name for entry in path.iterdir() if entry.name != ".saving.lock")
+
+
 def flip(path: Path, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 0x10
@@ -76,7 +80,7 @@ def test_arrays_and_header_identity(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, array)
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", get_args(get_type_hints(folder.ArrayEntry)["dtype"]))
 def test_every_dtype_identity_and_readable_by_safetensors(tmp_path: Path, dtype: str) -> None:
     array = np.arange(-3, 4).astype(dtype)
     path = save(tmp_path / "model", arrays={"x.y_1": array})
@@ -99,7 +103,7 @@ def test_arrays_are_mapped_aligned_and_read_only(tmp_path: Path) -> None:
     model = load_folder(save(tmp_path / "model"), kind="demo")
     for array in model.arrays.values():
         assert not array.flags.writeable
-        assert array.ctypes.data % 64 == 0 or array.size == 0
+        assert array.flags.aligned
     weights = model.arrays["weights"]
     with pytest.raises(ValueError, match="read-only"):
         weights[0, 0] = 1
@@ -275,7 +279,7 @@ def test_truncated_array_rejects(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     os.truncate(path / "weights.safetensors", 100)
     with pytest.raises(
-        ModelFileError, match=r"weights\.safetensors has 100 bytes instead of 176: it was cut off or replaced"
+        ModelFileError, match=r"weights\.safetensors has 100 bytes instead of 120: it was cut off or replaced"
     ):
         load_folder(path, kind="demo")
 
@@ -284,7 +288,7 @@ def test_longer_array_rejects(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     with open(path / "weights.safetensors", "ab") as file:
         file.write(b"more")
-    with pytest.raises(ModelFileError, match="has 180 bytes instead of 176"):
+    with pytest.raises(ModelFileError, match="has 124 bytes instead of 120"):
         load_folder(path, kind="demo")
 
 
@@ -292,20 +296,24 @@ def test_longer_array_rejects(tmp_path: Path) -> None:
 def test_missing_array_rejects(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / "model")
     (path / f"{name}.safetensors").unlink()
-    with pytest.raises(
-        ModelFileError, match=rf"{name}\.safetensors cannot be read \(No such file or directory\)\. Copy or"
-    ):
+    with pytest.raises(ModelFileError, match=rf"{name}\.safetensors is missing\. Copy or"):
         load_folder(path, kind="demo")
 
 
-def test_any_flipped_byte_of_a_small_model_rejects(tmp_path: Path) -> None:
+def test_any_flipped_byte_of_a_small_model_rejects_or_does_no_harm(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     for file in sorted(path.iterdir()):
         whole = file.read_bytes()
+        start = 8 + int.from_bytes(whole[:8], "little") if file.suffix == ".safetensors" else 0
         for place in range(0, len(whole), 1 if file.name != "header.json" else 7):
             flip(file, place)
-            with pytest.raises(ModelFileError, match=r"is damaged|is not an extremax model|Upgrade|holds a"):
-                load_folder(path, kind="demo")
+            if 8 <= place < start:
+                found = load_folder(path, kind="demo").arrays  # header.json says it as well
+                np.testing.assert_equal(found, ARRAYS)
+            else:
+                message = r"is damaged|is not an extremax model|in format|bytes instead of|holds a"
+                with pytest.raises(ModelFileError, match=message):
+                    load_folder(path, kind="demo")
             file.write_bytes(whole)
     load_folder(path, kind="demo", verify=True)
 
@@ -313,7 +321,7 @@ def test_any_flipped_byte_of_a_small_model_rejects(tmp_path: Path) -> None:
 def test_flipped_byte_in_a_sampled_chunk_rejects(tmp_path: Path) -> None:
     path = large(tmp_path / "model")
     flip(path / "weights.safetensors", -1)
-    with pytest.raises(ModelFileError, match=r"weights\.safetensors is damaged near byte 16,515,2"):
+    with pytest.raises(ModelFileError, match=r"weights\.safetensors is damaged near byte 16,515,1"):
         load_folder(path, kind="demo")
 
 
@@ -327,13 +335,6 @@ def test_flipped_byte_anywhere_rejects_when_verified(tmp_path: Path) -> None:
         load_folder(path, kind="demo", verify=True)
 
 
-def test_exchanged_arrays_rejects(tmp_path: Path) -> None:
-    path = save(tmp_path / "model", arrays={"a": np.zeros(4), "b": np.zeros(4)})
-    shutil.copy(path / "a.safetensors", path / "b.safetensors")
-    with pytest.raises(ModelFileError, match=r"b\.safetensors is damaged in its first"):
-        load_folder(path, kind="demo")
-
-
 def change_header(path: Path, **changes: Any) -> None:
     content = json.loads((path / "header.json").read_text())
     (path / "header.json").write_text(json.dumps({**content, **changes}))
@@ -345,7 +346,7 @@ def test_newer_format_rejects(tmp_path: Path) -> None:
     change_header(path, format_version=newer, package_version="9.9")
     with pytest.raises(
         ModelFileError,
-        match=rf"is in format {newer}, written by extremax 9\.9; .* Upgrade extremax to open it\.",
+        match=rf"is in format {newer}, written by extremax 9\.9; .* or a later one\.",
     ):
         load_folder(path, kind="demo")
 
@@ -384,17 +385,12 @@ def test_other_kind_rejects(tmp_path: Path) -> None:
 # -- nothing half-written is seen
 
 
-@pytest.mark.parametrize("has_exchange", [True, False])
-def test_model_is_replaced_and_nothing_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool
-) -> None:
+def test_model_is_replaced_and_nothing_is_left_behind(tmp_path: Path) -> None:
     path = save(tmp_path / "model")
     old = load_folder(path, kind="demo")
-    if not has_exchange:
-        monkeypatch.setattr(folder, "_exchange", lambda first, second: False)
-    save(path, arrays={"weights": np.full(3, 8.0)})
+    save(path, arrays={"weights": np.full(3, 8.0)}, labels=None)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-    assert not (path / "mask.safetensors").exists()
+    assert names(path) == ["header.json", "weights-1.safetensors"]
     np.testing.assert_array_equal(load_folder(path, kind="demo").arrays["weights"], np.full(3, 8.0))
     # an open model outlives its files
     np.testing.assert_array_equal(old.arrays["weights"], ARRAYS["weights"])
@@ -421,28 +417,11 @@ def test_failed_write_leaves_the_old_model(
         if next(calls) == stops_at:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "_flush", fail)
+    monkeypatch.setattr(atomic_files, "flush", fail)
     with pytest.raises(OSError, match="No space left"):
         save(path, arrays={**ARRAYS, "weights": np.zeros(5)})
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-
-
-def test_failed_rename_puts_the_old_model_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(tmp_path / "model")
-    rename, calls = os.rename, iter(range(100))
-
-    def fail_second(source: Any, destination: Any) -> None:
-        if next(calls) == 1:
-            raise PermissionError("not now")
-        rename(source, destination)
-
-    monkeypatch.setattr(folder, "_exchange", lambda first, second: False)
-    monkeypatch.setattr(os, "rename", fail_second)
-    with pytest.raises(PermissionError, match="not now"):
-        save(path, arrays={"weights": np.zeros(5)})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-    np.testing.assert_array_equal(load_folder(path, kind="demo").arrays["weights"], ARRAYS["weights"])
 
 
 def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Forgery:
         return header
 
     def array(self, name: str) -> Any:
-        return read_array((self.path / f"{name}.safetensors").read_bytes(), self.content["arrays"][name])
+        return read_array((self.path / f"{name}.safetensors").read_bytes())
 
     def replace(self, name: str, array: Any) -> None:
         self.content["arrays"][name], data = write_array(name, array)
@@ -186,7 +186,7 @@ def test_what_is_no_file_rejects_without_waiting(forge: Any, kind: str, name: st
         path.mkdir()
     else:
         path.symlink_to(path)
-    rejects(path.parent, "cannot be read|no readable header")
+    rejects(path.parent, "is missing|no readable header")
 
 
 def test_links_to_files_are_followed(forge: Any, tmp_path: Path) -> None:
@@ -285,11 +285,3 @@ def test_a_header_of_other_types_or_values_rejects(forge: Any, base: str, place:
     if base == "sparse":
         made.replace("weights.factors", np.zeros((6, 1), np.float32))
     rejects(made.sign(), "model")
-
-
-def test_a_file_that_describes_another_array_rejects(forge: Any) -> None:
-    made = forge("dense")
-    entry, data = write_array("other", made.array("weights.weights"))
-    made.content["arrays"]["weights.weights"] = entry
-    (made.path / "weights.weights.safetensors").write_bytes(data)
-    rejects(made.sign(), r"describes another array than header\.json does")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from extremax.validation import BOOLEAN, CALLABLE, Choice, Instance, Interval, check_parameters
+from extremax.validation.constraints import BOOLEAN, CALLABLE, Choice, Instance, Interval, check_parameters
 
 
 def sentence(text: str) -> str:

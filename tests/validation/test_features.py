@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from extremax.validation import check_features
+from extremax.validation.features import check_features
 
 GRID = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -100,9 +100,9 @@ def test_sentences():
     frame = pd.DataFrame({"a": [1.0, 2.0]})
     with pytest.raises(ValueError, match="'label', which is none of the columns of X: 'a'"):
         frame_inputs(frame, "label")
-    with pytest.raises(ValueError, match="column 'b' of X holds no numbers"):
+    with pytest.raises(ValueError, match="column 'b' of X does not hold numbers"):
         ExtremeClassifier().fit(pl.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), ["p", "q"])
-    with pytest.raises(ValueError, match="no vectors of one length"):
+    with pytest.raises(ValueError, match="does not hold vectors of one length"):
         as_frame(pl.DataFrame({"v": [[1.0], [1.0, 2.0]]}))
     splits = hf.DatasetDict({"train": hf.Dataset.from_dict({"a": [1.0]})})
     with pytest.raises(TypeError, match="DatasetDict of the splits 'train'; pass one"):

@@ -14,7 +14,8 @@ from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from extremax.examples import Examples
-from extremax.validation import LabelIndex, encode_labels, encode_targets, lookup_targets
+from extremax.validation.labels import LabelIndex, encode_labels
+from extremax.validation.targets import encode_targets, lookup_targets
 
 LISTS = [[2, 0], [1], [], [0, 2, 3]]
 INDICATOR = np.array([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1]])

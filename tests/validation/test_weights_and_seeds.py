@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from extremax.validation import check_random_state, check_sample_weight
+from extremax.validation.random_state import check_random_state
+from extremax.validation.sample_weight import check_sample_weight
 
 
 def sentence(text: str) -> str:

@@ -135,13 +135,11 @@ def named_labels(data: Any) -> Any:
 
 def describe_labels(model: Any, path: Path) -> None:
     """Store descriptions of labels in a model, from a CSV or TSV file of labels and texts."""
-    from extremax.data.streams import ByteStream
-    from extremax.data.text_tables import TableReader
+    from extremax.data import load_dataset
 
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
-    with ByteStream(path) as stream:
-        table = TableReader(stream, text_column=1, label_column=0, delimiter=delimiter, header=False)
-        rows = {row.labels[0]: row.text for row in table.rows() if row.labels}
+    kind: Any = "tsv" if ".tsv" in path.suffixes else "csv"
+    data = load_dataset(path, format=kind, text_column=1, label_column=0, header=False)
+    rows = dict(zip(data.y.tolist(), data.texts or [], strict=True)) if data.y is not None else {}
     texts = [rows.get(str(label), "") for label in model.classes_.tolist()]
     missing = sum(not text for text in texts)
     if missing:

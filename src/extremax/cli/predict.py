@@ -201,12 +201,12 @@ class Columns:
 
     def of(self, batch: Any, n_before: int) -> dict[str, list[Any]]:
         """Return the columns of a batch, after `n_before` rows."""
-        from extremax.data.text_tables import name_of_column
+        from extremax.data.text_tables import find_column
 
         kept = dict(batch.columns)
         ids: list[Any] = batch.row_numbers or list(range(n_before, n_before + batch.n_samples))
         if self.id_column is not None:
-            at = name_of_column("DATA", self.id_column, list(kept)) if isinstance(self.keep, str) else 0
+            at = find_column("DATA", self.id_column, list(kept)) if isinstance(self.keep, str) else 0
             ids = kept.pop(list(kept)[at])
         out: dict[str, list[Any]] = {"id": ids}
         for name, values in kept.items():

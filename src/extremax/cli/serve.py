@@ -62,8 +62,8 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
     """
     terminal.set_quiet(quiet)
     try:
+        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(

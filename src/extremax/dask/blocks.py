@@ -13,8 +13,9 @@ from scipy import sparse
 
 from extremax.data import load_dataset
 from extremax.types import Features, Float32, Int32, Int64
-from extremax.validation import LabelIndex, check_features, check_sample_weight
-from extremax.validation.labels import flat_labels, unique_labels
+from extremax.validation.features import check_features
+from extremax.validation.labels import LabelIndex, flat_labels, unique_labels
+from extremax.validation.sample_weight import check_sample_weight
 
 FILE_ENDINGS = (".npz", ".parquet")
 _PAIRWISE_LEAF = 1 << 16  # numbers whose sum one task computes; numpy's own sums split in the same places

@@ -45,7 +45,8 @@ from extremax.storage.labels import check_savable
 from extremax.tree.noise import as_noise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize
 from extremax.types import Float32, Int32
-from extremax.validation import check_random_state, class_weights
+from extremax.validation.random_state import check_random_state
+from extremax.validation.sample_weight import class_weights
 
 _BLOCKS_PER_THREAD = 4  # blocks of rows of a fit; smaller ones are merged
 _DISTRIBUTED = (*PAIR_LOSSES, "sparse_softmax")

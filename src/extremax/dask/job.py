@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from extremax.runtime.memory import reuse_freed_memory
 from extremax.runtime.threads import resolve_threads
 
 _HINT = "pip install 'extremax[dask]'"
@@ -101,7 +100,7 @@ class Job:
         options: dict[str, Any] = {"key": f"extremax-{name}-{self.token}-{self._count}", "pure": False}
         if worker is not None and worker in self.client.nthreads():
             options |= {"workers": [worker], "allow_other_workers": True}
-        return self.client.submit(run_task, function, *arguments, **more, **options)
+        return self.client.submit(function, *arguments, **more, **options)
 
     def map(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Return the futures of calls with one argument from each column."""
@@ -115,12 +114,6 @@ class Job:
         """Return the memory of each worker, in bytes; zero where it has no limit."""
         found: dict[str, int] = self.client.run_on_scheduler(_memory_limits)
         return list(found.values())
-
-
-def run_task(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """Call a function on a worker, without the cost of mapping each of its arrays anew."""
-    with reuse_freed_memory():
-        return function(*arguments, **more)
 
 
 def _memory_limits(dask_scheduler: Any) -> dict[str, int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from extremax.classifier import ExtremeClassifier
 from extremax.dask import blocks as b
 from extremax.dask.inputs import split_collection
-from extremax.dask.job import import_delayed, run_task
+from extremax.dask.job import import_delayed
 from extremax.loading import load_model
 from extremax.storage.folder import folder_checksum
 
@@ -55,7 +55,7 @@ def call_block(X: Any, model: Any, method: str, options: dict[str, Any], n_threa
     rows = b.one_matrix(X)
     if rows.shape[0] == 0:  # how Dask asks for the type of a result, and blocks that a filter left empty
         return _nothing(local, method, options)
-    return run_task(getattr(local, method), rows, **options)
+    return getattr(local, method)(rows, **options)
 
 
 def _nothing(local: ExtremeClassifier, method: str, options: dict[str, Any]) -> Any:
@@ -112,4 +112,4 @@ def evaluate_block(
     total = float(len(labels)) if weights is None else float(weights.sum(dtype=np.float64))
     if total == 0.0:
         return 0.0, 0.0
-    return float(run_task(getattr(local, method), rows, labels, weights)), total
+    return float(getattr(local, method)(rows, labels, weights)), total

@@ -94,11 +94,15 @@ class RaggedLabels:
     offsets: NDArray[np.int64]
 
     @classmethod
+    def from_counts(cls, flat: NDArray[Any], counts: Any) -> RaggedLabels:
+        """Make ragged labels from the number of labels of each row."""
+        return cls(flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    @classmethod
     def from_lists(cls, lists: Sequence[Sequence[str]]) -> RaggedLabels:
         """Make ragged labels from one list per row."""
-        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(labels) for labels in lists], out=offsets[1:])
-        return cls(string_array([label for labels in lists for label in labels]), offsets)
+        flat = string_array([label for labels in lists for label in labels])
+        return cls.from_counts(flat, [len(labels) for labels in lists])
 
     def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
         """Return `y` and `label_names` of a Dataset.

@@ -5,29 +5,31 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.data import array_files, labels, sparse_text
+from extremax.data import labels
+from extremax.data.array_files import read_labels, read_npy, read_npz
+from extremax.data.columns import read_columns
 from extremax.data.dataset import DataFileError, Dataset
-from extremax.data.json_lines import JsonReader
-from extremax.data.streams import SUFFIXES, ByteStream, Progress, Source, in_place
+from extremax.data.json_lines import read_json
+from extremax.data.options import Column, Kept, Progress, ReadOptions, ZeroBased
+from extremax.data.sparse_text import SparseTextReader
+from extremax.data.streams import HEAD_BYTES, SUFFIXES, ByteStream, Source, on_disk, open_stream
 from extremax.data.text_tables import (
     LABEL_NAMES,
     LABEL_PREFIX,
     TEXT_NAMES,
-    Column,
-    FastTextReader,
-    Kept,
-    LineReader,
-    TableReader,
     TextReader,
+    read_fasttext,
+    read_lines,
+    read_table,
 )
-from extremax.validation.frames import to_arrow_file
+from extremax.validation.frames import to_arrow_table
 
 Format = Literal[
     "auto",
@@ -68,29 +70,19 @@ _EXTENSIONS = {
     ".ndjson": "jsonl",
 }
 _BINARY = ("npy", "npz", "parquet", "arrow")
-_HEAD = 1 << 16  # bytes from which the format is detected
+_TEXT_READERS = {
+    "lines": read_lines,
+    "fasttext": read_fasttext,
+    "json": read_json,
+    "jsonl": read_json,
+    "csv": read_table,
+    "tsv": read_table,
+}
 _JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\"\]])")
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
     rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
 )
-
-
-@dataclass(frozen=True)
-class _Options:
-    n_features: int | None
-    zero_based: sparse_text.ZeroBased
-    text_column: Column | None
-    label_column: Column | None
-    vector_column: str | None
-    label_separator: str | None
-    delimiter: str | None
-    header: bool | None
-    labels_path: str | os.PathLike[str] | None
-    skip_bad_lines: bool
-    progress: Progress | None
-    keep: Kept = None
-    ignore_labels: bool = False
 
 
 def load_dataset(  # noqa: PLR0913 (the parameters are the API)
@@ -107,7 +99,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     delimiter: str | None = None,
     header: bool | None = None,
     n_features: int | None = None,
-    zero_based: sparse_text.ZeroBased = "auto",
+    zero_based: ZeroBased = "auto",
     skip_bad_lines: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -172,7 +164,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> data.format, data.X.shape, data.y.toarray().tolist()
     ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
     """
-    options = _Options(
+    options = ReadOptions(
         n_features=n_features,
         zero_based=zero_based,
         text_column=text_column,
@@ -185,7 +177,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
         skip_bad_lines=skip_bad_lines,
         progress=progress,
     )
-    data = next(_batches(to_arrow_file(path) or path, format, options, None))
+    data = next(_batches(path, format, options, None))
     return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
@@ -201,7 +193,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     delimiter: str | None = None,
     header: bool | None = None,
     n_features: int | None = None,
-    zero_based: sparse_text.ZeroBased = "auto",
+    zero_based: ZeroBased = "auto",
     skip_bad_lines: bool = False,
     keep: Kept = None,
     ignore_labels: bool = False,
@@ -224,7 +216,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> [batch.texts for batch in iter_dataset(file, batch_rows=2)]
     [['a b', 'c'], ['d']]
     """
-    options = _Options(
+    options = ReadOptions(
         n_features=n_features,
         zero_based=zero_based,
         text_column=text_column,
@@ -233,7 +225,6 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
         label_separator=label_separator,
         delimiter=delimiter,
         header=header,
-        labels_path=None,
         skip_bad_lines=skip_bad_lines,
         progress=progress,
         keep=keep,
@@ -241,12 +232,12 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     )
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    return _batches(to_arrow_file(path) or path, format, options, batch_rows)
+    return _batches(path, format, options, batch_rows)
 
 
 def detect_format(stream: ByteStream) -> str:
     """Detect the format of a stream by its first bytes, its first lines and, for tables, its name."""
-    head = stream.peek(_HEAD)
+    head = stream.head
     for magic, kind in (
         (b"\x93NUMPY", "npy"),
         (b"PK\x03\x04", "npz"),
@@ -261,14 +252,14 @@ def detect_format(stream: ByteStream) -> str:
     by_name = _EXTENSIONS.get(Path(name).suffix, "")
     if by_name and by_name not in _BINARY:
         return by_name
-    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if len(lines) == 1 and len(head) == _HEAD:  # one long line, cut off inside a word
+    lines = head.split(b"\n")
+    if len(lines) == 1 and len(head) >= HEAD_BYTES:  # one long line, cut off inside a word
         lines = [lines[0].rpartition(b" ")[0]]
     lines = (lines[:-1] or lines)[:20]  # the last one may be cut off
     if _XMC_HEADER.fullmatch(lines[0]):
         return "xmc"
     text = [line for line in lines if line.strip()]
-    if _JSON.match(head.removeprefix(b"\xef\xbb\xbf")):
+    if _JSON.match(head):
         return "jsonl"
     if any(line.lstrip().startswith(LABEL_PREFIX.encode()) for line in text[:5]):
         return "fasttext"
@@ -287,116 +278,70 @@ def detect_format(stream: ByteStream) -> str:
     )
 
 
-def _batches(path: Source, format: str, options: _Options, batch_rows: int | None) -> Iterator[Dataset]:
+def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
     if format != "auto" and format not in _EXTENSIONS.values():
         raise ValueError(
             f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'."
         )
-    if isinstance(path, str | os.PathLike) and Path(path).is_dir():
-        inside = (Path(path) / f"X.npy{suffix}" for suffix in ("", *SUFFIXES))
-        path = next((file for file in inside if file.exists()), path)
-    with ByteStream(path, progress=options.progress) as stream:
+    table = to_arrow_table(source)
+    if table is not None:
+        yield from read_columns(table, "the data frame", "arrow", options, batch_rows)
+        return
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        source = _packed_or_not(Path(source) / "X.npy") or source
+    with open_stream(source, options.progress) as stream:
         kind = detect_format(stream) if format == "auto" else format
         if options.labels_path is not None and kind not in ("npy", "npz"):
             raise ValueError(
                 f"labels_path is for features in .npy or .npz; {stream.name} is {kind}, which holds its"
                 " labels itself."
             )
-        if kind in _BINARY:
-            yield from _read_binary(path, kind, stream, options, batch_rows)
-        elif kind in ("xmc", "libsvm"):
-            _refuse_columns(stream, options)
-            sparse: dict[str, Any] = {
-                "header": kind == "xmc",
-                "n_features": options.n_features,
-                "zero_based": options.zero_based,
-                "skip_bad_lines": options.skip_bad_lines,
-            }
-            if batch_rows is None:
-                yield sparse_text.read_sparse_text(stream, **sparse)
-            else:
-                yield from sparse_text.iterate_sparse_text(stream, **sparse)
-        else:
-            yield from _text_reader(stream, kind, options).batches(batch_rows)
-
-
-def _read_binary(
-    path: Source | IO[bytes], kind: str, stream: ByteStream, options: _Options, batch_rows: int | None
-) -> Iterator[Dataset]:
-    with in_place(path, stream) as file:
+        if options.keep and kind in ("npy", "npz", "xmc", "libsvm"):
+            raise ValueError(f"{stream.name} holds features alone: there are no columns to be kept.")
         if kind in ("parquet", "arrow"):
-            for column in (options.text_column, options.label_column):
-                if isinstance(column, int):
-                    raise ValueError(f"column {column} of {stream.name} is given by position; use its name.")
-            yield from array_files.read_columns(
-                file,
-                vector_column=options.vector_column,
-                text_column=options.text_column,  # type: ignore[arg-type]
-                label_column=options.label_column,  # type: ignore[arg-type]
-                keep=options.keep,
-                ignore_labels=options.ignore_labels,
-                batch_rows=batch_rows,
-                # bytes that had to be unpacked were reported while they were
-                progress=None
-                if stream.compression or not isinstance(path, str | os.PathLike)
-                else options.progress,
-            )
-            return
-        _refuse_columns(stream, options)
-        data = array_files.read_npy(file) if kind == "npy" else array_files.read_npz(file)
-        labels_path = options.labels_path or (_labels_beside(path) if data.y is None else None)
-        if labels_path is not None:
-            y, names = array_files.read_labels(labels_path, data.n_samples)
-            data = replace(data, y=y, label_names=names)
-        if batch_rows is None:
-            yield data
-            return
-        for start in range(0, data.n_samples, batch_rows):
-            rows = slice(start, start + batch_rows)
-            yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
+            if stream.compression or not stream.is_file:
+                options = replace(options, progress=None)  # unpacking has reported it
+            with on_disk(source, stream) as path:
+                yield from read_columns(path, stream.name, kind, options, batch_rows)
+        elif kind in ("npy", "npz"):
+            with on_disk(source, stream) as path:
+                yield from _array_batches(path, stream.name, kind, options, batch_rows)
+        elif kind in ("xmc", "libsvm"):
+            sparse = SparseTextReader(stream, kind == "xmc", options)
+            yield from [sparse.read()] if batch_rows is None else sparse.batches()
+        else:
+            delimiter = options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream.head))
+            reader = TextReader(stream, kind, replace(options, delimiter=delimiter))
+            yield from reader.batches(_TEXT_READERS[kind](reader), batch_rows)
 
 
-def _refuse_columns(stream: ByteStream, options: _Options) -> None:
-    if options.keep:
-        raise ValueError(f"{stream.name} holds features alone: there are no columns to be kept.")
+def _array_batches(
+    path: Path, name: str, kind: str, options: ReadOptions, batch_rows: int | None
+) -> Iterator[Dataset]:
+    data = read_npy(path, name) if kind == "npy" else read_npz(path, name)
+    labels_path: Any = options.labels_path
+    if labels_path is None and data.y is None and Path(name).name.startswith("X.npy"):
+        labels_path = _packed_or_not(Path(name).with_name("y.npy"))
+    if labels_path is not None:
+        data = replace(data, y=read_labels(labels_path, data.n_samples))
+    if batch_rows is None:
+        yield data
+        return
+    for start in range(0, data.n_samples, batch_rows):
+        rows = slice(start, start + batch_rows)
+        yield replace(data, X=data.X[rows], y=None if data.y is None else data.y[rows])
 
 
-def _labels_beside(path: Source) -> Path | None:
-    """Return ``y.npy`` beside ``X.npy``, compressed or not."""
-    if not isinstance(path, str | os.PathLike):
-        return None
-    place = Path(path)
-    if place.name not in {f"X.npy{suffix}" for suffix in ("", *SUFFIXES)}:
-        return None
-    return next(
-        (found for suffix in ("", *SUFFIXES) if (found := place.with_name(f"y.npy{suffix}")).exists()), None
-    )
+def _packed_or_not(path: Path) -> Path | None:
+    """Return a file that exists, compressed or not."""
+    choices = (path.with_name(path.name + suffix) for suffix in ("", *SUFFIXES))
+    return next((choice for choice in choices if choice.exists()), None)
 
 
-def _text_reader(stream: ByteStream, kind: str, options: _Options) -> TextReader:
-    common: dict[str, Any] = {"skip_bad_lines": options.skip_bad_lines, "format": kind, "keep": options.keep}
-    if kind == "fasttext":
-        return FastTextReader(stream, **common)
-    if kind == "lines":
-        return LineReader(stream, **common)
-    common |= {
-        "text_column": options.text_column,
-        "label_column": options.label_column,
-        "label_separator": options.label_separator,
-        "ignore_labels": options.ignore_labels,
-        "may_look_ahead": stream.is_file,
-    }
-    if kind in ("json", "jsonl"):
-        return JsonReader(stream, **common)
-    delimiter = options.delimiter or ("\t" if kind == "tsv" else _delimiter(stream))
-    return TableReader(stream, **common, delimiter=delimiter, header=options.header)
-
-
-def _delimiter(stream: ByteStream) -> str:
+def _delimiter(head: bytes) -> str:
     """Detect the separator of columns: a comma, or ";", a tab or "|" if the first row has no comma."""
-    head = stream.peek(_HEAD).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
-    lines = [line for line in head.split("\n") if line.strip()]
-    lines = (lines[:-1] if len(head) >= _HEAD else lines)[:20]  # the last one may be cut off
+    lines = [line for line in head.decode(errors="replace").split("\n") if line.strip()]
+    lines = (lines[:-1] if len(head) >= HEAD_BYTES else lines)[:20]  # the last one may be cut off
     if not lines or "," in lines[0]:
         return ","
     for delimiter in (";", "\t", "|"):

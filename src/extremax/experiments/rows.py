@@ -19,11 +19,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data import catalog
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
+from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.pca import PCA
 from extremax.features.svd import truncated_svd
@@ -35,7 +35,8 @@ from extremax.runtime.threads import resolve_threads
 from extremax.splits import split_rows
 from extremax.storage.folder import load_folder, save_folder
 from extremax.types import Bool, Int32, Int64
-from extremax.validation import LabelIndex, check_features, encode_labels
+from extremax.validation.features import check_features
+from extremax.validation.labels import LabelIndex, encode_labels
 
 Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")

@@ -43,7 +43,6 @@ from extremax.kernels.ngram_hash import (
     weigh_counts,
     weigh_texts,
 )
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run, split
@@ -324,11 +323,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         power = np.log2(every / max(half, 1)) if every > half > 0 else 0.0
         columns = min(int(every * factor**power), entries, options.n_buckets)
         counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
-        kept = 4 * options.n_buckets + (28 + 4 * n_threads) * columns
-        return largest_phase(
-            {"text features": 8 * entries, "tables of n-grams": counting + kept - 4 * options.n_buckets},
-            {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": kept},
-        )
+        kept = (28 + 4 * n_threads) * columns
+        return {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": counting + kept}
 
     @property
     def n_bytes(self) -> int:

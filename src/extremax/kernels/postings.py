@@ -24,23 +24,6 @@ def copy_lines(offsets, indices, values, starts, out_indices, out):
 
 
 @njit
-def count_class_columns(indices, indptr, pair_rows, pair_classes, last_class):
-    """Return the number of pairs of a class and a column that occurs in a row of the class.
-
-    Pairs come sorted by class. `last_class` (n_columns,) is -1 on entry; later columns are left out.
-    """
-    n = 0
-    for i in range(pair_rows.size):
-        r, label = pair_rows[i], pair_classes[i]
-        for p in range(indptr[r], indptr[r + 1]):
-            f = indices[p]
-            if f < last_class.size and last_class[f] != label:
-                last_class[f] = label
-                n += 1
-    return n
-
-
-@njit
 def transpose(offsets, indices, values, starts, lines, out):
     """Sort the entries of a matrix by index: fill `starts` (zero on entry), their lines, and their values.
 

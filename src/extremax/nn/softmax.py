@@ -49,12 +49,12 @@ from extremax.tuned import BatchConfig, has_many_classes
 from extremax.types import Float32, Int32
 
 # Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit
-# takes longer than what its classes gain: docs/lab-notes.md.
+# takes longer than what its classes gain: lab/notes.md.
 _FIRST_REFIT = 4096
 _LEAVES_PER_CELL = 32
 # n_shared="auto": first classes of fused steps, and how many at most. A young layer learns more from many
 # steps than from many classes, if a minibatch makes two; later, few classes make log Z too small, and the
-# encoder too sure: docs/lab-notes.md.
+# encoder too sure: lab/notes.md.
 _FIRST_SHARED, _MOST_SHARED = 512, 2048
 _FIRST_STEPS = 1024  # training steps on the first number
 _EXACT_CLASSES = 1024  # no more classes than this are all compared
@@ -389,7 +389,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
             for i, draws in enumerate(self._current_draws(sizes))
         ]
-        # As negatives of a first step, targets do not repay their share of the product: docs/lab-notes.md.
+        # As negatives of a first step, targets do not repay their share of the product: lab/notes.md.
         sets[1:] = [add_targets(drawn, labels, max(n_drawn // 2, 1)) for drawn in sets[1:]]
         return remember(self._kept, key, StepSets(n_drawn, sets), KEPT_DRAWS)
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,31 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it."""
+    """Write a text file under a temporary name, flush it, then rename it."""
     stage = stage_of(path)
     try:
-        with naming(path):
-            stage.write_text(text, encoding="utf-8")
-        os.replace(stage, path)
+        with naming(path), open(stage, "xb") as file:
+            file.write(text.encode("utf-8", "replace"))
+            flush(file.fileno())
+        _rename(stage, path)
     finally:
         stage.unlink(missing_ok=True)
+
+
+def flush(descriptor: int) -> None:
+    """Have an open file written to the disk."""
+    os.fsync(descriptor)
+
+
+def _rename(stage: Path, path: Path) -> None:
+    for _ in range(100 if os.name == "nt" else 0):  # Windows refuses while a reader has the file open
+        try:
+            os.replace(stage, path)
+        except PermissionError:
+            time.sleep(0.02)
+        else:
+            return
+    os.replace(stage, path)
 
 
 def write_json(path: Path, content: Any) -> None:

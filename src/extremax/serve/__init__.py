@@ -13,7 +13,7 @@ __all__ = ["ServeConfig", "create_app", "run_server"]
 
 
 def __getattr__(name: str) -> Any:
-    # Starlette is imported when it is used.
+    # FastAPI is imported when it is used.
     if name == "create_app":
         from extremax.serve.app import create_app
 

@@ -1,43 +1,55 @@
-"""The ASGI application: paths, limits of requests, and the one place that turns errors into answers."""
+"""The ASGI application: the paths, and what each of them answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
+import mimetypes
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from extremax.errors import ScoreOverflowError
-from extremax.serve import requests, static_files
+from extremax.serve import questions, schemas
 from extremax.serve.batching import Batcher
-from extremax.serve.docs_page import render_docs
-from extremax.serve.metrics import CONTENT_TYPE, Metrics
-from extremax.serve.models import ServedModel, Slot, json_ready, watch
-from extremax.serve.openapi import make_document
-from extremax.serve.settings import RequestError, ServeConfig
+from extremax.serve.guard import OPEN, Guard, error_response, json_response
+from extremax.serve.metrics import Metrics
+from extremax.serve.models import ServedModel, Slot, watch
+from extremax.serve.settings import ServeConfig
 
-Message = dict[str, Any]
 Log = Callable[[str], None]
-# Paths that need no key: they say nothing about the models' data.
-_OPEN = ("/", "/model", "/docs", "/docs.css", "/openapi.json", "/health", "/ready", "/ping", "/favicon.ico")
-_QUICK = ("/predict", "/invocations")
+_STATIC = Path(__file__).with_name("static")
+_PAGES = {"/": "index.html", "/model": "model.html", "/docs": "docs.html", "/favicon.ico": "favicon.svg"}
+_HIDDEN = ("/ping", "/openapi.json")  # paths that the document leaves out
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _EXPLAINED = 3  # labels of an explanation
-_MAX_LIMIT = 1000  # labels of a list
-_MAX_DEPTH = 12
 _PAGE_CALLS = 4  # calls of a model's page at the same time; its first one may take a minute
+_ERRORS = {
+    400: "The body is not JSON in UTF-8.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model, label or node.",
+    408: "The body did not arrive in time.",
+    413: "The body, a text or the list is too long.",
+    422: "A field is missing, unknown, or not what this model takes.",
+    503: "The queue is full, or the server is starting or stopping; try again.",
+    504: "The answer took too long.",
+}
+_GET_ERRORS = (401, 404, 422, 504)
+_DESCRIPTION = (
+    "Classifiers over very many classes. /predict takes the schema of Hugging Face's text classification."
+    " Every error is an object with one sentence."
+)
 
 
 def create_app(
@@ -45,7 +57,7 @@ def create_app(
     config: ServeConfig | None = None,
     *,
     log: Log = lambda text: None,
-) -> Starlette:
+) -> FastAPI:
     """Return the ASGI application that serves some models; the first one is the default.
 
     Parameters
@@ -59,10 +71,12 @@ def create_app(
     slots = (
         [Slot(name, Path(path)) for name, path in models.items()] if isinstance(models, Mapping) else models
     )
-    return _Application(slots, config or ServeConfig(), log).build()
+    application = Application(slots, config or ServeConfig(), log)
+    application.load()
+    return application.build()
 
 
-class _Application:
+class Application:
     """What all requests share."""
 
     def __init__(self, slots: Sequence[Slot], config: ServeConfig, log: Log) -> None:
@@ -74,59 +88,108 @@ class _Application:
         self.default, self.config, self.log = slots[0], config, log
         self.metrics = Metrics()
         self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
-        self.metrics.watch(self.batcher, slots)
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
-        self.static = static_files.read_static()
-        self.document = make_document(config, _version())
-        self.answers = {
-            "/openapi.json": _json(self.document),
-            "/docs": Response(render_docs(self.document), media_type="text/html"),
-            "/docs.css": Response(static_files.DOCS_STYLE, media_type="text/css"),
-        }
-        for slot in slots:
-            slot.log = log
+        mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say otherwise
+        self.static = StaticFiles(directory=_STATIC)
+
+    def load(self) -> None:
+        """Load the models that are not loaded yet."""
+        for slot in self.slots.values():
+            slot.log = self.log
             if slot.current is None:
-                slot.load(config, self.prepare)
+                slot.load(self.config, self.prepare)
             else:
                 self.prepare(slot.current)
 
     def prepare(self, model: ServedModel) -> None:
         """Connect a model that was just loaded with the metrics, and give it a monitor."""
         self.metrics.count_rows(model)
-        if self.config.monitor_alpha > 0 and hasattr(model.clf, "monitor"):
+        if self.config.monitor_alpha > 0:
             with contextlib.suppress(ValueError):  # a model without held-out rows
                 model.monitor = model.clf.monitor(alpha=self.config.monitor_alpha)
 
-    def build(self) -> Starlette:
+    # -- the application -----------------------------------------------------------------------------------
+
+    def build(self) -> FastAPI:
         """Return the application."""
-        posts = {"/predict": self.predict, "/invocations": self.predict, "/explain": self.explain}
-        gets = {
-            "/info": self.info,
-            "/labels": self.labels,
-            "/analysis": self.analysis,
-            "/tree": self.tree,
-        }
-        routes = []
-        for prefix in ("", "/models/{name}"):
-            routes += [Route(prefix + path, call, methods=["POST"]) for path, call in posts.items()]
-            routes += [Route(prefix + path, call, methods=["GET"]) for path, call in gets.items()]
-        plain = {"/models": self.models, "/metrics": self.show_metrics, "/ready": self.ready}
-        plain |= dict.fromkeys(("/health", "/ping"), self.health)
-        plain |= dict.fromkeys(self.answers, self.fixed)
-        plain |= dict.fromkeys(("/", "/model", "/favicon.ico", "/static/{path:path}"), self.static_file)
-        routes += [Route(path, call, methods=["GET"]) for path, call in plain.items()]
-        app = Starlette(
-            routes=routes,
+        app = FastAPI(
+            title="extremax",
+            version=_version(),
+            description=_DESCRIPTION,
+            docs_url=None,
+            redoc_url=None,
             lifespan=self.lifespan,
-            exception_handlers={HTTPException: _answer_http_error, RequestError: _answer_request_error},
+            generate_unique_id_function=_operation_id,
+            exception_handlers={
+                StarletteHTTPException: _answer_http_error,
+                RequestValidationError: _answer_bad_query,
+            },
         )
-        app.add_middleware(_Guard, application=self)
+        asked = self._questions()
+        app.include_router(asked)
+        app.include_router(asked, prefix="/models/{name}", dependencies=[Depends(_named_model)])
+        for path, call, answer, errors in (
+            ("/models", self.models, schemas.Models, (401, 422)),
+            ("/health", self.health, schemas.Status, ()),
+            ("/ready", self.ready, schemas.Status, (503,)),
+        ):
+            app.add_api_route(path, call, response_model=answer, responses=_errors(*errors))
+        about: Any = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_errors(401)}
+        app.add_api_route("/metrics", self.show_metrics, response_class=Response, responses=about)
+        app.add_api_route("/ping", self.health, include_in_schema=False)
+        for path in _PAGES:
+            app.add_api_route(path, self.show_page, include_in_schema=False)
+        app.mount("/static", self.static)
+        document = app.openapi()  # FastAPI keeps it
+        self._complete(document)
+        app.add_middleware(Guard, application=self, paths=[*_PAGES, *document["paths"], *_HIDDEN])
         app.state.stop = self.stop
         return app
 
+    def _questions(self) -> APIRouter:
+        """Return the paths that each model has."""
+        router = APIRouter(dependencies=[Depends(_refuse_repeated)])
+        for path, call, body, answer in (
+            ("/predict", self.predict, schemas.Question, schemas.Answer),
+            ("/invocations", self.predict, schemas.Question, schemas.Answer),
+            ("/explain", self.explain, schemas.WhyQuestion, schemas.Explanation),
+        ):
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+            router.add_api_route(
+                path,
+                call,
+                methods=["POST"],
+                response_model=answer,
+                responses=_errors(*_ERRORS),
+                openapi_extra={"requestBody": {"required": True, "content": content}},
+            )
+        for path, call, answer in (
+            ("/labels", self.labels, schemas.Labels),
+            ("/info", self.info, schemas.Info),
+            ("/analysis", self.analysis, dict[str, Any]),
+            ("/tree", self.tree, dict[str, Any]),
+        ):
+            router.add_api_route(path, call, response_model=answer, responses=_errors(*_GET_ERRORS))
+        return router
+
+    def _complete(self, document: dict[str, Any]) -> None:
+        """Add bodies, limits and keys to the OpenAPI document."""
+        bodies: Any = [(schemas.Question, "validation"), (schemas.WhyQuestion, "validation")]
+        _, found = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
+        schemas.describe_limits(found["$defs"], self.config)
+        document["components"]["schemas"] |= found["$defs"]
+        if self.config.api_key is not None:
+            document["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
+            document["security"] = [{"bearer": []}, {"header": []}]
+            for path in OPEN & set(document["paths"]):
+                document["paths"][path]["get"]["security"] = []
+
     @contextlib.asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Watch the folders while the server runs; answer everything that is queued before it ends."""
         watching = None
         if self.config.reload_seconds > 0:
@@ -153,63 +216,41 @@ class _Application:
         else:
             self.log(f"{slot.name}: the old model stays, the new one cannot be loaded: {slot.error}")
 
-    # -- models --------------------------------------------------------------------------------------------
-
-    def find(self, name: str | None) -> tuple[Slot, ServedModel]:
-        """Return the slot and the model of a name; the first one for None."""
-        slot = self.default if name is None else self.slots.get(name)
-        if slot is None or slot.current is None:
-            known = ", ".join(self.slots)
-            raise RequestError(404, f"there is no model {str(name)[:80]!r}; the models are {known}.")
-        return slot, slot.current
-
-    def asked_model(
-        self, request: Request, body: Mapping[str, Any] | None = None
-    ) -> tuple[Slot, ServedModel]:
-        """Return the model that a path, a body or a query names; all names must agree."""
-        names = [request.path_params.get("name"), request.query_params.get("model")]
-        names.append(None if body is None else requests.read_model_name(body))
-        given = list(dict.fromkeys(name for name in names if name is not None))
-        if len(given) > 1:
-            raise RequestError(422, "the request names two models; name one, in the path or in the body.")
-        return self.find(given[0] if given else None)
-
     # -- questions -----------------------------------------------------------------------------------------
 
+    def find(self, request: Request, named: str | None = None) -> ServedModel:
+        """Return the model that a path, a query or a body names, or answer 404; all names must agree."""
+        names = {request.path_params.get("name"), request.query_params.get("model"), named} - {None}
+        if len(names) > 1:
+            raise HTTPException(422, "the request names two models; name one, in the path or in the body.")
+        name = names.pop() if names else self.default.name
+        model = self.slots[name].current if name in self.slots else None
+        if model is None:
+            known = ", ".join(self.slots)
+            raise HTTPException(404, f"there is no model {name[:80]!r}; the models are {known}.")
+        return model
+
     async def predict(self, request: Request) -> Response:
-        """Answer texts or vectors with their most probable labels."""
+        """Find the most probable labels of texts or vectors."""
         with self.arriving():
-            body = requests.parse_body(await self.read_body(request))
-        _, model = self.asked_model(request, body)
-        work, rows = requests.read_predict(body, model, self.config)
-        try:
+            body = await self.read_body(request)
+        question = questions.read_body(body, schemas.Question)
+        work, rows = questions.read_predict(question, self.find(request, question.model), self.config)
+        with _refuse_overflow():
             answers = await self.batcher.run(work, rows.rows)
-        except ScoreOverflowError:
-            raise RequestError(
-                422, "the scores of a row overflow: its numbers are too large for this model."
-            ) from None
         content = answers[0] if rows.is_single else b"[" + b",".join(answers) + b"]"
         return Response(content, media_type="application/json")
 
     async def explain(self, request: Request) -> Response:
-        """Answer why the first label of one row is predicted."""
-        body = requests.parse_body(await self.read_body(request))
-        _, model = self.asked_model(request, body)
-        rows = requests.read_rows(body, model, self.config)
+        """Explain the first label of one text or vector."""
+        question = questions.read_body(await self.read_body(request), schemas.WhyQuestion)
+        model = self.find(request, question.model)
+        rows = questions.read_rows(question.inputs, model, self.config)
         if not rows.is_single:
-            raise RequestError(422, "inputs is a list of rows; /explain takes one text or one vector.")
-        parameters = requests.read_parameters(body)
-        unused = next((name for name in parameters if name != "top_k"), None)
-        if unused is not None:
-            raise RequestError(422, f"the parameter {unused} is unknown to /explain; it takes top_k.")
-        top_k = requests.read_top_k(parameters, _EXPLAINED, self.config)
-        try:
-            found = await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k)
-        except ScoreOverflowError:
-            raise RequestError(
-                422, "the scores of a row overflow: its numbers are too large for this model."
-            ) from None
-        return _json(found)
+            raise HTTPException(422, "inputs is a list of rows; /explain takes one text or one vector.")
+        top_k = questions.read_top_k(question.parameters, _EXPLAINED, self.config)
+        with _refuse_overflow():
+            return json_response(await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k))
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
@@ -221,40 +262,33 @@ class _Application:
             self.batcher.n_arriving -= 1
 
     async def read_body(self, request: Request) -> bytes:
-        """Return the body; raise RequestError (413) for one that is too long, and stop reading."""
+        """Return the body; answer 413 to one that is too long, and stop reading."""
         limit = self.config.max_body_bytes
-        too_long = RequestError(
+        too_long = HTTPException(
             413, f"the body is longer than {limit:,} bytes; send fewer texts in one request."
         )
         stated = request.headers.get("content-length", "0")
         if stated.isdigit() and int(stated[:20]) > limit:
             raise too_long
-        parts, size = [], 0
+        body = bytearray()
         async for part in request.stream():
-            size += len(part)
-            if size > limit:
+            body += part
+            if len(body) > limit:
                 raise too_long
-            parts.append(part)
         request.state.is_read = True
-        return b"".join(parts)
+        return bytes(body)
 
-    async def labels(self, request: Request) -> Response:
+    async def labels(self, request: Request, query: Annotated[schemas.LabelsQuery, Query()]) -> Response:
         """List labels by the beginning of their names."""
-        query = _query(request, ("prefix", "contains", "limit", "model"))
-        limit = _whole_number(query, "limit", 20, 1, _MAX_LIMIT)
-        _, model = self.asked_model(request)
-        prefix, contains = query.get("prefix", ""), query.get("contains", "")
-        return _json(await asyncio.to_thread(model.labels, prefix, contains, limit))
+        model = self.find(request)
+        return json_response(await asyncio.to_thread(model.labels, query.prefix, query.contains, query.limit))
 
-    async def info(self, request: Request) -> Response:
-        """Say what a model is."""
-        _query(request, ("model",))
-        slot, model = self.asked_model(request)
-        config = self.config
+    async def info(self, request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
+        """Describe the model and the limits of the server."""
+        model, config = self.find(request), self.config
+        slot = self.slots[model.name]
         about = await asyncio.to_thread(model.info)
         about |= {
-            "has_tree": model.has_page,
-            "has_analysis": model.document is not None,
             "version": _version(),
             "n_reloads": slot.n_reloads,
             "reload_error": slot.error,
@@ -267,275 +301,132 @@ class _Application:
                 "top_k": config.max_top_k,
                 "seconds": config.max_seconds,
             },
-            "monitor": None,
         }
-        if model.monitor is not None:
-            with model.monitor_lock:
-                about["monitor"] = json_ready(model.monitor.report())
-        return _json(about)
+        return json_response(about)
 
-    async def models(self, request: Request) -> Response:
-        """List the models."""
-        _query(request, ())
-        return _json({"models": list(self.slots), "default": self.default.name})
+    async def analysis(self, request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
+        """Return the figures of the model's page."""
+        model = self.find(request)
+        return json_response(await self.of_page(lambda: model.page().overview()))
 
-    async def analysis(self, request: Request) -> Response:
-        """Answer with the figures of the model's page."""
-        _query(request, ("model",))
-        _, model = self.asked_model(request)
-        return _json(json_ready(await self.of_page(lambda: model.page().overview())))
-
-    async def tree(self, request: Request) -> Response:
-        """Answer with nodes of the label tree."""
-        query = _query(request, ("node", "depth", "label", "search", "limit", "model"))
-        node = _whole_number(query, "node", 0, 0, 2**31 - 1)
-        depth = _whole_number(query, "depth", 5, 1, _MAX_DEPTH)
-        limit = _whole_number(query, "limit", 20, 1, _MAX_LIMIT)
-        _, model = self.asked_model(request)
-        if "label" in query:
-            number = await asyncio.to_thread(model.find_label, query["label"])
-            return _json({"path": json_ready(await self.of_page(lambda: model.page().path(number)))})
-        if "search" in query:
-            return _json(json_ready(await self.of_page(lambda: model.page().search(query["search"], limit))))
-        return _json(json_ready(await self.of_page(lambda: model.page().tree(node, depth))))
+    async def tree(self, request: Request, query: Annotated[schemas.TreeQuery, Query()]) -> Response:
+        """Return nodes of the label tree: those below a node, the path of a label, or a search."""
+        model, label, text = self.find(request), query.label, query.search
+        if label is not None:
+            number = await asyncio.to_thread(model.find_label, label)
+            return json_response({"path": await self.of_page(lambda: model.page().path(number))})
+        if text is not None:
+            return json_response(await self.of_page(lambda: model.page().search(text, query.limit)))
+        return json_response(await self.of_page(lambda: model.page().tree(query.node, query.depth)))
 
     async def of_page(self, call: Callable[[], Any]) -> Any:
-        """Return what the page of a model has; what it does not have is a 404."""
+        """Return what the page of a model has, or answer 404."""
+        loop = asyncio.get_running_loop()
+
+        def leave(done: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(self.page_calls.release)
+
         await self.page_calls.acquire()
         try:
             # A request that is given up does not end its thread, which keeps its place until it is done.
-            return await _in_thread(call, self.page_calls.release)
+            return await asyncio.wrap_future(_run_in_thread(call, leave))
         except ValueError as error:
-            raise RequestError(404, str(error)) from None
+            raise HTTPException(404, str(error)) from None
 
     # -- the server itself ---------------------------------------------------------------------------------
 
-    async def health(self, request: Request) -> Response:
-        """Say that the process is alive."""
-        return _json({"status": "alive"})
+    async def models(self, query: Annotated[schemas.NoQuery, Query()]) -> Response:
+        """List the models."""
+        return json_response({"models": list(self.slots), "default": self.default.name})
 
-    async def ready(self, request: Request) -> Response:
+    async def health(self) -> Response:
+        """Say that the process is alive."""
+        return json_response({"status": "alive"})
+
+    async def ready(self) -> Response:
         """Say whether the models answer."""
         if not self.is_ready:
-            raise RequestError(503, "the server is starting or stopping.", {"Retry-After": "1"})
-        return _json({"status": "ready"})
+            raise HTTPException(503, "the server is starting or stopping.", {"Retry-After": "1"})
+        return json_response({"status": "ready"})
 
-    async def show_metrics(self, request: Request) -> Response:
-        """Answer with the figures for Prometheus."""
-        return Response(await asyncio.to_thread(self.metrics.text), headers={"Content-Type": CONTENT_TYPE})
+    async def show_metrics(self) -> Response:
+        """Return figures of the server for Prometheus."""
+        slots = list(self.slots.values())
+        text = await asyncio.to_thread(self.metrics.text, self.batcher, slots)
+        return Response(text, headers={"Content-Type": _METRICS_TYPE})
 
-    async def fixed(self, request: Request) -> Response:
-        """Answer with a document that never changes."""
-        found = self.answers[request.url.path]
-        return Response(found.body, headers=static_files.HEADERS, media_type=found.media_type)
-
-    async def static_file(self, request: Request) -> Response:
-        """Answer with a file of the page."""
-        found = static_files.find(self.static, request.url.path)
-        if found is None and request.url.path == "/":
-            return Response(self.answers["/docs"].body, headers=static_files.HEADERS, media_type="text/html")
-        if found is None:
-            raise RequestError(404, "there is no such page.")
-        headers = {**static_files.HEADERS, "ETag": found.etag}
-        if request.headers.get("if-none-match") == found.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(found.content, headers=headers, media_type=found.media_type)
+    async def show_page(self, request: Request) -> Response:
+        """Return a page."""
+        return await self.static.get_response(_PAGES[request.url.path], request.scope)
 
 
-async def _in_thread(call: Callable[[], Any], at_end: Callable[[], None]) -> Any:
-    """Return the result of a long call, made in a thread that a stopping server does not wait for.
-
-    `at_end` is called in the event loop when the thread ends, even if the request has been given up.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def finish(result: Any, error: Exception | None) -> None:
-        at_end()
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
+def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None]) -> Future[Any]:
+    """Start a long call in a thread that a stopping server does not wait for."""
+    done: Future[Any] = Future()
+    done.add_done_callback(at_end)
+    done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = call()
-        except Exception as found:
-            error = found
-        with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(finish, result, error)
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
 
     try:
         threading.Thread(target=work, name="extremax-page", daemon=True).start()
-    except RuntimeError:  # there are no more threads
-        at_end()
-        raise
-    return await done
+    except RuntimeError as error:  # there are no more threads
+        done.set_exception(error)
+    return done
 
 
-class _Guard:
-    """The outermost layer: API key, time limit, counting, and an answer to every failure."""
-
-    def __init__(self, app: Any, application: _Application) -> None:
-        self.app, self.application = app, application
-        self.config, self.metrics = application.config, application.metrics
-        key = self.config.api_key
-        self.key = None if key is None else key.encode()
-
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500
-
-        async def send_in_time(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = int(message["status"])
-                # an unread body may be endless: close the connection
-                unread = scope["method"] == "POST" and not scope["state"].get("is_read", False)
-                if (status >= 400 and unread) or self.application.is_stopping:
-                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            async with asyncio.timeout(self.config.max_seconds):  # a client may stop reading
-                await send(message)
-
-        scope.setdefault("state", {})
-        self.metrics.active.inc()
-        try:
-            await self._answer(scope, receive, send_in_time)
-        finally:
-            self.metrics.active.dec()
-            path = _known_path(scope)
-            self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(time.perf_counter() - started)
-
-    async def _answer(self, scope: Message, receive: Any, send: Any) -> None:
-        has_begun = False
-
-        async def note(message: Any) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            self._check_key(scope)
-            async with asyncio.timeout(self.config.max_seconds):
-                if scope["method"] == "POST" and scope["path"] in _QUICK:  # past the routes: half the time
-                    answer = await self.application.predict(Request(scope, receive))
-                    await answer(scope, receive, note)
-                else:
-                    await self.app(scope, receive, note)
-            return
-        except RequestError as found:
-            error = found
-        except ClientDisconnect:
-            return
-        except TimeoutError:
-            is_read = scope["method"] != "POST" or scope["state"].get("is_read", False)
-            limit = self.config.max_seconds
-            seconds = f"{limit:g} second" + ("" if limit == 1 else "s")
-            error = (
-                RequestError(
-                    504, f"the answer took longer than {seconds}; send fewer texts, or try again later."
-                )
-                if is_read
-                else RequestError(408, f"the request did not arrive within {seconds}.")
-            )
-        except Exception as fault:
-            self.application.log(f"a request failed: {type(fault).__name__}: {fault}")
-            error = RequestError(500, "the server failed to answer this request; its log says why.")
-        if not has_begun:
-            await _error_response(error)(scope, receive, send)
-
-    def _check_key(self, scope: Message) -> None:
-        """Raise RequestError (401) unless a request carries the key, where there is one."""
-        path = scope["path"]
-        if self.key is None or path in _OPEN or path.startswith("/static/"):
-            return
-        given = b""
-        for name, value in scope["headers"]:
-            if name == b"x-api-key":
-                given = value
-            elif name == b"authorization" and value[:7].lower() == b"bearer ":
-                given = value[7:].strip()
-        if not hmac.compare_digest(given, self.key):
-            raise RequestError(
-                401,
-                "this server wants its API key: send the header Authorization: Bearer KEY.",
-                {"WWW-Authenticate": "Bearer"},
-            )
+@contextlib.contextmanager
+def _refuse_overflow() -> Iterator[None]:
+    try:
+        yield
+    except ScoreOverflowError:
+        raise HTTPException(
+            422, "the scores of a row overflow: its numbers are too large for this model."
+        ) from None
 
 
-def _known_path(scope: Message) -> str:
-    """Return the path of a request for metrics: one of few, whatever is asked for."""
-    path = str(scope["path"])
-    if path.startswith("/models/"):
-        path = "/" + path.split("/", 3)[-1]
-    if path.startswith("/static/"):
-        return "/static"
-    return path if path in _COUNTED else "other"
+async def _named_model(name: str) -> None:
+    """Name of the model, for the document; `Application.find` reads it."""
 
 
-_COUNTED = frozenset(
-    (
-        *_OPEN,
-        "/predict",
-        "/invocations",
-        "/explain",
-        "/labels",
-        "/info",
-        "/models",
-        "/analysis",
-        "/tree",
-        "/metrics",
-    )
-)
+async def _refuse_repeated(request: Request) -> None:
+    """Answer 422 to a query field that is given twice."""
+    if len(request.query_params) < len(request.query_params.multi_items()):
+        raise HTTPException(422, "a query field is given twice; give each once.")
 
 
-def _json(value: Any) -> Response:
-    content = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return Response(content, media_type="application/json")
-
-
-def _error_response(error: RequestError) -> Response:
-    found = _json({"error": error.sentence})
-    found.status_code = error.status
-    found.headers.update(error.headers)
-    return found
-
-
-async def _answer_request_error(request: Request, error: Any) -> Response:
-    return _error_response(error)
+async def _answer_bad_query(request: Request, error: Any) -> Response:
+    return error_response(HTTPException(422, schemas.explain_fault(error.errors()[0])))
 
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
     sentences = {
-        404: "there is no such path; /docs lists the paths.",
-        405: f"the method {request.method[:20]} does not fit this path; /docs lists the paths.",
+        "Not Found": "there is no such path; /docs lists the paths.",
+        "Method Not Allowed": f"the method {request.method[:20]} does not fit this path; /docs lists the"
+        " paths.",
     }
-    sentence = sentences.get(error.status_code, str(error.detail))
-    return _error_response(RequestError(error.status_code, sentence, dict(error.headers or {})))
+    sentence = sentences.get(error.detail, error.detail)
+    return error_response(HTTPException(error.status_code, sentence, error.headers))
 
 
-def _query(request: Request, known: Sequence[str]) -> dict[str, str]:
-    """Return the query of a request; an unknown or repeated field is an error."""
-    found = request.query_params.multi_items()
-    for name, _ in found:
-        if name not in known:
-            fields = ", ".join(known) if known else "none"
-            raise RequestError(422, f"the query field {name[:40]!r} is unknown; the fields are: {fields}.")
-    if len(dict(found)) < len(found):
-        raise RequestError(422, "a query field is given twice; give each once.")
-    return dict(found)
+def _operation_id(route: APIRoute) -> str:
+    return route.path.rsplit("/", 1)[-1] + ("_of" if "{name}" in route.path else "")
 
 
-def _whole_number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    is_number = text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20
-    if not is_number or not low <= int(text) <= high:
-        raise RequestError(422, f"{name} is {text[:40]!r}; it must be a whole number from {low} to {high}.")
-    return int(text)
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return errors for the document."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        found[status] = {"model": schemas.Error, "description": _ERRORS[status]}
+        if status == 503:
+            about = {"schema": {"type": "string"}, "description": "Seconds to wait."}
+            found[status]["headers"] = {"Retry-After": about}
+    return found
 
 
 def _version() -> str:

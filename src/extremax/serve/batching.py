@@ -19,10 +19,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from extremax.serve.settings import ServeConfig, overloaded
+from fastapi import HTTPException
+
+from extremax.serve.settings import ServeConfig
 
 _WALL_FACTOR = 2.0  # a row may take so many times the limit by the clock: others use the processor, too
 _SLOW_FACTOR = 4.0  # one row that takes longer than so many times the limit ...
@@ -71,11 +73,6 @@ class Work(Protocol):
     @property
     def key(self) -> Hashable: ...
 
-    @property
-    def step(self) -> int | None:
-        """Rows by which a request may be cut into pieces without a change of answers; None: not at all."""
-        ...
-
     def is_light(self, row: Any) -> bool:
         """Whether a row is one that takes no longer than others have taken."""
         ...
@@ -87,12 +84,21 @@ class Work(Protocol):
 
 @dataclass
 class _Job:
+    """The rows of a request."""
+
     work: Work
     rows: Sequence[Any]
     future: asyncio.Future[list[Any]]
     queued_at: float
-    n_taken: int = 0
-    results: list[Any] = field(default_factory=list)
+
+    def finish(self, outcome: list[Any] | Exception) -> None:
+        """Hand over the results, unless the request was given up."""
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 class _Lane:
@@ -121,9 +127,9 @@ class _Lane:
         """Start the next call, or wait shortly for the rows of requests that are arriving."""
         if self.is_busy or not self.jobs:
             return
-        config, queued = self.batcher.config, sum(len(job.rows) - job.n_taken for job in self.jobs)
+        config, n_queued = self.batcher.config, sum(len(job.rows) for job in self.jobs)
         waited = time.monotonic() - self.jobs[0].queued_at
-        may_wait = self.batcher.n_arriving > 0 and queued < config.max_batch_rows
+        may_wait = self.batcher.n_arriving > 0 and n_queued < config.max_batch_rows
         if not may_wait or waited >= config.max_wait_seconds:
             self._start()
         elif self.timer is None:
@@ -134,103 +140,68 @@ class _Lane:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        parts = self._take()
-        if self.is_busy or not parts:
+        jobs = [] if self.is_busy else self._take()
+        if not jobs:
             return
-        if self._answers_here(parts):
-            self._finish_here(parts[0][0])
+        now = time.monotonic()
+        for job in jobs:
+            self.batcher.on_wait(now - job.queued_at)
+        if self._answers_here(jobs):
+            self._finish(jobs, self._call(jobs))
             return
         self.is_busy = True
-        pieces = [job.rows[first:last] for job, first, last in parts]
-        now = time.monotonic()
-        for job, first, _ in parts:
-            if first == 0:
-                self.batcher.on_wait(now - job.queued_at)
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self.executor, self._call, parts[0][0].work, pieces)
-        running.add_done_callback(lambda done: self._finish([job for job, _, _ in parts], done))
+        running = asyncio.get_running_loop().run_in_executor(self.executor, self._call, jobs)
+        running.add_done_callback(lambda done: self._end(jobs, done))
 
-    def _answers_here(self, parts: list[tuple[_Job, int, int]]) -> bool:
+    def _answers_here(self, jobs: list[_Job]) -> bool:
         """Whether the call is that of one light row, which the thread of the event loop makes itself."""
-        job = parts[0][0]
-        alone = len(parts) == 1 and len(job.rows) == 1 and not self.jobs
+        job = jobs[0]
+        alone = len(jobs) == 1 and len(job.rows) == 1 and not self.jobs
         quick = job.work.row_time.is_within(self.batcher.config.max_inline_seconds)
         return alone and quick and job.work.is_light(job.rows[0])
 
-    def _finish_here(self, job: _Job) -> None:
-        self.batcher.on_wait(time.monotonic() - job.queued_at)
-        outcome = self._call(job.work, [job.rows])[0]
-        if isinstance(outcome, Exception):
-            job.future.set_exception(outcome)
-        else:
-            job.future.set_result(outcome)
-
-    def _take(self) -> list[tuple[_Job, int, int]]:
-        """Take rows from the front of the queue: as many as fit into one call and may share it."""
-        if self.is_busy:
-            return []
-        while self.jobs and self.jobs[0].future.done():  # given up
-            self._leave(self.jobs.popleft())
-        if not self.jobs:
-            return []
-        first = self.jobs[0]
+    def _take(self) -> list[_Job]:
+        """Take requests from the front of the queue: as many as fit into one call and may share it."""
+        found: list[_Job] = []
         free = self.batcher.config.max_batch_rows
-        parts: list[tuple[_Job, int, int]] = []
-        while self.jobs and free > 0 and self.jobs[0].work.key == first.work.key:
+        while self.jobs:
             job = self.jobs[0]
-            stop = job.n_taken + self._fitting(job, free)
-            if parts and stop - job.n_taken > free:
-                break
-            parts.append((job, job.n_taken, stop))
-            free -= stop - job.n_taken
-            self.batcher.n_queued -= stop - job.n_taken
-            job.n_taken = stop
-            if stop < len(job.rows):
+            if found and (len(job.rows) > free or job.work.key != found[0].work.key):
                 break
             self.jobs.popleft()
-        return parts
+            self.batcher.n_queued -= len(job.rows)
+            if not job.future.done():  # not given up
+                found.append(job)
+                free -= len(job.rows)
+        return found
 
-    @staticmethod
-    def _fitting(job: _Job, free: int) -> int:
-        """Return how many of the rows that are left make the next piece; at least one step of them."""
-        left = len(job.rows) - job.n_taken
-        step = None if left <= free else job.work.step
-        if step is None:
-            return left
-        return min(left, max(step, free // step * step))
-
-    def _leave(self, job: _Job) -> None:
-        self.batcher.n_queued -= len(job.rows) - job.n_taken
-
-    def _call(self, work: Work, pieces: list[Sequence[Any]]) -> list[list[Any] | Exception]:
-        """Return the results of the pieces, or what went wrong with each."""
+    def _call(self, jobs: list[_Job]) -> list[list[Any] | Exception]:
+        """Return the results of the requests, or what went wrong with each."""
+        work, pieces = jobs[0].work, [job.rows for job in jobs]
         started, used = time.perf_counter(), time.thread_time()
         try:
             results = work.run(pieces)
         except Exception as error:
-            if len(pieces) == 1:
+            if len(jobs) == 1:
                 return [error]
-            return [self._call(work, [piece])[0] for piece in pieces]  # one request must not fail others
+            return [self._call([job])[0] for job in jobs]  # one request must not fail others
         wall, processor = time.perf_counter() - started, time.thread_time() - used
         self.batcher.on_batch(sum(map(len, pieces)), wall)
-        if len(pieces) == 1 and len(pieces[0]) == 1 and work.is_light(pieces[0][0]):
+        if len(jobs) == 1 and len(pieces[0]) == 1 and work.is_light(pieces[0][0]):
             work.row_time.observe(processor, wall, self.batcher.config.max_inline_seconds)
         return list(results)
 
-    def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:
+    def _end(self, jobs: list[_Job], done: asyncio.Future[list[list[Any] | Exception]]) -> None:
         self.is_busy = False
-        found = [RuntimeError("the thread of the model has ended")] * len(jobs)
-        outcomes = found if done.cancelled() or done.exception() is not None else done.result()
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if job.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                job.future.set_exception(outcome)
-                continue
-            job.results.extend(outcome)
-            if len(job.results) == len(job.rows):
-                job.future.set_result(job.results)
+        failed = done.cancelled() or done.exception() is not None
+        gone = RuntimeError("the thread of the model has ended")
+        self._finish(jobs, [gone] * len(jobs) if failed else done.result())
         self.start_soon()
+
+    @staticmethod
+    def _finish(jobs: list[_Job], outcomes: Sequence[list[Any] | Exception]) -> None:
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            job.finish(outcome)
 
 
 class Batcher:
@@ -258,12 +229,14 @@ class Batcher:
         self._short, self._long = _Lane("short", self), _Lane("long", self)
 
     async def run(self, work: Work, rows: Sequence[Any]) -> list[Any]:
-        """Return the results of the rows; raise RequestError (503) where the queue is full."""
+        """Return the results of the rows, or answer 503 where the queue is full."""
         if not rows:
             return []
         if self.n_queued and self.n_queued + len(rows) > self.config.max_queue_rows:
-            raise overloaded(
-                f"the queue is full: {self.n_queued:,} texts are waiting; try again in a second."
+            raise HTTPException(
+                503,
+                f"the queue is full: {self.n_queued:,} texts are waiting; try again in a second.",
+                {"Retry-After": "1"},
             )
         job = _Job(work, rows, asyncio.get_running_loop().create_future(), time.monotonic())
         lane = self._short if len(rows) <= self.config.short_rows else self._long

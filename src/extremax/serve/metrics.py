@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 
 from extremax.serve.batching import Batcher
-from extremax.serve.models import Outcome, ServedModel, Slot
+from extremax.serve.models import ServedModel, Slot
 
 _LATENCIES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
@@ -22,120 +20,92 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        options: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter(
-            "extremax_requests", "Requests by path and status.", ["path", "status"], **options
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("extremax_requests", "Requests by path and status.", ["path", "status"])
+        self.seconds = histogram(
+            "extremax_request_seconds", "Time from head to answer.", ["path"], buckets=_LATENCIES
         )
-        self.seconds = Histogram(
-            "extremax_request_seconds", "Time from head to answer.", ["path"], buckets=_LATENCIES, **options
+        self.waits = histogram("extremax_queue_seconds", "Time in the queue.", buckets=_LATENCIES)
+        self.batches = histogram("extremax_batch_rows", "Rows of one call of a model.", buckets=_ROWS)
+        self.model_seconds = histogram(
+            "extremax_model_seconds", "Time of one call of a model.", buckets=_LATENCIES
         )
-        self.waits = Histogram("extremax_queue_seconds", "Time in the queue.", buckets=_LATENCIES, **options)
-        self.batches = Histogram(
-            "extremax_batch_rows", "Rows of one call of a model.", buckets=_ROWS, **options
+        self.rows = counter("extremax_rows", "Texts or vectors answered.", ["model"])
+        self.unknown = counter("extremax_unknown_rows", "Texts that say nothing to the model.", ["model"])
+        self.top = counter(
+            "extremax_top_probability", "Sum of the probabilities of the first label.", ["model"]
         )
-        self.model_seconds = Histogram(
-            "extremax_model_seconds", "Time of one call of a model.", buckets=_LATENCIES, **options
+        self.reloads = counter("extremax_reloads", "Models that were loaded again.", ["model", "outcome"])
+        self.active = gauge("extremax_active_requests", "Requests that are being answered.")
+        self.queued = gauge("extremax_queued_rows", "Rows that wait for a model.")
+        self.mean_top = gauge(
+            "extremax_mean_top_probability", "Mean probability of the first label.", ["model"]
         )
-        self.rows = Counter("extremax_rows", "Texts or vectors answered.", ["model"], **options)
-        self.unknown = Counter(
-            "extremax_unknown_rows", "Texts that say nothing to the model.", ["model"], **options
+        self.unknown_share = gauge(
+            "extremax_unknown_share", "Share of texts that say nothing to the model.", ["model"]
         )
-        self.top = Counter(
-            "extremax_top_probability", "Sum of the probabilities of the first label.", ["model"], **options
+        self.loaded = gauge("extremax_loaded_timestamp_seconds", "When the model was loaded.", ["model"])
+        by_statistic = ["model", "statistic"]
+        self.evidence = gauge(
+            "extremax_drift_evidence",
+            "Log of the greatest e-value of the test for drift, by statistic.",
+            by_statistic,
         )
-        self.reloads = Counter(
-            "extremax_reloads", "Models that were loaded again.", ["model", "outcome"], **options
+        self.alarm = gauge(
+            "extremax_drift_alarm",
+            "1 after the test for drift has given an alarm, at its false-alarm rate.",
+            by_statistic,
         )
-        self.active = Gauge("extremax_active_requests", "Requests that are being answered.", **options)
+        self.distance = gauge(
+            "extremax_drift_distance",
+            "Total variation distance between recent rows and held-out rows of training.",
+            by_statistic,
+        )
         self._lock = threading.Lock()
 
-    def watch(self, batcher: Batcher, slots: Sequence[Slot]) -> None:
-        """Read the queue and the monitors whenever the figures are asked for."""
-        self.registry.register(_Live(batcher, slots, self))
-
     def count_rows(self, model: ServedModel) -> None:
-        """Count what the calls of a model give."""
+        """Count the rows that a model answers."""
         rows, unknown = self.rows.labels(model.name), self.unknown.labels(model.name)
         top = self.top.labels(model.name)
 
-        def count(outcome: Outcome) -> None:
-            rows.inc(outcome.n_rows)
-            unknown.inc(outcome.n_unknown)
-            top.inc(outcome.top_prob)
+        def count(n_rows: int, n_unknown: int, top_prob: float) -> None:
+            rows.inc(n_rows)
+            unknown.inc(n_unknown)
+            top.inc(top_prob)
 
-        model.on_outcome = count
+        model.on_answer = count
 
     def count_batch(self, n_rows: int, seconds: float) -> None:
         """Count one call of a model."""
         self.batches.observe(n_rows)
         self.model_seconds.observe(seconds)
 
-    def text(self) -> bytes:
+    def text(self, batcher: Batcher, slots: Sequence[Slot]) -> bytes:
         """Return all figures in the text format of Prometheus."""
         with self._lock:
+            self.queued.set(batcher.n_queued)
+            for gauge in (self.evidence, self.alarm, self.distance):
+                gauge.clear()  # a reloaded model may have no monitor
+            for slot in slots:
+                self._look_at(slot)
             return generate_latest(self.registry)
 
-
-class _Live:
-    """Figures that are read when they are asked for."""
-
-    def __init__(self, batcher: Batcher, slots: Sequence[Slot], metrics: Metrics) -> None:
-        self.batcher, self.slots, self.metrics = batcher, slots, metrics
-
-    def describe(self) -> list[Any]:
-        return []
-
-    def collect(self) -> Any:
-        """Yield gauges."""
-        queued = GaugeMetricFamily("extremax_queued_rows", "Rows that wait for a model.")
-        queued.add_metric([], self.batcher.n_queued)
-        yield queued
-        names = {
-            "mean_top_probability": "Mean probability of the first label.",
-            "unknown_share": "Share of texts that say nothing to the model.",
-            "loaded_timestamp_seconds": "When the model was loaded.",
-        }
-        gauges = {
-            name: GaugeMetricFamily(f"extremax_{name}", text, labels=["model"])
-            for name, text in names.items()
-        }
-        for slot in self.slots:
-            if slot.current is None:
-                continue
-            n_rows = self.metrics.rows.labels(slot.name)._value.get()
-            if n_rows:
-                top = self.metrics.top.labels(slot.name)._value.get()
-                unknown = self.metrics.unknown.labels(slot.name)._value.get()
-                gauges["mean_top_probability"].add_metric([slot.name], top / n_rows)
-                gauges["unknown_share"].add_metric([slot.name], unknown / n_rows)
-            gauges["loaded_timestamp_seconds"].add_metric([slot.name], slot.current.loaded_at.timestamp())
-        yield from gauges.values()
-        yield from self._drift()
-
-    def _drift(self) -> Any:
-        evidence = GaugeMetricFamily(
-            "extremax_drift_evidence",
-            "Log of the greatest e-value of the test for drift, by statistic.",
-            labels=["model", "statistic"],
+    def _look_at(self, slot: Slot) -> None:
+        """Set the gauges of a model."""
+        model = slot.current
+        if model is None:
+            return
+        self.loaded.labels(slot.name).set(model.loaded_at.timestamp())
+        n_rows, n_unknown, top = (
+            self.registry.get_sample_value(f"extremax_{name}_total", {"model": slot.name}) or 0.0
+            for name in ("rows", "unknown_rows", "top_probability")
         )
-        alarm = GaugeMetricFamily(
-            "extremax_drift_alarm",
-            "1 after the test for drift has given an alarm, at its false-alarm rate.",
-            labels=["model", "statistic"],
-        )
-        distance = GaugeMetricFamily(
-            "extremax_drift_distance",
-            "Total variation distance between recent rows and held-out rows of training.",
-            labels=["model", "statistic"],
-        )
-        for slot in self.slots:
-            model = slot.current
-            if model is None or model.monitor is None:
-                continue
-            with model.monitor_lock:
-                report = model.monitor.report()
-            for name, found in report["statistics"].items():
-                evidence.add_metric([slot.name, name], found["max_log_evidence"])
-                alarm.add_metric([slot.name, name], float(found["alarm"]))
-                distance.add_metric([slot.name, name], found["recent_distance"])
-        yield from (evidence, alarm, distance)
+        if n_rows:
+            self.mean_top.labels(slot.name).set(top / n_rows)
+            self.unknown_share.labels(slot.name).set(n_unknown / n_rows)
+        report = model.monitor_report()
+        for name, found in (report or {"statistics": {}})["statistics"].items():
+            self.evidence.labels(slot.name, name).set(found["max_log_evidence"])
+            self.alarm.labels(slot.name, name).set(float(found["alarm"]))
+            self.distance.labels(slot.name, name).set(found["recent_distance"])

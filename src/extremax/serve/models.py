@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from fastapi import HTTPException
 from scipy import sparse
 
 from extremax.loading import load_model
-from extremax.runtime.threads import run
-from extremax.scores import probabilities as scores_rows_alone
+from extremax.report import ModelPage, beside, load_analysis
+from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
-from extremax.serve.settings import RequestError, ServeConfig
+from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import HEADER
 
-_KEPT_LABELS = 1 << 16  # labels whose JSON is kept
 _WARM_UP = "a"
+_WARM_UP_ROWS = (1, 9)  # one row takes another way than several
+_MOST_DENSE = 1_000_000  # columns of the longest dense vector to warm up with
 _LOWEST_LOG = float(np.finfo(np.float32).min)  # stands for the logarithm of zero, which JSON does not have
 _LIGHT_CHARACTERS = 500  # of a text ...
 _LIGHT_ENTRIES = 2000  # ... and numbers of a vector that the thread of the event loop may take
@@ -41,17 +41,8 @@ class SparseRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the calls of a model gave, for metrics: of all rows of one call."""
-
-    top_prob: float
-    n_unknown: int
-    n_rows: int
-
-
-@dataclass(frozen=True)
 class Predict:
-    """Rows of one model, number of labels and search: what a call of the model needs."""
+    """What rows must have in common to share a call of a model."""
 
     model: ServedModel
     top_k: int
@@ -64,17 +55,13 @@ class Predict:
         return id(self.model), self.top_k, self.search, self.kind, self.as_log
 
     @property
-    def step(self) -> int | None:
-        return self.model.step_rows(self.search)
-
-    @property
     def row_time(self) -> RowTime:
         return self.model.row_times.setdefault((self.kind, self.search), RowTime())
 
     def is_light(self, row: Any) -> bool:
         """Whether a row is a short text that no encoder reads, or a vector with few entries."""
         if self.kind == "texts":
-            return len(row) <= _LIGHT_CHARACTERS and not getattr(self.model.clf, "_encodes", False)
+            return len(row) <= _LIGHT_CHARACTERS and not self.model.encodes
         return len(row.indices if self.kind == "sparse" else row) <= _LIGHT_ENTRIES
 
     def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[bytes]]:
@@ -99,36 +86,18 @@ class ServedModel:
         self.name, self.folder, self.clf, self.document = name, folder, clf, document
         self.loaded_at = datetime.now(UTC)
         self.takes_texts = hasattr(clf, "classifier_")
+        self.encodes = self.takes_texts and clf.encoder is not None
         self.classifier = clf.classifier_ if self.takes_texts else clf
-        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        self.n_classes, self.n_features = len(clf.classes_), int(self.classifier.n_features_in_)
+        self.on_answer: Callable[[int, int, float], None] = lambda n_rows, n_unknown, top_prob: None
         self.log: Callable[[str], None] = lambda text: None
         self.row_times: dict[tuple[str, str], RowTime] = {}  # of each kind of row and search
         self.monitor: Any = None
-        self.monitor_lock = threading.Lock()
-        self._kept: dict[int, str] = {}
+        self._monitor_lock = threading.Lock()
         self._page_lock = threading.Lock()
-        self._page: Any = None
+        self._page: ModelPage | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.clf.classes_)
-
-    @property
-    def n_features(self) -> int:
-        return int(self.classifier.n_features_in_)
-
-    def step_rows(self, search: str) -> int | None:
-        """Return by how many rows a request may be cut into pieces, so that no bit of an answer changes.
-
-        The last bits of a product of dense matrices depend on the number of its rows; those of sparse weights
-        do not.
-        """
-        model = self.clf.model_
-        if search != "exact" or model.parts is not None or getattr(self.clf, "_encodes", False):
-            return None  # before the table of columns, which other searches never need, is made
-        return 1 if scores_rows_alone(model.scorer) else None
 
     @cached_property
     def label_names(self) -> list[str]:
@@ -144,9 +113,9 @@ class ServedModel:
         return {name: number for number, name in enumerate(self.label_names)}
 
     def find_label(self, name: str) -> int:
-        """Return the number of a class; raise RequestError (404) for a label that the model does not have."""
+        """Return the number of a class, or answer 404."""
         if name not in self._ids:
-            raise RequestError(404, f"{name[:80]!r} is none of the {self.n_classes:,} labels of this model.")
+            raise HTTPException(404, f"{name[:80]!r} is none of the {self.n_classes:,} labels of this model.")
         return self._ids[name]
 
     def description(self, number: int) -> str | None:
@@ -155,15 +124,10 @@ class ServedModel:
         return None if texts is None else str(texts.text(number))
 
     def describe_label(self, number: int) -> dict[str, Any]:
-        """Return label, number, description and training rows of a class."""
-        counts = self.clf.model_.classes.counts
+        """Return label, number and description of a class."""
+        found: dict[str, Any] = {"label": str(self.clf.classes_[number]), "id": number}
         text = self.description(number)
-        found: dict[str, Any] = {"label": self.label_names[number], "id": number}
-        if text is not None:
-            found["description"] = text
-        if counts is not None:
-            found["n_samples"] = int(counts[number])
-        return found
+        return found if text is None else {**found, "description": text}
 
     def labels(self, prefix: str, contains: str, limit: int) -> dict[str, Any]:
         """Return labels that begin with a prefix and contain a text, in the order of the classes."""
@@ -175,15 +139,18 @@ class ServedModel:
                 for i in found
                 if contains in self._folded[i] or contains in (self.description(i) or "").casefold()
             ]
-        return {"labels": [self.describe_label(i) for i in found[:limit]], "total": len(found)}
+        listed = [self.describe_label(i) for i in found[:limit]]
+        counts = self.clf.model_.classes.counts
+        if counts is not None:
+            listed = [{**label, "n_samples": int(counts[label["id"]])} for label in listed]
+        return {"labels": listed, "total": len(found)}
 
     def info(self) -> dict[str, Any]:
         """Return facts about the model."""
         model = self.clf.model_
-        last = self.clf.history_[-1]
         held_out = {
             name.removeprefix("held_out_"): value
-            for name, value in last.items()
+            for name, value in self.clf.history_[-1].items()
             if name.startswith("held_out_")
         }
         return {
@@ -197,9 +164,12 @@ class ServedModel:
             "has_descriptions": model.classes.descriptions is not None,
             "explains": self.explains,
             "searches": list(model.search_names),
-            "choices": json_ready(dict(self.clf.choices_)),
-            "held_out": json_ready(held_out) or None,
+            "choices": dict(self.clf.choices_),
+            "held_out": held_out or None,
             "loaded_at": self.loaded_at.isoformat(timespec="seconds"),
+            "has_tree": True,
+            "has_analysis": self.document is not None,
+            "monitor": self.monitor_report(),
         }
 
     @property
@@ -208,6 +178,14 @@ class ServedModel:
         if not self.takes_texts:
             return True
         return self.clf.features_ is not None and bool(self.clf.features_.is_sparse)
+
+    def monitor_report(self) -> dict[str, Any] | None:
+        """Return what the test for drift has found."""
+        if self.monitor is None:
+            return None
+        with self._monitor_lock:
+            report: dict[str, Any] = self.monitor.report()
+        return report
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -220,154 +198,108 @@ class ServedModel:
         indptr = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.array([i for row in rows for i in row.indices], np.int32)
         values = np.array([v for row in rows for v in row.values], np.float32)
-        shape = len(rows), self.n_features
-        found = sparse.csr_matrix((values, indices, indptr), shape=shape)
+        found = sparse.csr_matrix((values, indices, indptr), shape=(len(rows), self.n_features))
         found.sort_indices()
         return found
 
     def answer(self, pieces: Sequence[Sequence[Any]], work: Predict) -> list[list[bytes]]:
-        """Return the answers to the rows of each piece as JSON: what `predict_topk` gives for the piece.
+        """Return the answers to the rows of each piece as JSON: what `predict_topk` gives for the piece."""
+        answers = []
+        for ids, log_prob, features in self._search(pieces, work):
+            unknown = np.zeros(len(ids), np.bool_)
+            if self.takes_texts:
+                unknown = self.clf._unknown(features)
+            top_prob = np.exp(log_prob[:, 0], dtype=np.float64)
+            self.on_answer(len(ids), int(unknown.sum()), float(top_prob.sum()))
+            if self.monitor is not None:
+                with self._monitor_lock:
+                    self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
+            answers.append(self._encode(ids, log_prob, unknown, work.as_log))
+        return answers
 
-        The features of all texts are made in one call, and the labels found piece by piece: by one thread
-        each where these are single rows, which would use no more.
+    def _search(self, pieces: Sequence[Sequence[Any]], work: Predict) -> list[tuple[Any, Any, Any]]:
+        """Return classes, log-probabilities and features of each piece.
+
+        The features of all texts are made in one call, unless an encoder makes them, whose last bits depend
+        on the other texts. Then the labels are found piece by piece, each by one thread.
         """
-        rows = [row for piece in pieces for row in piece]
-        X = self.matrix(rows, work.kind)
-        features, ends = X, np.cumsum([0, *map(len, pieces)]).tolist()
-        joined = not getattr(self.clf, "_encodes", False)
-        if self.takes_texts and joined:
-            features = self.clf.transform(X)
+        X: Any = self.matrix([row for piece in pieces for row in piece], work.kind)
+        ends = np.cumsum([0, *map(len, pieces)]).tolist()
+        if self.takes_texts and not self.encodes:
+            X = self.clf.transform(X)
         found: list[Any] = [None] * len(pieces)
 
-        def predict(i: int) -> None:
-            part = features if len(pieces) == 1 else features[ends[i] : ends[i + 1]]
-            part = part if joined else self.clf.transform(part)
+        def search(i: int) -> None:
+            part = X if len(pieces) == 1 else X[ends[i] : ends[i + 1]]
+            part = self.clf.transform(part) if self.encodes else part
             found[i] = (*self.classifier._predict_ids(part, work.top_k, work.search), part)
 
-        run(predict, len(pieces), self.classifier._threads if len(pieces) > 1 else 1)
-        for ids, log_prob, part in found:
-            self._observe(ids, log_prob, part)
-        return [self._encode_all(ids, log_prob, part, work.as_log) for ids, log_prob, part in found]
-
-    def _observe(self, ids: Any, log_prob: Any, features: Any) -> None:
-        top = float(np.exp(log_prob[:, 0].astype(np.float64)).sum())
-        self.on_outcome(Outcome(top, int(self._unknown(features).sum()), len(ids)))
-        if self.monitor is not None:
-            with self.monitor_lock:
-                self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
-
-    def _unknown(self, features: Any) -> Any:
-        return self.clf._unknown(features) if self.takes_texts else np.zeros(features.shape[0], np.bool_)
-
-    def _encode_all(self, ids: Any, log_prob: Any, features: Any, as_log: bool) -> list[bytes]:
-        logs = np.maximum(log_prob.astype(np.float64), _LOWEST_LOG)
-        scores, known = (logs if as_log else np.exp(logs)).tolist(), (~self._unknown(features)).tolist()
-        return [self._encode(*row) for row in zip(ids.tolist(), scores, known, strict=True)]
-
-    def _encode(self, ids: list[int], scores: list[float], known: bool) -> bytes:
-        end = "}" if known else ',"known":false}'
-        found = zip(ids, scores, strict=True)  # a search may find fewer labels than were asked for
-        parts = [f"{self._label_json(i)}{score!r}{end}" for i, score in found if i >= 0]
-        return ("[" + ",".join(parts) + "]").encode()
-
-    def _label_json(self, number: int) -> str:
-        """Return the beginning of the JSON of one label, up to its score."""
-        found = self._kept.get(number)
-        if found is None:
-            about: dict[str, Any] = {"label": str(self.clf.classes_[number]), "id": number}
-            text = self.description(number)
-            if text is not None:
-                about["description"] = text
-            found = json.dumps(about)[:-1] + ',"score":'
-            if len(self._kept) >= _KEPT_LABELS:
-                self._kept.clear()
-            self._kept[number] = found
+        run(search, len(pieces), resolve_threads(self.classifier.n_jobs) if len(pieces) > 1 else 1)
         return found
 
+    def _encode(self, ids: Any, log_prob: Any, unknown: Any, as_log: bool) -> list[bytes]:
+        """Return the labels of each row as JSON; a search may find fewer than were asked for."""
+        logs = np.maximum(log_prob.astype(np.float64), _LOWEST_LOG)
+        scores, answers = (logs if as_log else np.exp(logs)).tolist(), []
+        for classes, values, is_unknown in zip(ids.tolist(), scores, unknown.tolist(), strict=True):
+            mark = {"known": False} if is_unknown else {}
+            labels = [
+                {**self.describe_label(i), "score": value, **mark}
+                for i, value in zip(classes, values, strict=True)
+                if i >= 0
+            ]
+            answers.append(json.dumps(labels, separators=(",", ":")).encode())
+        return answers
+
     def explain(self, row: Any, kind: str, top_k: int) -> dict[str, Any]:
-        """Return why the first label is predicted; raise RequestError (422) where no one can say."""
+        """Return why the first label is predicted, or answer 422 where no one can say."""
         if not self.explains:
-            raise RequestError(
+            raise HTTPException(
                 422, "this model reads dense features of whole texts, in which no word has a part of its own."
             )
         given = self.matrix([row], kind)
         found = self.clf.explain(given[0] if kind == "texts" else given, min(top_k, self.n_classes))
-        plain = json_ready(found.to_dict())
-        names = [str(label) for label in plain.pop("labels")]
-        numbers = [self.classifier._label_id(label) for label in found.labels]
-        labels = []
-        for name, number, prob in zip(names, numbers, plain.pop("probabilities"), strict=True):
-            about = {"label": name, "score": prob, "id": number}
-            text = self.description(number)
-            labels.append(about if text is None else {**about, "description": text})
+        plain = found.to_dict()
+        numbers = [int(np.flatnonzero(self.clf.classes_ == label)[0]) for label in plain.pop("labels")]
+        labels = [
+            {**self.describe_label(i), "score": prob}
+            for i, prob in zip(numbers, plain.pop("probabilities"), strict=True)
+        ]
         for part in (plain["score"], *plain["against"]):
             part["label"] = str(part["label"])
             part["rather_than"] = None if part["rather_than"] is None else str(part["rather_than"])
-        return {"labels": labels, **plain, "path": self._path_of(numbers[0])}
+        # The page may take long to build: nobody waits for it here.
+        path = None if self._page is None else self._page.path(numbers[0])
+        return {"labels": labels, **plain, "path": path}
 
     # -- the page ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def has_page(self) -> bool:
-        """Whether the label tree and the figures of the model can be shown."""
-        return _page_class() is not None
-
-    def page(self) -> Any:
-        """Return what the page of the model shows; built at the first call, raises RequestError (404)."""
-        build = _page_class()
-        if build is None:
-            raise RequestError(404, "this server has no analysis of its models.")
+    def page(self) -> ModelPage:
+        """Return what the page of the model shows; built at the first call."""
         with self._page_lock:
             if self._page is None:
-                self._page = self._build_page(build)
+                self._page = self._build_page()
             return self._page
 
-    def _build_page(self, build: Any) -> Any:
+    def _build_page(self) -> ModelPage:
         """Return the page with the analysis; without it where it is of other labels."""
-        try:
-            return build(self.clf, self.document)
-        except ValueError as error:
-            if self.document is None:
-                raise
-            self.log(f"{self.name}: its page has no analysis: {error}")
-            self.document = None
-            return build(self.clf, None)
-
-    def _path_of(self, number: int) -> Any:
-        """Return the path of a class in the label tree, where the page has been built."""
-        if self._page is None:
-            return None
-        try:
-            return json_ready(self._page.path(number))
-        except ValueError:
-            return None
+        if self.document is not None:
+            try:
+                return ModelPage(self.clf, self.document)
+            except ValueError as error:
+                self.log(f"{self.name}: its page has no analysis: {error}")
+                self.document = None
+        return ModelPage(self.clf)
 
     def warm_up(self, search: str, top_k: int) -> None:
         """Predict once, so that the first request does not wait for tables and compiled code."""
-        kind = "texts" if self.takes_texts else "dense"
-        row: Any = _WARM_UP if self.takes_texts else np.zeros(self.n_features, np.float32)
-        if not self.takes_texts and self.n_features > 1_000_000:
-            kind, row = "sparse", SparseRow([], [])
+        kind, row = "texts", _WARM_UP
+        if not self.takes_texts:
+            kind = "dense" if self.n_features <= _MOST_DENSE else "sparse"
+            row = np.zeros(self.n_features, np.float32) if kind == "dense" else SparseRow([], [])
         work = Predict(self, min(top_k, self.n_classes), search, kind, False)
-        observe, self.on_outcome = self.on_outcome, lambda outcome: None
-        monitor, self.monitor = self.monitor, None
-        try:
-            for n_rows in (1, 9):
-                self.answer([[row] * n_rows], work)
-        finally:
-            self.on_outcome, self.monitor = observe, monitor
-
-
-def _page_class() -> Any:
-    """Return the class behind the page of a model; None in a version without it."""
-    return getattr(_analysis(), "ModelPage", None)
-
-
-def _analysis() -> Any:
-    try:
-        return import_module("extremax.report")
-    except ImportError:
-        return None
+        for n_rows in _WARM_UP_ROWS:
+            self._search([[row] * n_rows], work)
 
 
 def json_ready(value: Any) -> Any:
@@ -376,7 +308,7 @@ def json_ready(value: Any) -> Any:
         return {str(name): json_ready(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_ready(item) for item in value]
-    if hasattr(value, "tolist"):
+    if isinstance(value, np.generic | np.ndarray):
         return json_ready(value.tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None
@@ -399,19 +331,18 @@ class Slot:
     n_reloads: int = 0
     error: str | None = None
     log: Callable[[str], None] = field(default=lambda text: None, repr=False)
-    _identity: tuple[int, ...] | None = field(default=None, repr=False)
+    _identity: Hashable = field(default=None, repr=False)
 
     def load(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> ServedModel:
         """Load the folder and put it in the place of the version before."""
         before = folder_identity(self.folder)
         clf: Any = load_model(self.folder, encoder=self.encoder)
-        (clf.classifier_ if hasattr(clf, "classifier_") else clf).n_jobs = self.threads
         if config.search not in clf.model_.search_names:
             raise ValueError(
                 f"{self.folder} has no search {config.search!r}; it has {', '.join(clf.model_.search_names)}."
             )
         model = ServedModel(self.name, self.folder, clf, self._load_document())
-        model.log = self.log
+        model.classifier.n_jobs, model.log = self.threads, self.log
         prepare(model)
         for search in dict.fromkeys(("exact", config.search)):  # a request may ask for the exact one
             model.warm_up(search, config.top_k)
@@ -420,17 +351,13 @@ class Slot:
         return model
 
     def _load_document(self) -> Any:
-        """Return the analysis that was named, or the one that lies beside the folder; None without one."""
-        analysis = _analysis()
-        load, beside = getattr(analysis, "load_analysis", None), getattr(analysis, "beside", None)
+        """Return the analysis that was named, or the one beside the folder, if there is one."""
         if self.analysis is not None:
-            if load is None:
-                raise ValueError(f"{self.analysis}: this version of extremax reads no analysis.")
-            return load(self.analysis)
-        if load is None or beside is None or not beside(self.folder).is_file():
+            return load_analysis(self.analysis)
+        if not beside(self.folder).is_file():
             return None
         try:
-            return load(beside(self.folder))
+            return load_analysis(beside(self.folder))
         except (OSError, ValueError) as error:  # the analysis was not named: the model is served all the same
             self.log(f"{self.name}: served without the analysis beside it: {error}")
             return None
@@ -438,12 +365,12 @@ class Slot:
     @property
     def is_replaced(self) -> bool:
         """Whether the folder holds another model than the one that answers."""
-        found = folder_identity(self.folder)
+        found = folder_identity(self.folder, files=self.error is not None)
         return found is not None and found != self._identity
 
     def reload(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> bool:
         """Load a folder that was replaced; keep the old version, and say why, if that fails."""
-        seen = folder_identity(self.folder)
+        seen = folder_identity(self.folder, files=True)
         try:
             self.load(config, prepare)
         except Exception as error:  # an encoder may raise anything; the model that answers stays
@@ -453,21 +380,18 @@ class Slot:
         return True
 
 
-def folder_identity(folder: Path) -> tuple[int, ...] | None:
-    """Return numbers that change when another model takes the place of a folder; None without one."""
+def folder_identity(folder: Path, *, files: bool = False) -> Hashable:
+    """Return numbers that change when a model is saved to a folder; None without one.
+
+    With `files`, they also change with every file that arrives: a copy that could not be loaded is tried
+    again at its end.
+    """
     try:
-        about, header = os.stat(folder), os.stat(folder / HEADER)
+        header, about = (folder / HEADER).stat(), folder.stat()
     except OSError:
         return None
-    # the time of the folder changes with every file that arrives, so that a copy is tried again at its end
-    return (
-        about.st_dev,
-        about.st_ino,
-        about.st_mtime_ns,
-        header.st_ino,
-        header.st_mtime_ns,
-        header.st_size,
-    )
+    found = header.st_ino, header.st_mtime_ns, header.st_size
+    return (*found, about.st_mtime_ns) if files else found
 
 
 async def watch(

@@ -1,4 +1,4 @@
-"""Limits and switches of the server, in one place, and the error that a request ends with."""
+"""Limits and switches of the server, in one place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServeConfig:
     max_queue_rows : int
         Texts that may wait; a request beyond is answered with 503.
     max_batch_rows : int
-        Texts that the model scores in one call.
+        Texts of several requests that the model scores in one call; those of one request stay together.
     max_wait_seconds : float
         Longest time that a text waits for others that are just arriving; one that is alone never waits.
     max_inline_seconds : float
@@ -82,26 +82,3 @@ class ServeConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("the API key is empty; give a key of at least one character, or none.")
-
-
-class RequestError(Exception):
-    """A request that is answered with a status and one sentence.
-
-    Parameters
-    ----------
-    status : int
-        Of HTTP.
-    sentence : str
-        What is wrong and what to do.
-    headers : dict, optional
-        Further headers of the answer.
-    """
-
-    def __init__(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence, self.headers = status, sentence, headers or {}
-
-
-def overloaded(what: str) -> RequestError:
-    """Return the error of a server that cannot take more for the moment."""
-    return RequestError(503, what, {"Retry-After": "1"})

@@ -155,12 +155,13 @@ class Trainer(Protocol):
     @property
     def config(self) -> FitConfig: ...
 
-    def memory(self, problem: ProblemSize) -> dict[str, int]:
-        """Return the bytes that training takes beside X, by part."""
+    @property
+    def remedy(self) -> str:
+        """What needs less memory; completes an error message."""
         ...
 
-    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
-        """Return the shape of the problem with what `memory` must know of the examples."""
+    def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
+        """Return an upper bound of the bytes that a fit takes beside X."""
         ...
 
     def accept(self, data: Examples) -> Examples:
@@ -294,27 +295,22 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
     return means
 
 
-def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> dict[str, int]:
+def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> int:
     """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
-    sample = 28 * min(problem.n_rows, config.numbers.scale.sample_rows) * problem.n_features
-    shape = problem.n_rows, problem.n_features
-    products = 96 * problem.n_features**2  # of class means and between them, and the map and its inverse
-    return {"whitening": sample + max(fit_bytes(shape, problem.n_features, n_threads), products)}
+    n_rows, n_features = problem.n_rows, problem.n_features
+    sample = 28 * min(n_rows, config.numbers.scale.sample_rows) * n_features
+    products = 96 * n_features**2  # of class means and between them, and the map and its inverse
+    return sample + max(fit_bytes((n_rows, n_features), n_features, n_threads), products)
 
 
-def projection_memory(problem: ProblemSize, n_components: int, n_threads: int) -> dict[str, int]:
-    """Return the bytes of finding the principal components of a tree's features."""
-    shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
-    return {"projection": fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)}
-
-
-def tree_memory(problem: ProblemSize, n_components: int) -> dict[str, int]:
-    """Return the bytes of a label tree and of fitting it: projected rows, those of pairs, a sorted copy."""
-    k = min(n_components, problem.n_features)
+def tree_memory(problem: ProblemSize, n_components: int, n_threads: int) -> int:
+    """Return the bytes of a label tree and of fitting it: projection, projected rows, a sorted copy."""
+    n_pairs, k = problem.n_pairs, min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
-    copies = 2 if problem.n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
-    rows = 4 * (problem.n_rows + copies * problem.n_pairs) * k + 8 * problem.n_classes * (k + 2)
-    return {"tree": leaves * 4 * (k + 3), "tree features": rows}
+    copies = 2 if n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
+    rows = 4 * (problem.n_rows + copies * n_pairs) * k + 8 * problem.n_classes * (k + 2)
+    shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
+    return leaves * 4 * (k + 3) + rows + fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)
 
 
 @dataclass(frozen=True)
@@ -328,10 +324,6 @@ class TrainerBase:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
-
-    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
-        """Return the problem as it is: its shape says it all."""
-        return problem
 
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""

@@ -30,7 +30,6 @@ from extremax.kernels.batch_softmax import (
     shared_softmax,
 )
 from extremax.kernels.compile import JIT_DISABLED
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.solvers.base import (
@@ -39,7 +38,6 @@ from extremax.solvers.base import (
     class_means,
     find_feature_scale,
     labelled_rows,
-    projection_memory,
     row_weight,
     tree_memory,
     whitening_memory,
@@ -101,28 +99,25 @@ class _Buffers:
 class BatchTrainer(WhitenedTrainer):
     """Objectives whose minibatches share classes."""
 
-    def memory(self, problem: ProblemSize) -> dict[str, int]:
-        config = self.config
-        weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
-        size, batch = config.set_size(problem.n_classes), min(config.batch_size, problem.n_pairs)
-        tables = 4 * (batch * size + (2 * size + 2 * batch) * problem.n_features)
-        threads, needs_tree = self.context.n_threads, self._n_cells(problem) > 1
-        need = {
-            "weights": weights,
-            "accumulators": accumulators,
-            "rows": 4 * problem.n_pairs * 10,  # order, cells, and both once more while they are sorted
-        }
+    remedy = (
+        "objective='negative_sampling', which does not whiten features, or a smaller batch_size or n_shared"
+    )
+
+    def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
+        config, n_features, n_classes = self.config, problem.n_features, problem.n_classes
+        need = sum(Tables.bytes_needed(n_classes, n_features, config.optimizer))
+        size, batch = config.set_size(n_classes), min(config.batch_size, problem.n_pairs)
+        need += 4 * (batch * size + (2 * size + 2 * batch) * n_features) + 24 * n_classes
+        need += 40 * problem.n_pairs  # order, cells, and both once more while they are sorted
+        if problem.n_entries is not None:
+            need += 4 * problem.n_rows * n_features  # unpacked
         if self._keeps_moments(problem):
-            need["moments"] = 8 * (problem.n_classes + 4 * problem.n_features) * problem.n_features
-        training = {"minibatch": tables + 24 * problem.n_classes}
-        start: dict[str, int] = {}
+            need += 8 * (n_classes + 4 * n_features) * n_features
         if config.precondition:
-            start = whitening_memory(problem, config, threads)
-        elif needs_tree:
-            start = projection_memory(problem, config.tree_components, threads)
-        if needs_tree:
-            training |= tree_memory(problem, config.tree_components)
-        return need | largest_phase(start, training)
+            need += whitening_memory(problem, config, self.context.n_threads)
+        if self._n_cells(problem) > 1:
+            need += tree_memory(problem, config.tree_components, self.context.n_threads)
+        return need
 
     def _n_cells(self, problem: ProblemSize) -> int:
         """Return the number of cells that minibatches come from; with 1 no tree is needed."""

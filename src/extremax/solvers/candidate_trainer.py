@@ -24,7 +24,6 @@ from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.kernels.sparse_start import Proposals
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.solvers.base import Progress, TrainState, whitening_memory
@@ -56,20 +55,17 @@ class PreparedRows:
 class CandidateTrainer(WhitenedTrainer):
     """Objectives that compare each row with its candidates."""
 
-    def memory(self, problem: ProblemSize) -> dict[str, int]:
-        config = self.config.numbers.candidates
-        n_classes, n_features = problem.n_classes, problem.n_features
+    remedy = "objective='shared_softmax', which whitens a minibatch at a time"
+
+    def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
+        config, n_threads = self.config.numbers.candidates, self.context.n_threads
+        n_pairs, n_classes = problem.n_pairs, problem.n_classes
         slots = min(config.n_candidates, n_classes - 1) + 1
-        tasks = min(_TASK_SCORES, _MAX_TASK_ROWS * n_classes)
-        weights = {"weights": 4 * n_classes * (n_features + 1)}
-        rows = {"rows": 48 * problem.n_pairs}
-        training = {
-            "whitened rows": 4 * problem.n_rows * (n_features + 1),
-            "candidates": 20 * problem.n_pairs * slots,  # classes, scores, and by class
-            "scores": 4 * self.context.n_threads * tasks,
-        }
-        start = whitening_memory(problem, self.config, self.context.n_threads)
-        return weights | rows | largest_phase(start, training)
+        rows = 4 * problem.n_rows * (problem.n_features + 1)
+        need = 4 * n_classes * (problem.n_features + 1) + (1 if problem.n_entries is None else 2) * rows
+        need += n_pairs * (48 + 20 * slots)  # candidates: classes, scores, and by class
+        need += 4 * n_threads * min(_TASK_SCORES, _MAX_TASK_ROWS * n_classes)
+        return need + whitening_memory(problem, self.config, n_threads)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Set the weights to the linear discriminant, and find what own scores are shifted by."""

@@ -158,7 +158,7 @@ def choose_objective(
 def is_scored_once(problem: ProblemSize, n_shared: int, numbers: Defaults) -> bool:
     """Whether classes are more than a minibatch shares, and few enough to score every row against them.
 
-    Not for rows with several labels: class by class, those of a row are ordered poorly (docs/lab-notes.md).
+    Not for rows with several labels: class by class, those of a row are ordered poorly (lab/notes.md).
     """
     config = numbers.candidates
     values = problem.n_rows * problem.n_features

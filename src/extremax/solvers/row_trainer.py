@@ -22,7 +22,6 @@ from extremax.kernels.compile import JIT_DISABLED
 from extremax.kernels.phases import abandon, new_schedule
 from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
 from extremax.kernels.row_updates import ModelArrays
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.threads import run, run_together, split
 from extremax.solvers.base import (
     Progress,
@@ -31,7 +30,6 @@ from extremax.solvers.base import (
     class_means,
     find_feature_scale,
     labelled_rows,
-    projection_memory,
     row_weight,
     tree_memory,
 )
@@ -68,18 +66,17 @@ class PreparedRows:
 class RowTrainer(TrainerBase):
     """Objectives whose rows draw their own negatives."""
 
-    def memory(self, problem: ProblemSize) -> dict[str, int]:
+    remedy = "optimizer='adagrad_row', fewer tree_components or fewer n_negatives"
+
+    def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
         config = self.config
-        weights, accumulators = Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer)
+        need = sum(Tables.bytes_needed(problem.n_classes, problem.n_features, config.optimizer))
         window = min(problem.n_pairs, config.numbers.order.window_bytes // (4 * problem.n_features) + 1)
         # Classes, noise, scores and coefficients of the pairs of a window, and what is drawn.
-        rows = 20 * problem.n_pairs + window * (20 * (1 + config.n_negatives) + 8 * config.n_negatives + 24)
-        need = {"weights": weights, "accumulators": accumulators}
-        if not config.uses_tree:
-            return need | {"rows": rows}
-        start = projection_memory(problem, config.tree_components, self.context.n_threads)
-        # The tables are made when the projection is found.
-        return largest_phase(start, need | {"rows": rows} | tree_memory(problem, config.tree_components))
+        need += 20 * problem.n_pairs + window * (20 * (1 + config.n_negatives) + 8 * config.n_negatives + 24)
+        if config.uses_tree:
+            need += tree_memory(problem, config.tree_components, self.context.n_threads)
+        return need
 
     def accept(self, data: Examples) -> Examples:
         scales = self.config.scale_features and sparse.issparse(data.X)

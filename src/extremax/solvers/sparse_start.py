@@ -14,7 +14,6 @@ from scipy import sparse
 
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
-from extremax.kernels.postings import count_class_columns as count_columns_of_classes
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
@@ -169,17 +168,7 @@ def _columns_of(matrix: Any) -> Any:
     return columns
 
 
-def count_class_columns(data: Examples, n_dense: int = 0) -> int:
-    """Return the number of entries of the class sums, before they are made."""
-    X: Any = data.X
-    if not sparse.issparse(X):
-        return min(data.n_pairs * int(X.shape[1]), (int(data.y.max(initial=0)) + 1) * int(X.shape[1]))
-    order = np.argsort(data.y, kind="stable")
-    last_class = np.full(int(X.shape[1]) - n_dense, -1, np.int32)
-    return int(count_columns_of_classes(X.indices, X.indptr, data.rows[order], data.y[order], last_class))
-
-
-def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float:
+def guess_rival_columns(data: Examples, slots: float) -> float:
     """Return the mean number of columns that two rows or more have, of those that a class competes for.
 
     These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
@@ -187,7 +176,7 @@ def guess_rival_columns(data: Examples, slots: float, n_dense: int = 0) -> float
     X: Any = data.X
     if not sparse.issparse(X):
         return float(X.shape[1])
-    share = count_indices(X.indices, int(X.shape[1]))[: int(X.shape[1]) - n_dense] / data.n_rows
+    share = count_indices(X.indices, int(X.shape[1])) / data.n_rows
     n = slots * data.n_pairs
     none = (1.0 - share) ** n
     one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none

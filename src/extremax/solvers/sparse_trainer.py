@@ -24,7 +24,6 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
-from extremax.runtime.memory import largest_phase
 from extremax.runtime.products import square_sums
 from extremax.scores.sparse_weights import (
     DensePart,
@@ -49,8 +48,6 @@ from extremax.solvers.sparse_start import (
     ClassSums,
     Start,
     check_numbers,
-    count_class_columns,
-    count_tasks,
     fit_numbers,
     guess_rival_columns,
     make_start,
@@ -306,137 +303,6 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class SparseSizes:
-    """Numbers of entries that the memory of a fit follows from.
-
-    Attributes
-    ----------
-    entries, pair_entries
-        Entries of the sparse columns of X, and of the rows of all pairs.
-    own, support, svm
-        Entries of the class sums, of the correction and of the SVMs; zero for a part that is not trained.
-    candidates
-        Candidates of all pairs.
-    bilinear
-        Entries of the columns that the bilinear part reads; zero without it.
-    """
-
-    entries: int
-    pair_entries: int
-    own: int
-    support: int
-    svm: int
-    candidates: int
-    bilinear: int
-
-    @classmethod
-    def of(cls, problem: ProblemSize, config: SparseConfig, *, streaming: bool) -> SparseSizes:
-        """Find which parts a fit trains, and how large they are."""
-        n_classes, n_pairs = problem.n_classes, problem.n_pairs
-        n_columns = problem.n_features - problem.n_dense
-        entries = problem.n_entries or problem.n_rows * problem.n_features
-        entries = max(entries - problem.n_rows * problem.n_dense, 0)
-        per_row = entries / max(problem.n_rows, 1)
-        pair_entries = int(per_row * n_pairs)
-        own = problem.n_class_columns or min(pair_entries, n_classes * n_columns)
-        several = n_pairs > problem.n_rows
-        has_svm = svms_are_affordable(entries, n_classes, config, several=several) and not streaming
-        n_candidates = candidate_count(entries, n_pairs, n_classes, config)
-        small = is_small(entries, n_pairs, n_classes, config)
-        corrects = not (has_svm and (several or n_classes <= config.few_classes or small))
-        n_proposed = min(n_pairs, int(config.max_proposal_work / max(n_classes, 1)) + 1)
-        candidates = n_proposed * (n_candidates + 1) if corrects else 0
-        has_many = n_candidates > config.max_candidates
-        is_wide = not several and (has_many or candidates * per_row <= config.wide_entries)
-        support = (problem.n_rival_columns or own) if is_wide else own
-        few = n_classes <= config.bilinear_max_classes and n_pairs <= config.bilinear_max_pairs
-        words = problem.column_groups[0] if problem.column_groups else 0
-        fraction = 1.0 - words / max(n_columns, 1)
-        return cls(
-            entries, pair_entries, own,
-            support if corrects else 0,
-            int(0.8 * own) if has_svm else 0,  # measured: 0.4 to 1.4 times the class sums
-            candidates,
-            int(entries * fraction) if (corrects or small) and few and not streaming else 0,
-        )  # fmt: skip
-
-    def phases(self, problem: ProblemSize, config: SparseConfig, n_threads: int) -> list[dict[str, int]]:
-        """Return what is in memory beside the class sums, phase after phase."""
-        own, support = self.own, self.support
-        joined = max(own, support)  # entries of start and correction together: a support has all of its class
-        rest = {"candidates": 8 * self.candidates}
-        whole = joined + self.svm // 2  # half of the weights of SVMs are where other parts have some
-        before = 8 * joined if support > own else 4 * own  # while the next part is added to it
-        after = {"weights": (4 if support <= own else 8) * joined, "correction": 8 * support}
-        counted = 8 * (count_tasks(self.entries, problem.n_features) + 2) * problem.n_features
-        return [
-            {"lengths of rows": 13 * (problem.n_scaled or 0)},
-            {"sorted entries": 8 * self.pair_entries + counted},
-            {"weights": 4 * own, "start": 4 * own + _start_bytes(problem, config)},
-            {"weights": 4 * own, "start": 4 * own, "proposals": 8 * own, "candidates": 16 * self.candidates},
-            {
-                "weights": 4 * own + 8 * joined,
-                "start": 8 * own,
-                "correction": 20 * support,
-                "candidates": 24 * self.candidates,
-            },
-            after | rest | {"SVMs": 32 * self.svm + 4 * self.entries + n_threads * 9 * problem.n_rows},
-            after | rest | {"SVMs": 16 * self.svm, "bilinear part": self._bilinear_bytes(problem, config)},
-            {
-                "weights": after["weights"] + 8 * whole + before + 4 * self.svm,
-                "held-out scores": _mixing_bytes(problem, config),
-                "start": (8 if problem.column_groups else 4) * own,
-                "correction": 16 * support,
-                "SVMs": 24 * self.svm,
-                **rest,
-            },
-            {
-                "weights": after["weights"] + 16 * whole,  # with those that are kept
-                "correction": 8 * support,
-                "SVMs": 16 * self.svm,
-                "held-out scores": _mixing_bytes(problem, config),
-                **rest,
-            },
-            {
-                "class sums with held-out rows": 8 * own + 8 * self.pair_entries + counted,
-                "weights": 8 * whole,
-                "correction": 8 * support,
-                "SVMs": 8 * self.svm,
-            },
-            {
-                "class sums with held-out rows": 8 * own,
-                "weights": after["weights"] + 16 * whole + before + 4 * self.svm,
-                "start": (8 if problem.column_groups else 4) * own,
-                "correction": 16 * support,
-                "SVMs": 16 * self.svm,
-            },
-        ]
-
-    def _bilinear_bytes(self, problem: ProblemSize, config: SparseConfig) -> int:
-        """Return the bytes of rows and class sums on its columns, of its matrices and of a minibatch."""
-        if not self.bilinear:
-            return 0
-        width = 4 * (config.bilinear_size + 1)
-        columns = min(config.bilinear_max_columns, problem.n_features)
-        batch = 3 * config.bilinear_batch * (width + 4 * config.bilinear_drawn)
-        return 40 * self.bilinear + 7 * columns * width + 2 * problem.n_classes * width + batch
-
-
-def _mixing_bytes(problem: ProblemSize, config: SparseConfig) -> int:
-    """Return the bytes of scores of held-out pairs, before and after pruning."""
-    n_rows = min(config.max_held_out, int(config.row_fraction * problem.n_rows))
-    n_pairs = n_rows * problem.n_pairs // max(problem.n_rows, 1)
-    return n_pairs * min(1 + 2 * config.mix_candidates + config.mix_drawn, problem.n_classes) * 24
-
-
-def _start_bytes(problem: ProblemSize, config: SparseConfig) -> int:
-    """Return the bytes of the terms of leave-one-out pairs, and of scaling them."""
-    n_terms = 2 * (1 + len(problem.column_groups)) * (len(config.bucket_edges) + 1) + 3
-    n_candidates = min(1 + config.best_candidates + config.drawn_candidates, problem.n_classes)
-    return 16 * min(config.sample_pairs, problem.n_pairs) * n_candidates * n_terms
-
-
-@dataclass(frozen=True)
 class SparseTrainer(TrainerBase):
     """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
 
@@ -446,36 +312,33 @@ class SparseTrainer(TrainerBase):
     def numbers(self) -> SparseConfig:
         return self.config.numbers.sparse
 
-    def memory(self, problem: ProblemSize) -> dict[str, int]:
-        """Return the bytes that training takes beside X, by part."""
-        sizes = SparseSizes.of(problem, self.numbers, streaming=self.config.streaming)
-        always = {"class sums": 8 * sizes.own + 40 * problem.n_classes + 24 * problem.n_features}
-        if problem.n_dense:
-            always["sparse columns"] = 8 * sizes.entries
-        elif problem.n_scaled:
-            always["scaled rows"] = 4 * problem.n_scaled
-        need = always | largest_phase(*sizes.phases(problem, self.numbers, self.context.n_threads))
-        return {part: size for part, size in need.items() if size}
+    remedy = "fewer columns, such as no n-grams of characters"
 
-    def measure(self, data: Examples, problem: ProblemSize) -> ProblemSize:
-        """Return the problem with the number of entries of its class sums and, guessed, of its correction."""
-        own = count_class_columns(data, self.config.n_dense)
-        entries = problem.n_entries or problem.n_rows * problem.n_features
-        slots = candidate_count(entries, problem.n_pairs, problem.n_classes, self.numbers) + 1
-        known = float((data.class_counts(problem.n_classes)[data.y] >= 2).mean())  # others have no candidates
-        rivals = guess_rival_columns(data, known * slots / problem.n_classes, self.config.n_dense)
-        most = problem.n_classes * (problem.n_features - self.config.n_dense)
-        n_rival_columns = min(own + problem.n_classes * rivals, most)
-        n_scaled = self._count_scaled(data)
-        return replace(problem, n_scaled=n_scaled, n_class_columns=own, n_rival_columns=int(n_rival_columns))
-
-    def _count_scaled(self, data: Examples) -> int:
-        """Return the entries that are scaled: none where rows have about unit length."""
-        X: Any = data.X
-        if not sparse.issparse(X):
-            return int(X.size)
-        length = float(np.sqrt(square_sums(X.indptr, X.data).mean()))
-        return 0 if self._is_usual(length) else int(X.nnz)
+    def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
+        """Return an upper bound of the bytes that a fit takes beside X; the factors are measured."""
+        numbers, n_classes, n_pairs = self.numbers, problem.n_classes, problem.n_pairs
+        n_rows = max(problem.n_rows, 1)
+        entries = problem.n_entries or n_rows * problem.n_features
+        pair_entries = entries * n_pairs // n_rows
+        own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
+        several = n_pairs > problem.n_rows
+        start_pairs = min(numbers.sample_pairs, n_pairs)
+        start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
+        need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
+        need += 208 * (1 + len(problem.column_groups)) * start_pairs * start_classes
+        if problem.n_entries is None:
+            need += 12 * entries  # packed
+        has_svm = svms_are_affordable(entries, n_classes, numbers, several=several)
+        if not self.config.streaming and has_svm and (several or n_classes <= numbers.few_classes):
+            return need
+        n_candidates = candidate_count(entries, n_pairs, n_classes, numbers) + 1
+        n_candidates_all = n_candidates * min(n_pairs, int(numbers.max_proposal_work / n_classes) + 1)
+        support = own
+        is_wide = n_candidates_all * entries / n_rows <= numbers.wide_entries
+        if data is not None and not several and (is_wide or n_candidates > numbers.max_candidates + 1):
+            known = float((data.class_counts(n_classes)[data.y] >= 2).mean())  # others have no candidates
+            support += int(n_classes * guess_rival_columns(data, known * n_candidates / n_classes))
+        return need + 24 * n_candidates_all + 50 * min(support, n_classes * problem.n_features)
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""

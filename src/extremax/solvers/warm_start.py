@@ -243,7 +243,7 @@ def discriminant_projection(
     """Return the directions in which the class means differ most, from weights at their start (for x').
 
     A label tree on these sees more of the classes than on as many directions of largest variance
-    (docs/tuning.md)."""
+    (lab/tuning.md)."""
     white = start.whitening
     root = np.sqrt(counts / counts.sum()).astype(np.float32)
     between = _gram(tables.weights, n_threads, root)

@@ -6,6 +6,7 @@ bounds, so a component names here what its header and its arrays must be. Every 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,6 +135,18 @@ def get(header: Mapping[str, Any], name: str) -> Any:
     if name not in header:
         reject(f"{name!r} is missing from its header")
     return header[name]
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value of a foreign JSON text; raise ValueError for NaN, infinity and too deep nesting."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"it has {name} where a number is needed")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it has too many lists or mappings inside one another") from None
 
 
 @contextmanager

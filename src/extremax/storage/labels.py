@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.storage import checks
-from extremax.storage.dtypes import DTYPES
-from extremax.storage.limits import MAX_DEPTH, MAX_DIGITS, parse_json
+
+MAX_DEPTH = 64  # tuples inside one another
+_MAX_DIGITS = 4300  # of a number, as Python itself allows in text
 
 # Scalars that JSON does not know: tag, conversion to text, and back.
 _SCALARS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
@@ -36,9 +37,9 @@ _PLAIN = (int, str, bool, type(None))
 _MAX_CHARACTER = 0x10FFFF
 _DTYPE = re.compile(r"[<>|=]?[?a-zA-Z][0-9]{0,8}(\[[0-9]{0,6}[a-zA-Z]{1,4}\])?")
 # What the text of a number looks like: "1e9999999" would be a fraction of ten million digits.
-_FRACTION = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}(/[0-9]{{1,{MAX_DIGITS}}})?")
+_FRACTION = re.compile(rf"[+-]?[0-9]{{1,{_MAX_DIGITS}}}(/[0-9]{{1,{_MAX_DIGITS}}})?")
 _DECIMAL = re.compile(
-    rf"[+-]?([0-9]{{0,{MAX_DIGITS}}}(\.[0-9]{{0,{MAX_DIGITS}}})?(E[+-]?[0-9]{{1,9}})?|Infinity|s?NaN[0-9]*)"
+    rf"[+-]?([0-9]{{0,{_MAX_DIGITS}}}(\.[0-9]{{0,{_MAX_DIGITS}}})?(E[+-]?[0-9]{{1,9}})?|Infinity|s?NaN[0-9]*)"
 )
 _NUMBERS = {"fraction": _FRACTION, "decimal": _DECIMAL}
 
@@ -55,7 +56,7 @@ def pack_labels(labels: NDArray[Any]) -> tuple[dict[str, Any], dict[str, NDArray
     coding = {"dtype": labels.dtype.str}
     if kind in "mM":
         return {"coding": "numbers", **coding}, {"labels": labels.view(np.int64)}
-    if kind in "biuf" and labels.dtype.name in DTYPES:
+    if kind in "biuf" and labels.dtype.itemsize <= 8:
         return {"coding": "numbers", **coding}, {"labels": labels}
     if kind == "S":
         return {"coding": "characters", **coding}, {"labels": _as_matrix(labels, np.uint8)}
@@ -87,7 +88,7 @@ def unpack_labels(coding: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
             return np.array(values, dtype="T")
     elif kind == "json":
         packed = checks.get_array(arrays, "labels", "u1", (None,))
-        listed = parse_json(packed.tobytes())
+        listed = checks.parse_json(packed.tobytes())
         if type(listed) is not list:
             checks.reject("the labels are no list")
         values = [_unpack_label(value) for value in listed]

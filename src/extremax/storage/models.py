@@ -1,7 +1,7 @@
 """Models in folders: every component under its own name, and what resuming needs beside the model.
 
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
-file ``c.a.safetensors``. Version 2; folders of version 1 are translated by `extremax.storage.version1`.
+file ``c.a.safetensors``.
 
 A sharded model has its dense weights and accumulators in folders inside the folder, each with a range of the
 classes; the header names them with the checksums of their headers, so that none can be missing or of another
@@ -29,17 +29,14 @@ from extremax.solvers.optimizers import ShardedTables, Tables
 from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
-from extremax.storage.folder import USUAL_VERSION, folder_checksum, load_folder, save_folder
-from extremax.storage.stages import read_steadily
+from extremax.storage.folder import folder_checksum, load_folder, read_steadily, save_folder
 from extremax.storage.state import State, merge
-from extremax.storage.version1 import translate
 from extremax.types import Float32
 
 KIND = "classifier"
-MERGED_VERSION = 3  # of models with merged classes, whose parts earlier versions would take for classes
 SHARDED_KIND = "sharded-classifier"
 _SHARD_KIND = "class-shard"
-_SHARD_NAME = re.compile(r"shard-[0-9]{4,6}")
+_SHARD_NAME = re.compile(r"(shards-[0-9]{1,9}/)?(shard-[0-9]{4,6})")
 _SHARD_ARRAYS = ("weights", "biases", "squares", "bias_squares")
 _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
 _TABLES[ShardedTables.kind] = ShardedTables
@@ -92,7 +89,6 @@ def save_model(
         arrays=merged.arrays,
         labels=labels,
         texts=None if card is None else {"README.md": card},
-        format_version=USUAL_VERSION if model.parts is None else MERGED_VERSION,
     )
 
 
@@ -134,9 +130,10 @@ def save_sharded_model(
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
 
-    def fill(stage: Path) -> dict[str, Any]:
-        names = [shard_name(i) for i in range(write_shards(stage))]
-        return {"shards": [{"name": name, "checksum": folder_checksum(stage / name)} for name in names]}
+    def fill(folder: Path) -> dict[str, Any]:
+        shards = [folder / shard_name(i) for i in range(write_shards(folder))]
+        named = [{"name": f"{folder.name}/{at.name}", "checksum": folder_checksum(at)} for at in shards]
+        return {"shards": named}
 
     texts = None if card is None else {"README.md": card}
     content_of: dict[str, Any] = {"header": merged.header, "arrays": merged.arrays, "labels": labels}
@@ -155,8 +152,6 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
     folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
-        if folder.format_version < 2:
-            content = translate(content)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
             parts |= _open_shards(Path(path), content.header, parts, verify=verify)
@@ -180,7 +175,8 @@ def _open_shards(
     end, width = 0, None
     for entry in checks.get_list(header, "shards", (dict,)):
         name = checks.get_text(entry, "name")
-        if _SHARD_NAME.fullmatch(name) is None or name != shard_name(len(shards)):
+        found_name = _SHARD_NAME.fullmatch(name)
+        if found_name is None or found_name[2] != shard_name(len(shards)):
             checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
         if not (path / name).is_dir():
             checks.reject(f"{name} is missing")

@@ -15,7 +15,7 @@ from extremax.runtime.threads import run
 from extremax.tree.layout import aligned, depth_of, plain, width_of
 from extremax.tuned import TreeFitConfig
 from extremax.types import Float32, Float64, Int32, Int64
-from extremax.validation import check_random_state
+from extremax.validation.random_state import check_random_state
 
 
 def check_config(config: TreeFitConfig) -> None:

@@ -42,7 +42,9 @@ from extremax.tree.layout import (
 )
 from extremax.tuned import TreeFitConfig
 from extremax.types import Float32, Float64, Int32, Int64
-from extremax.validation import check_features, check_random_state, check_sample_weight
+from extremax.validation.features import check_features
+from extremax.validation.random_state import check_random_state
+from extremax.validation.sample_weight import check_sample_weight
 
 _FIT = TreeFitConfig()
 _PAIRS_PER_TASK = 4096

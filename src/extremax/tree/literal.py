@@ -16,7 +16,8 @@ from extremax.kernels.tree_literal import LiteralData, LiteralNodes, fit_literal
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.tree import LabelTree
 from extremax.types import Float64, Int32
-from extremax.validation import check_features, check_sample_weight
+from extremax.validation.features import check_features
+from extremax.validation.sample_weight import check_sample_weight
 
 _MAX_NEWTON_STEPS = 1000  # for one split; ten are usual
 _MAX_SPLITS = 1000  # of a node; ten are usual. Equal labels could change places for ever

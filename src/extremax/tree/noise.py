@@ -22,7 +22,7 @@ from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
 from extremax.types import Float32, Float64, Int32, Int64
-from extremax.validation import check_random_state
+from extremax.validation.random_state import check_random_state
 
 if TYPE_CHECKING:
     from extremax.features.pca import PCA

@@ -1,12 +1,10 @@
 """Data frames of any kind that narwhals knows, and Hugging Face datasets, as features, texts and labels.
 
-pandas needs nothing beside itself; polars and pyarrow tables convert themselves.  Lazy frames need narwhals
-(``pip install extremax[frames]``), and a Hugging Face ``Dataset`` becomes its Arrow table.
+pandas needs nothing beside itself; other frames need narwhals (``pip install extremax[frames]``).
 """
 
 from __future__ import annotations
 
-import io
 import os
 from typing import Any
 
@@ -14,77 +12,69 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-_PLAIN = (np.ndarray, list, tuple, str, bytes, type(None))
+_PLAIN = (np.ndarray, list, tuple, str, bytes, os.PathLike, type(None))
 _TEXT_NAMES = ("text", "texts", "sentence", "description", "title", "content", "body", "document", "query")
-_INSTALL = "pip install extremax[frames]"
 
 
 def as_frame(X: Any, name: str = "X") -> Any:
-    """Return a data frame in memory for anything that is one, and everything else as it is.
+    """Return a frame in memory, or the vectors of a frame of one such column; others as they are.
 
     Examples
     --------
     >>> as_frame([[1.0, 2.0]])
     [[1.0, 2.0]]
     """
-    if isinstance(X, _PLAIN) or sparse.issparse(X):
+    table = to_table(X, name)
+    if table is None:
         return X
-    if _is_lazy(X):
-        X = _collect(X, name)
-    elif type(X).__module__.partition(".")[0] == "datasets":
-        X = _arrow_table(X, name)
-    vectors = _vectors(X, name) if is_frame(X) else None
-    return X if vectors is None else vectors
+    vectors = _vectors(table, name)
+    return vectors if vectors is not None else table if hasattr(table, "iloc") else table.to_native()
 
 
-def _vectors(X: Any, name: str) -> NDArray[Any] | None:
-    """Return the matrix of a frame of one column of vectors; None for other frames."""
-    names = column_names(X)
-    if len(names) != 1 or len(X) == 0:
+def to_table(X: Any, name: str = "X") -> Any:
+    """Return a pandas frame, or any other frame as one of narwhals; None for anything else.
+
+    Both have ``columns``, ``head`` and ``frame[name].to_list()``.
+    """
+    if isinstance(X, _PLAIN) or sparse.issparse(X):
         return None
-    first = X[names[0]][:1]
-    first = first.to_pylist()[0] if hasattr(first, "to_pylist") else list(first)[0]  # noqa: RUF015
-    if isinstance(first, str | bytes) or not hasattr(first, "__len__"):
+    if hasattr(X, "iloc"):
+        return X if X.ndim == 2 else None
+    if type(X).__module__.partition(".")[0] == "datasets":
+        X = _arrow_table(X, name)
+    try:
+        import narwhals.stable.v1 as nw
+    except ImportError as error:
+        if not hasattr(type(X), "columns"):
+            return None
+        raise ImportError(
+            f"{name} is a {type(X).__name__}, which needs narwhals: pip install extremax[frames]."
+        ) from error
+    found: Any = nw.from_native(X, pass_through=True)
+    found = found.collect() if isinstance(found, nw.LazyFrame) else found
+    return found if isinstance(found, nw.DataFrame) else None
+
+
+def _vectors(table: Any, name: str) -> NDArray[Any] | None:
+    """Return the matrix of a frame of one column of vectors; None for other frames."""
+    first = list(table.head(1)[table.columns[0]]) if len(table.columns) == 1 else []
+    if not first or isinstance(first[0], str | bytes) or not hasattr(first[0], "__len__"):
         return None
     try:
-        return np.asarray(take_column(X, names[0]), np.float32)
+        return np.asarray(_take_column(table, table.columns[0]), np.float32)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"column {names[0]!r} of {name} holds lists that are no vectors of one length ({error})."
+            f"column {table.columns[0]!r} of {name} does not hold vectors of one length ({error})."
         ) from error
 
 
-def is_frame(X: Any) -> bool:
-    """Tell whether something is a table with named columns."""
-    if isinstance(X, _PLAIN) or sparse.issparse(X):
-        return False
-    names = getattr(X, "column_names", None) if hasattr(X, "schema") else None
-    return isinstance(names, list) or (hasattr(X, "columns") and hasattr(X, "shape") and len(X.shape) == 2)
+def _take_column(table: Any, label: Any) -> list[Any]:
+    """Return a column as a list of labels, texts or lists."""
+    return _plain(table[label].to_list())
 
 
-def column_names(X: Any) -> list[Any]:
-    """Return the names of the columns of a frame."""
-    names = getattr(X, "column_names", None)
-    return list(names) if isinstance(names, list) else list(X.columns)
-
-
-def take_column(X: Any, label: Any) -> Any:
-    """Return a column of a frame as labels or texts: an array, or a list for columns of lists."""
-    column = X[label]
-    if hasattr(column, "to_pylist"):
-        return _plain(column.to_pylist())
-    return _plain(column.to_list() if hasattr(column, "to_list") else list(column))
-
-
-def _plain(values: list[Any]) -> Any:
-    """Return values of one column: with lists among them as they are, else as a list of labels."""
-    return [list(v) if isinstance(v, tuple | np.ndarray) else v for v in values]
-
-
-def drop_column(X: Any, label: Any) -> Any:
-    """Return a frame without one of its columns."""
-    names = [name for name in column_names(X) if name != label]
-    return X.select(names) if hasattr(X, "select") and not hasattr(X, "iloc") else X[names]
+def _plain(values: list[Any]) -> list[Any]:
+    return [list(value) if isinstance(value, tuple | np.ndarray) else value for value in values]
 
 
 def frame_inputs(X: Any, y: Any) -> tuple[Any, Any]:
@@ -98,41 +88,41 @@ def frame_inputs(X: Any, y: Any) -> tuple[Any, Any]:
     >>> list(features.columns), labels
     (['a'], ['x', 'y'])
     """
-    X = as_frame(X)
-    if isinstance(y, str) and is_frame(X):
-        if y not in column_names(X):
-            raise ValueError(f"y is {y!r}, which is none of the columns of X: {_listed(column_names(X))}.")
-        return as_frame(drop_column(X, y)), take_column(X, y)
-    return X, as_labels(y)
+    table = to_table(X) if isinstance(y, str) else None
+    if table is None:
+        return as_frame(X), as_labels(y)
+    names = list(table.columns)
+    if y not in names:
+        raise ValueError(f"y is {y!r}, which is none of the columns of X: {_listed(names)}.")
+    features = table[[name for name in names if name != y]]
+    return as_frame(features), _take_column(table, y)
 
 
 def as_labels(y: Any) -> Any:
     """Return labels of a column or a frame of any kind as lists or arrays; others as they are."""
     if isinstance(y, _PLAIN) or sparse.issparse(y) or hasattr(y, "iloc"):
         return y
-    if hasattr(y, "to_pylist") and not is_frame(y):  # an Arrow column
-        return _plain(y.to_pylist())
-    if type(y).__module__.partition(".")[0] == "datasets" and not is_frame(y):  # a column of a Dataset
-        return _plain(list(y))
-    if type(y).__module__.partition(".")[0] == "polars" and not is_frame(y) and hasattr(y, "to_list"):
-        return _plain(y.to_list())
-    return as_frame(y, "y")
+    if to_table(y, "y") is not None:
+        return as_frame(y, "y")
+    if type(y).__module__.partition(".")[0] in ("datasets", "polars", "pyarrow"):
+        return _plain(y.to_pylist() if hasattr(y, "to_pylist") else list(y))
+    return y
 
 
 def to_numbers(X: Any, name: str = "X") -> NDArray[Any] | None:
-    """Return the numbers of a frame that is none of pandas, as an array; None for anything else."""
-    if hasattr(X, "iloc") or not is_frame(X):
+    """Return the numbers of a frame other than that of pandas as an array; None for anything else."""
+    table = None if hasattr(X, "iloc") else to_table(X, name)
+    if table is None:
         return None
-    names = column_names(X)
-    columns = [np.asarray(take_column(X, label)) for label in names]
-    kinds = {label: (c.ndim, c.dtype.kind) for label, c in zip(names, columns, strict=True)}
-    wrong = next((n for n, (ndim, kind) in kinds.items() if ndim != 1 or kind not in "biufO"), None)
+    wrong = next(
+        (c for c, kind in table.schema.items() if not kind.is_numeric() and str(kind) != "Boolean"), None
+    )
     if wrong is not None:
         raise ValueError(
-            f"column {wrong!r} of {name} holds no numbers; turn text and dates into numeric features first,"
-            " or leave the column out."
+            f"column {wrong!r} of {name} does not hold numbers; turn text and dates into numeric features"
+            " first, or leave the column out."
         )
-    return np.stack(columns, axis=1) if columns else np.empty((len(X), 0))
+    return np.asarray(table.to_numpy())
 
 
 def frame_texts(X: Any) -> Any:
@@ -140,10 +130,10 @@ def frame_texts(X: Any) -> Any:
 
     Anything but a frame is returned as it is, columns of Arrow tables and datasets as lists.
     """
-    X = as_frame(X)
-    if not is_frame(X):
+    table = to_table(X)
+    if table is None:
         return as_labels(X)
-    names = column_names(X)
+    names = list(table.columns)
     by_name = {str(name).lower(): name for name in names}
     usual = [by_name[name] for name in _TEXT_NAMES if name in by_name]
     if len(names) != 1 and not usual:
@@ -151,7 +141,7 @@ def frame_texts(X: Any) -> Any:
             f"X is a table of the columns {_listed(names)}, none of which is called text; pass the column of"
             " texts itself: X['...']."
         )
-    return take_column(X, names[0] if len(names) == 1 else usual[0])
+    return _take_column(table, names[0] if len(names) == 1 else usual[0])
 
 
 def _listed(names: list[Any]) -> str:
@@ -166,49 +156,17 @@ def _arrow_table(X: Any, name: str) -> Any:
         raise TypeError(f"{name} is a {kind} of the splits {_listed(list(X))}; pass one of them.")
     if kind == "IterableDataset":
         raise TypeError(
-            f"{name} is an IterableDataset, which has no end that is known; collect its rows first, such as"
+            f"{name} is an IterableDataset, whose length is unknown; collect its rows first, such as"
             " Dataset.from_list(list(X.take(n)))."
         )
     return X.with_format("arrow")[:] if kind == "Dataset" else X
 
 
-def _is_lazy(X: Any) -> bool:
-    kind = type(X)
-    return "lazy" in kind.__name__.lower() or (
-        kind.__module__.partition(".")[0] in ("duckdb", "_duckdb", "ibis", "pyspark", "sqlframe", "dask")
-        and "frame" in kind.__name__.lower() + "frame" * hasattr(X, "columns")
-    )
-
-
-def _collect(X: Any, name: str) -> Any:
-    """Return a lazy frame in memory."""
-    try:
-        import narwhals.stable.v1 as nw
-    except ImportError as error:
-        module = type(X).__module__.partition(".")[0]
-        raise ImportError(
-            f"{name} is a {module} {type(X).__name__}, which narwhals reads, and that package is not"
-            f" installed: {_INSTALL}."
-        ) from error
-    found: Any = nw.from_native(X)
-    return found.collect().to_native() if hasattr(found, "collect") else found.to_native()
-
-
-def to_arrow_file(X: Any) -> io.BytesIO | None:
-    """Return a frame or dataset as an Arrow file in memory; None for anything else."""
-    if isinstance(X, str | os.PathLike) or hasattr(X, "read"):
-        return None
-    frame = as_frame(X, "path")
-    if not is_frame(frame):
-        return None
+def to_arrow_table(X: Any) -> Any:
+    """Return a frame or dataset as an Arrow table; None for anything else."""
+    table = None if hasattr(X, "read") else to_table(X, "path")
+    if table is None or not hasattr(table, "iloc"):
+        return None if table is None else table.to_arrow()
     import pyarrow as pa
 
-    if hasattr(frame, "iloc"):
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    else:
-        table = frame.to_arrow() if hasattr(frame, "to_arrow") else frame
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    sink.seek(0)
-    return sink
+    return pa.Table.from_pandas(table, preserve_index=False)

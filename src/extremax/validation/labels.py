@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
-from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import ESTIMATOR, short
 
 
@@ -33,7 +32,7 @@ def encode_labels(
     >>> encode_labels([[3], [1, 2, 7]])
     Traceback (most recent call last):
     ...
-    ValueError: y[1] has 3 labels where one per row is needed. Reduce them with extremax.data.first_label(y).
+    ValueError: y[1] does not have one label per row. Reduce them with extremax.data.first_label(y).
     """
     values = flat_labels(y, n_samples, name, estimator_name)
     classes, ids = unique_labels(values, name)
@@ -123,65 +122,38 @@ class LabelIndex:
         return dtype.kind in "biuf" and np.result_type(dtype, self.classes.dtype).kind == kind
 
 
-def lookup_labels(y: Any, classes: NDArray[Any], **options: Any) -> NDArray[np.int32]:
-    """Return the position of each label among `classes`; options as in `LabelIndex.lookup`."""
-    return LabelIndex(classes).lookup(y, **options)
-
-
 def flat_labels(
     y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
 ) -> NDArray[Any] | list[Any]:
     """Return one label per row, as a 1-D array or a list; reject missing labels."""
-    _check_label_source(y, name, estimator_name)
+    if y is None:
+        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
+    if isinstance(y, str | bytes) or not (hasattr(y, "__array__") or isinstance(y, Iterable)):
+        raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
+    if sparse.issparse(y):
+        _reject_many_labels(name)
     values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
-    if isinstance(values, list) or (values.dtype == object and values.ndim == 1):
-        if not {list, set, np.ndarray}.isdisjoint(map(type, values)):
-            values = _rows_to_labels(values, name)
-    elif values.ndim == 2 and values.shape[1] == 1:
-        _warn_column()
-        values = values[:, 0]
     if isinstance(values, np.ndarray):
-        _check_label_array(values, name, estimator_name)
-        values = values.tolist() if values.dtype.kind == "V" else values
-        if hasattr(values, "dtype") and hasattr(values.dtype, "na_object"):
-            values = _present_strings(values, name)
+        values = _label_column(values, name, estimator_name)
+    if isinstance(values, list) or values.dtype == object:
+        values = _one_of_each(values, name)
     if n_samples is not None and len(values) != n_samples:
         raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
     if len(values) == 0:
         raise ValueError(f"{name} is empty; {estimator_name} needs at least one label.")
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fmM":
-        bad = ~np.isfinite(values)
-        if bad.any():
-            _reject_missing(values[int(np.argmax(bad))], f"{name}[{int(np.argmax(bad))}]")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fmM" and not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values)))
+        _reject_missing(values[row], f"{name}[{row}]")
     return values
 
 
-def _present_strings(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return an array of numpy's StringDType without its object for missing strings, which must not occur."""
-    missing = values.dtype.na_object  # type: ignore[attr-defined]
-    for i, value in enumerate(values.tolist()):
-        if value is missing:
-            _reject_missing(value, f"{name}[{i}]")
-    return values.astype(np.dtype("T"))
-
-
-def _check_label_source(y: Any, name: str, estimator_name: str) -> None:
-    """Raise for labels that are missing, sparse, a string, or not iterable."""
-    if y is None:
-        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
-    if sparse.issparse(y):
-        check_sparse_structure(y, name)
-        _reject_many_labels(np.diff(sparse.csr_array(y).indptr), name)
-    if isinstance(y, str | bytes) or (not hasattr(y, "__array__") and not isinstance(y, Iterable)):
-        raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
-
-
-def _check_label_array(values: NDArray[Any], name: str, estimator_name: str) -> None:
-    """Raise for an array that is not one-dimensional, or complex."""
-    if values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.isin(values[:1000], (0, 1)).all()):
-        _reject_many_labels((values != 0).sum(axis=1), name)
+def _label_column(values: NDArray[Any], name: str, estimator_name: str) -> NDArray[Any] | list[Any]:
+    """Return an array of one dimension, or a list for strings that may be missing and for records."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        _warn_column()
+        values = values[:, 0]
     if values.ndim == 2:
-        _reject_many_labels(np.full(values.shape[0], values.shape[1]), name)
+        _reject_many_labels(name)
     if values.ndim != 1:
         raise ValueError(
             f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
@@ -190,34 +162,31 @@ def _check_label_array(values: NDArray[Any], name: str, estimator_name: str) -> 
         raise ValueError(
             f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
         )
+    return values.tolist() if values.dtype.kind == "V" or hasattr(values.dtype, "na_object") else values
+
+
+def _one_of_each(rows: NDArray[Any] | list[Any], name: str) -> NDArray[Any] | list[Any]:
+    """Return labels of rows some of which are lists, sets or arrays of one label each."""
+    many = (list, set, np.ndarray)
+    if {*many}.isdisjoint(map(type, rows)):
+        return rows
+    lists = [[*row] if isinstance(row, many) else [row] for row in rows]
+    wrong = next((i for i, labels in enumerate(lists) if len(labels) != 1), None)
+    if wrong is not None:
+        _reject_many_labels(f"{name}[{wrong}]", name)
+    _warn_column()
+    return [label for (label,) in lists]
 
 
 def _warn_column() -> None:
-    message = (
-        "A column-vector y was passed when a 1d array was expected. Pass one label per row, for example"
-        " y.ravel()."
-    )
+    message = "A column-vector y was passed when a 1d array was expected. Pass one label per row: y.ravel()."
     warnings.warn(message, DataConversionWarning, stacklevel=5)
 
 
-def _rows_to_labels(rows: Iterable[Any], name: str) -> list[Any]:
-    """Return the labels of rows that are lists, sets or arrays of one label each."""
-    many = (list, set, np.ndarray)
-    counts = np.array([np.size(list(row)) if isinstance(row, many) else 1 for row in rows])
-    if (counts != 1).any():
-        _reject_many_labels(counts, name)
-    _warn_column()
-    return [next(iter(row)) if isinstance(row, many) else row for row in rows]
-
-
-def _reject_many_labels(counts: NDArray[Any], name: str) -> NoReturn:
-    """Raise for the first row that does not hold one label, or the first row of an indicator matrix."""
-    row = int(np.argmax(counts != 1)) if len(counts) else 0
-    count = int(counts[row]) if len(counts) else 0
-    what = "1 label in an indicator matrix" if count == 1 else f"{count} labels"
+def _reject_many_labels(where: str, name: str | None = None) -> NoReturn:
     raise ValueError(
-        f"{name}[{row}] has {what} where one per row is needed."
-        f" Reduce them with extremax.data.first_label({name})."
+        f"{where} does not have one label per row."
+        f" Reduce them with extremax.data.first_label({name or where})."
     )
 
 

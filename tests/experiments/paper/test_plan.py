@@ -9,7 +9,7 @@ import pytest
 
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
-from extremax.data.catalog import load_named
+from extremax.experiments.catalog import load_named
 from extremax.experiments.paper.plan import PAPER_SIZES, DataSize, Speed, find_size, make_plan, measure_speed
 from extremax.experiments.paper.reproduction import recipe_for, reproduce
 from extremax.experiments.recipe import resolve

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from extremax.classifier import ExtremeClassifier
-from extremax.data import catalog, xml_cnn
 from extremax.examples import Examples
+from extremax.experiments import catalog, xml_cnn
 from extremax.experiments.recipe import Recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
 from extremax.fit import make_trainer
@@ -158,7 +158,7 @@ def _total(need: Mapping[str, int]) -> int:
 def _training_memory(recipe: Recipe, size: DataSize) -> dict[str, int]:
     problem = ProblemSize(size.n_train, size.n_train, size.n_features, size.n_classes)
     config = resolve(resolve_recipe(recipe)["model"], problem)
-    return make_trainer(config, Context(0, 1)).memory(problem)
+    return {"training": make_trainer(config, Context(0, 1)).memory(problem)}
 
 
 def _training_seconds(recipe: Recipe, size: DataSize, speed: Speed) -> float:

@@ -88,7 +88,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     Parameters
     ----------
     data : str
-        A known data set (see `extremax.data.catalog`).
+        A known data set (see `extremax.experiments.catalog`).
     out : path
         Folder for everything.
     methods : sequence of str, optional

@@ -1,0 +1,100 @@
+"""Word forms and lemmas, read from a small table in the layout of the real ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from extremax.data import DataFileError
+from extremax.experiments import lemmas
+from extremax.experiments.catalog import load_named, source_files
+from extremax.experiments.methods import FIGURE_1
+from extremax.experiments.paper.reproduction import recipe_for
+from extremax.experiments.recipe import load_recipe
+from extremax.experiments.recipes import find_recipe
+from extremax.experiments.rows import load_rows
+from extremax.experiments.runner import run
+
+STEMS = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in ("rt", "ln")]
+ENDINGS = ("a", "y", "ie", "om", "ach")
+
+
+def write_table(folder: Path, content: object = None) -> None:
+    table = {f"{stem}{ending}": f"{stem}a" for stem in STEMS for ending in ENDINGS}
+    text = json.dumps(table if content is None else content, ensure_ascii=False)
+    folder.mkdir(exist_ok=True)
+    (folder / "pl_lemma_lookup_noun.json.gz").write_bytes(gzip.compress(text.encode()))
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_table(tmp_path / "tables")
+    monkeypatch.setenv("EXTREMAX_LOOKUPS", str(tmp_path / "tables"))
+    monkeypatch.setenv("EXTREMAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "tables"
+
+
+def test_rows_are_those_of_the_table(table: Path) -> None:
+    n = len(STEMS) * len(ENDINGS)
+    data = load_named("polish-nouns")
+    parts = (data.train, data.valid, data.test)
+    assert [part.n_samples for part in parts] == [n * 90 // 100, n // 20, n // 20]
+    forms = [form for part in parts for form in part.texts or []]
+    assert len(set(forms)) == len(forms) == n
+    for part in parts:
+        for form, lemma in zip(part.texts or [], part.y, strict=True):
+            stem = next(stem for stem in STEMS if form.startswith(stem))
+            assert lemma == f"{stem}a"
+    again = load_named("polish-nouns")
+    assert again.train.texts == data.train.texts  # the split has a seed of its own
+    assert source_files("polish-nouns") == [table / "pl_lemma_lookup_noun.json.gz"]
+
+
+def test_shipped_recipe_runs(table: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(find_recipe("polish-nouns/adversarial")).with_model(n_epochs=8)
+    rows = load_rows(recipe, n_jobs=1)
+    assert rows.n_classes == len(STEMS)
+    assert rows.X["train"].shape[1] <= 512
+    summary = run(recipe, tmp_path / "run", rows=rows, n_jobs=1)
+    curve = summary["last"]
+    assert curve["valid_log_likelihood"] > -3.0  # chance is -log 40 = -3.7
+    assert load_rows(recipe, n_jobs=1, log=pytest.fail).n_classes == len(STEMS)  # from the cache
+
+
+def test_recipes_have_the_same_rows() -> None:
+    recipes = [recipe_for("polish-nouns", method) for method in FIGURE_1]
+    assert all(recipe.method == method for recipe, method in zip(recipes, FIGURE_1, strict=True))
+    for recipe in recipes[1:]:
+        assert recipe.data == recipes[0].data
+        assert recipe.features == recipes[0].features
+        assert recipe.evaluation == recipes[0].evaluation
+
+
+def test_missing_package_and_files_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delenv("EXTREMAX_LOOKUPS", raising=False)
+    with pytest.raises(ImportError, match=r"not installed: pip install spacy-lookups-data\."):
+        load_named("polish-nouns")
+    monkeypatch.setenv("EXTREMAX_LOOKUPS", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"noun\.json\.gz does not exist; set EXTREMAX_LOOKUPS"):
+        lemmas.load_lemmas("polish-nouns")
+
+
+@pytest.mark.parametrize("content", [{}, {"domy": 3}, ["domy"]])
+def test_other_json_rejects(table: Path, content: object) -> None:
+    write_table(table, content)
+    with pytest.raises(DataFileError, match="is not a table of word form -> lemma"):
+        lemmas.load_lemmas("polish-nouns")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"no gzip", lambda data: b""]
+)
+def test_damaged_file_rejects(table: Path, damage) -> None:
+    path = table / "pl_lemma_lookup_noun.json.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataFileError, match="is not JSON compressed by gzip"):
+        lemmas.load_lemmas("polish-nouns")
