@@ -10,17 +10,13 @@ neither the other rows nor the number of threads enter the arithmetic.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from extremax.kernels.compile import JIT_DISABLED, inline, njit
+from extremax.kernels.compile import njit
+from extremax.kernels.simd import sum_columns
 from extremax.kernels.topk import finish_rows, scan_scores, temper_rows
-
-TILE = 32  # classes whose scores stay in registers
 
 
 class ColumnTable(NamedTuple):
@@ -98,83 +94,13 @@ def list_parts(rows, table, offsets, parts):
         parts.starts[i + 1], parts.firsts[i + 1] = at, rest
 
 
-if JIT_DISABLED or numba.config.BOUNDSCHECK:  # as loops, every access of which is checked
-
-    @inline
-    def _sum_columns(tiles, t, columns, factors, start, stop, out, row):
-        """Fill tile t of a row of `out` with the sum of some columns, each times its factor."""
-        line = out[row, t * TILE : (t + 1) * TILE]
-        for j in range(TILE):
-            line[j] = np.float32(0.0)
-        for q in range(start, stop):
-            weights, x = tiles[t, columns[q]], factors[q]
-            for j in range(TILE):
-                line[j] += x * weights[j]
-
-else:
-
-    @intrinsic
-    def _sum_columns(
-        typingctx: Any,
-        tiles: Any,
-        t: Any,
-        columns: Any,
-        factors: Any,
-        start: Any,
-        stop: Any,
-        out: Any,
-        row: Any,
-    ) -> Any:
-        """Fill tile t of a row of `out` with the sum of some columns, each times its factor.
-
-        Written with vectors of LLVM, of any length for any processor: the sums of a loop over a small array
-        would go to memory and back with every column.
-        """
-        from llvmlite import ir
-        from numba.core import cgutils
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            i32, i64 = ir.IntType(32), ir.IntType(64)
-            lanes, flags = ir.VectorType(ir.FloatType(), TILE), ("contract",)
-            nothing = ir.Constant(lanes, ir.Undefined)
-            first_lane = ir.Constant(ir.VectorType(i32, TILE), None)
-
-            def array(i: int) -> Any:
-                return context.make_array(signature.args[i])(context, builder, args[i])
-
-            def vector_at(pointer: Any, place: Any) -> Any:
-                return builder.bitcast(builder.gep(pointer, [place]), lanes.as_pointer())
-
-            table, numbers, values, scores = array(0), array(2), array(3), array(6)
-            n_columns = cgutils.unpack_tuple(builder, table.shape, 3)[1]
-            tile = builder.gep(table.data, [builder.mul(builder.mul(args[1], n_columns), i64(TILE))])
-            total = cgutils.alloca_once_value(builder, ir.Constant(lanes, None))
-            builder.store(ir.Constant(lanes, None), total)  # the allocation is made, and set, only once
-            with cgutils.for_range_slice(builder, args[4], args[5], i64(1), i64) as (q, _):
-                column = builder.zext(builder.load(builder.gep(numbers.data, [q])), i64)
-                x = builder.load(builder.gep(values.data, [q]))
-                x = builder.insert_element(nothing, x, ir.Constant(i32, 0))
-                x = builder.shuffle_vector(x, nothing, first_lane)
-                weights = builder.load(vector_at(tile, builder.mul(column, i64(TILE))))
-                weights.align = 4
-                product = builder.fmul(x, weights, flags=flags)
-                builder.store(builder.fadd(builder.load(total), product, flags=flags), total)
-            width = cgutils.unpack_tuple(builder, scores.shape, 2)[1]
-            place = builder.add(builder.mul(args[7], width), builder.mul(args[1], i64(TILE)))
-            builder.store(builder.load(total), vector_at(scores.data, place)).align = 4
-            return context.get_dummy_value()
-
-        whole = types.int64
-        return types.void(tiles, whole, columns, factors, whole, whole, out, whole), codegen
-
-
 @njit
 def sum_tiles(table, parts, first, last, out):
     """Fill tiles `first` to before `last` of all rows of `out` (n, n_tiles * TILE) float32, in C order."""
     starts = parts.starts
     for t in range(first, last):
         for i in range(out.shape[0]):
-            _sum_columns(table.tiles, t, parts.columns, parts.factors, starts[i], starts[i + 1], out, i)
+            sum_columns(table.tiles, t, parts.columns, parts.factors, starts[i], starts[i + 1], out, i)
 
 
 @njit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from extremax.kernels import topk, tree_tiles
-from extremax.kernels.column_scores import TILE
+from extremax.kernels.simd import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
