@@ -28,6 +28,7 @@ import scipy.sparse as sp
 
 import benchmark_data as datasets
 from extremax import ExtremeClassifier, TextClassifier
+from extremax.scores.sparse import SparseWeights
 from text import make_features
 from timing import Clock, machine, make_parser, write_rows
 
@@ -92,7 +93,7 @@ def append_means(clf: Any, X: Any, y: np.ndarray, X_test: Any) -> np.ndarray:
     sums = sp.csr_matrix((1.0 / np.bincount(ids)[ids], (ids, np.arange(len(ids)))))
     means = sums @ X
     weights = clf.model_.weights
-    lengths = weights.norms if weights.row_major else np.linalg.norm(weights.weights, axis=1)
+    lengths = weights.norms if isinstance(weights, SparseWeights) else np.linalg.norm(weights.weights, axis=1)
     lengths = lengths * weights.feature_scale
     squares = means.multiply(means).sum(axis=1) if sp.issparse(means) else np.square(means).sum(axis=1)
     factor = lengths.mean() / np.maximum(np.sqrt(np.asarray(squares).ravel()), 1e-12)

@@ -22,7 +22,7 @@ def write_recipe(
 ) -> Path:
     """Write a recipe for Gaussian classes in eight dimensions.
 
-    `more` is added to the file, `model` to its [model].
+    `more` is added to the file, `model` to its [model]; None takes a parameter out.
     """
     rng = np.random.default_rng(0)
     y = rng.integers(n_classes, size=n_rows)
@@ -30,7 +30,7 @@ def write_recipe(
     np.savez(folder / "rows.npz", X=X, y=y)
     plain = {"solver": "negative_sampling", "noise": "tree", "n_negatives": 2, "learning_rate": 0.3}
     parameters = {**plain, "tree_regularization": 0.1, "tree_components": 8, "n_epochs": n_epochs, **model}
-    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items() if value is not None)
     path = folder / "recipe.toml"
     path.write_text(f'[data]\nname = "gauss"\npath = "rows.npz"\n[model]\n{lines}\n{more}', encoding="utf-8")
     return path

@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.data.synthetic import planted_hierarchy
 from extremax.examples import Examples
 from extremax.fit import fit_index
+from extremax.model import Model
 from extremax.scores import ExactSearch
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers import NegativeSampling
+from extremax.storage.state import State
 from extremax.tuned import DEFAULTS, CalibrationConfig, PQConfig
 
 N_CLASSES = 2100
@@ -207,3 +211,15 @@ def test_search_of_another_kind_is_used_by_name(planted):
     assert "everything" not in clf.model_.searches  # a model never changes
     with pytest.raises(ValueError, match="everything"):
         model.topk(data.X_test[:2], 3, search="nothing")
+
+
+def test_beam_search_of_sparse_weights_is_exact_search():
+    """The index that versions before 0.2 had saved with such weights is not read."""
+    rng = np.random.default_rng(0)
+    matrix = sparse.random(50, 30, 0.2, "csc", np.float32, random_state=0)
+    model = Model(SparseWeights.from_matrix(matrix, rng.normal(size=50)), "sparse_softmax")
+    parts = model.components() | {"search_beam": State({"kind": "sparse", "width": 16})}
+    model = Model.from_components(model.header(), parts)
+    X = sparse.random(9, 30, 0.3, "csr", np.float32, random_state=1)
+    for found, expected in zip(model.topk(X, 4, search="beam"), model.topk(X, 4), strict=True):
+        np.testing.assert_array_equal(found, expected)

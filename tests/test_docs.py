@@ -98,7 +98,7 @@ def _check_calibration(names: dict[str, Any]) -> None:
 
 def _check_noise(names: dict[str, Any]) -> None:
     X, y = names["data"].X_test, names["data"].y_test
-    assert names["paper"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
+    assert names["hard"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
     assert names["default"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
     with pytest.raises(TypeError, match="cannot be saved"):
         names["clf"].save("own-noise")

@@ -13,8 +13,8 @@ from extremax import ExtremeClassifier, TextClassifier
 from extremax.explanation import explain_class, explain_row
 from extremax.features.ngrams import NgramFeatures
 from extremax.model import ClassInfo, Model
-from extremax.scores.sparse_weights import DensePart, SparseWeights
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.sparse import DensePart, SparseWeights
 from extremax.tree.noise import FrequencyNoise
 
 N_CLASSES, N_COLUMNS = 7, 30
@@ -52,7 +52,7 @@ def planted_model(
             unit_rows,
         )
     lengths = rng.normal(size=N_CLASSES).astype(np.float32)
-    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "minibatch_softmax", classes=counts)
+    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "sparse_softmax", classes=counts)
 
 
 def some_row(n_dense: int = 0) -> sp.csr_matrix:

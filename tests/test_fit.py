@@ -73,13 +73,13 @@ def projected(monkeypatch):
 @pytest.fixture
 def trees(monkeypatch):
     """The trees that are fitted; a tree with tuned regularization counts once."""
-    fitted, fit = [], LabelTree.fit_with_config.__func__
+    fitted, fit = [], LabelTree.fit.__func__
 
     def counted(cls, *args, **options):
         fitted.append(fit(cls, *args, **options))
         return fitted[-1]
 
-    monkeypatch.setattr(LabelTree, "fit_with_config", classmethod(counted))
+    monkeypatch.setattr(LabelTree, "fit", classmethod(counted))
     return fitted
 
 

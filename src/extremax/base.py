@@ -12,13 +12,13 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
+from extremax.drift import MIN_ROWS, Monitor, Reference, reference_of_rows
 from extremax.errors import ScoreOverflowError, warn_caller
 from extremax.examples import Examples
-from extremax.fit import fit_index, fit_sparse_index
+from extremax.fit import fit_index
 from extremax.model import Model
-from extremax.monitor import Monitor
-from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.scores import Search
+from extremax.scores.sparse import SparseWeights
 from extremax.storage.state import State
 from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
 from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
@@ -282,12 +282,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         features, inner = self.to_features(X), self._inner
         unseen = None if held_out is None else self.to_features(held_out, name="held_out")
         options: dict[str, Any] = {"seed": inner.seed_, "n_threads": inner._threads}
-        index: Search | None
-        if inner.model_.weights.row_major:
-            index = fit_sparse_index(inner.model_, features if unseen is None else unseen, **options)
-        else:
-            index = fit_index(inner.model_, features, held_out=unseen, **options)
-        return self if index is None else self._replace_model(inner.model_.with_search("beam", index))
+        if isinstance(inner.model_.weights, SparseWeights):  # beam search is exact search
+            return self
+        index = fit_index(inner.model_, features, held_out=unseen, **options)
+        return self._replace_model(inner.model_.with_search("beam", index))
 
     def add_search(self, name: str, search: Search) -> Self:
         """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""

@@ -37,6 +37,7 @@ from extremax.params import (
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.config import FitConfig, resolve, resume
 from extremax.solvers.loop import Callback, Record
 from extremax.solvers.registry import (
@@ -364,8 +365,8 @@ class ExtremeClassifier(Classifier):
             )
             found = self._lookup(y, features, hint=hint)
             data = self._class_weighted(self._weighted(found, sample_weight))
-            if self.model_.parts is not None:
-                data = self.model_.merged(self._threads).assign(data)
+            if self.model_.label_map is not None:
+                data = self.model_.merged_predictor(self._threads).assign(data)
             config, context = self._resume_config(), self._context(self.seed_)
             request = Request(publish=self._publish, patience=self.patience)
             n_lines = self.model_.weights.n_classes
@@ -663,7 +664,7 @@ class ExtremeClassifier(Classifier):
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
-        if self.model_.parts is not None:
+        if self.model_.label_map is not None:
             return (
                 "a model with merged classes has no coef_ and intercept_: the score of a merged class is the"
                 " log of a sum over its parts, whose weights are in model_.weights."
@@ -690,7 +691,7 @@ class ExtremeClassifier(Classifier):
 
     def _threads_for(self, features: Features) -> int:
         """Return the threads of a search: one for a single row that one thread scores anyway."""
-        alone = features.shape[0] == 1 and self.model_.weights.row_major
+        alone = features.shape[0] == 1 and isinstance(self.model_.weights, SparseWeights)
         return 1 if alone and self.n_jobs != 0 else self._threads
 
     def _context(self, seed: int) -> Context:
@@ -865,7 +866,7 @@ class ExtremeClassifier(Classifier):
         Explanation
             Features have the names of the training data's columns, or their numbers.
         """
-        features = self._check_fitted(x)
+        features = self.to_features(x)
         check_count("explain", k)
         if features.shape[0] != 1:
             raise ValueError(f"x has {features.shape[0]:,} rows; explain takes one.")

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax import scores as search
+from extremax.drift import reference_of_fit
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
-from extremax.reference import reference_of_fit
 from extremax.runtime.context import Context
 from extremax.runtime.memory import (
     available_memory,
     check_memory,
     describe_memory,
 )
-from extremax.scores.pq import PQSearch
-from extremax.scores.sparse_search import SparseSearch
+from extremax.scores.pq import PQSearch, index_bytes, sample_size
+from extremax.scores.probabilities import summarize
 from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs
@@ -264,7 +263,7 @@ def measure_held_out(
     rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
     try:
         ranked = model.rank_pairs(rows, n_threads=context.n_threads)
-        figures = search.summarize(ranked, rows)
+        figures = summarize(ranked, rows)
     except ScoreOverflowError:
         return model, {}
     layout = model.layout
@@ -283,8 +282,6 @@ def measure_held_out(
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
     """Return the model with an index for beam search, where one makes sense."""
-    if model.weights.row_major:
-        return _index_sparse(model, data, held_out, context)
     if not model.takes_index:
         return model
     context.progress.log("fitting the index of beam search")
@@ -297,30 +294,6 @@ def index_model(model: Model, data: Examples, held_out: Examples | None, context
         f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
     )
     return model.with_search("beam", index)
-
-
-def _index_sparse(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
-    """Return the model with a search that leaves out frequent columns, where that pays."""
-    rows: Features = data.X if held_out is None else held_out.X
-    index = fit_sparse_index(model, rows, seed=context.seed, n_threads=context.n_threads)
-    if index is None:
-        return model
-    context.progress.log(
-        f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
-    )
-    return model.with_search("beam", index)
-
-
-def fit_sparse_index(model: Model, X: Features, *, seed: int = 0, n_threads: int = 1) -> SparseSearch | None:
-    """Return a search of sparse weights without their frequent columns; None where exact search is as fast.
-
-    Some rows of X choose its width.
-    """
-    numbers = (DEFAULTS if model.config is None else model.config.numbers).sparse
-    if not SparseSearch.takes(model.scorer, numbers):
-        return None
-    some = X[_some(X.shape[0], numbers.search_rows, seed)]
-    return SparseSearch.fit(model.scorer, some, numbers, n_epochs=model.n_epochs, n_threads=n_threads)
 
 
 def fit_index(
@@ -359,7 +332,7 @@ def index_rows(n_rows: int, n_features: int, numbers: PQConfig, seed: int) -> tu
 
     Without held-out rows, the last of them choose the width.
     """
-    some = _some(n_rows, search.sample_size(n_features, numbers), seed)
+    some = _some(n_rows, sample_size(n_features, numbers), seed)
     return some, np.random.default_rng((seed, 5)).permutation(len(some))
 
 
@@ -412,7 +385,7 @@ def require_memory(
     need = {"training": trainer.memory(problem, data), **request.held}
     linear = not solver.adds_log_noise or solver.noise in ("uniform", "frequency")
     if linear and not solver.sparse_weights:
-        need["training"] += sum(search.index_bytes(n_classes, problem.n_features, config.numbers.pq))
+        need["training"] += sum(index_bytes(n_classes, problem.n_features, config.numbers.pq))
     if request.patience is not None:
         need["training"] += 4 * n_classes * problem.n_features  # the best epoch
     if is_on_disk(X):

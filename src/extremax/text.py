@@ -17,7 +17,6 @@ from sklearn.utils.validation import _num_samples
 from extremax.base import Classifier, check_count
 from extremax.classifier import EvalSet, ExtremeClassifier, read_pair
 from extremax.explanation import (
-    EMBEDDING,
     Explanation,
     LabelExplanation,
     explain_class,
@@ -29,6 +28,7 @@ from extremax.features.text import check_texts
 from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
+from extremax.scores.sparse import EMBEDDING
 from extremax.solvers.loop import Callback
 from extremax.solvers.registry import find_solver
 from extremax.storage import checks
@@ -284,15 +284,7 @@ class TextClassifier(Classifier):
         """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
         if self.features_ is None:
             return
-        weights: Any = self.model_.weights
-        if weights.row_major:
-            offsets, _, values = weights.postings
-            used = np.flatnonzero(np.diff(offsets))
-            greatest = np.maximum.reduceat(np.abs(values), offsets[used]) if len(used) else np.zeros(0)
-        else:
-            table = weights.to_dense()
-            greatest = np.maximum(table.max(axis=0), -table.min(axis=0))
-            used = np.arange(len(greatest))
+        used, greatest = self.model_.weights.column_maxima()
         order = np.argsort(-greatest, kind="stable")
         self.features_.keep_names(texts, used[order][used[order] < self.features_.n_features])
 

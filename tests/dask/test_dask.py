@@ -407,7 +407,7 @@ def sharded_folder(tmp_path):
 
 @pytest.mark.identity
 def test_sharded_weights_score_as_one_array(sharded_folder) -> None:
-    from extremax.scores.weights import ShardedWeights
+    from extremax.scores.dense import ShardedWeights
 
     save, local, X = sharded_folder
     opened = load_model(save())

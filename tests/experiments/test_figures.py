@@ -56,7 +56,7 @@ def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> N
     mine = read_run(write_run(tmp_path / "mine", "my own", [0.1]))
     assert method_styles([mine])["my own"].label == "my own"
     assert describe_data(mine) == "ICD-10-CM: 48,265 rows, 10,662 classes"
-    assert method_of({"objective": "negative_sampling", "noise": "uniform"}) == "uniform"
+    assert method_of({"solver": "negative_sampling", "noise": "uniform"}) == "uniform"
 
 
 def test_seeds_become_a_band(tmp_path: Path) -> None:

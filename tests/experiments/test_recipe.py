@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from extremax.experiments.recipe import (
-    MODEL_DEFAULTS,
     DataConfig,
     EvaluationConfig,
     Range,
     find_recipe,
     load_recipe,
+    model_defaults,
     resolve,
     to_toml,
 )
@@ -29,6 +29,7 @@ seed = 3
 kind = "text"
 n_components = 64
 [model]
+solver = "negative_sampling"
 noise = "uniform"
 learning_rate = 1e-7
 [evaluation]
@@ -52,14 +53,15 @@ def test_recipe_holds_what_the_file_says(tmp_path: Path) -> None:
     recipe = load_recipe(written(tmp_path, FULL))
     assert recipe.data == DataConfig(path="/rows.csv", reduce="rarest", seed=3)
     assert recipe.features.n_components == 64
-    assert recipe.model == {"noise": "uniform", "learning_rate": 1e-7}
+    assert recipe.model == {"solver": "negative_sampling", "noise": "uniform", "learning_rate": 1e-7}
     assert recipe.evaluation == EvaluationConfig(first_samples=50, max_seconds=30.5)
     assert recipe.search.space == {"learning_rate": [0.1, 0.3], "n_negatives": Range(1, 16)}
 
 
 def test_resolved_recipe_has_every_parameter(tmp_path: Path) -> None:
     resolved = resolve(load_recipe(written(tmp_path, FULL)))
-    assert resolved["model"] == {**MODEL_DEFAULTS, "noise": "uniform", "learning_rate": 1e-7}
+    defaults = model_defaults("negative_sampling")
+    assert resolved["model"] == {**defaults, "noise": "uniform", "learning_rate": 1e-7}
     assert resolved["model"]["random_state"] == 0
     assert resolved["evaluation"]["points_per_decade"] == 6
     assert json.loads(json.dumps(resolved)) == resolved

@@ -20,7 +20,7 @@ from experiment_files import make_recipe, write_recipe
 from extremax import ExtremeClassifier, load_model
 from extremax.experiments import load_recipe, run, runner
 from extremax.experiments.curve import Evaluator, Schedule, read_curve
-from extremax.experiments.recipe import MODEL_DEFAULTS, EvaluationConfig, resolve
+from extremax.experiments.recipe import EvaluationConfig, model_defaults, resolve
 from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import RunOptions, RunWatcher, read_test_rows
 from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
@@ -58,7 +58,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
         "test_rows",
     }
     config = json.loads((out / "config.json").read_text())
-    assert config["model"] == {**MODEL_DEFAULTS, **recipe.model}  # defaults filled in
+    assert config["model"] == {**model_defaults("negative_sampling"), **recipe.model}  # defaults filled in
     assert config["model"]["random_state"] == 0
     assert config["method"] == "adversarial"
     machine = json.loads((out / "machine.json").read_text())
@@ -161,10 +161,10 @@ def test_test_rows_of_a_point_have_its_figures(tmp_path: Path) -> None:
         assert by_row[1].mean(dtype=np.float64) == pytest.approx(point["test_log_likelihood"])
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
-def test_shared_tree_gives_the_same_curve(tmp_path: Path, objective: str) -> None:
+@pytest.mark.parametrize("solver", ["negative_sampling", "nce"])
+def test_shared_tree_gives_the_same_curve(tmp_path: Path, solver: str) -> None:
     """Bit by bit that of a run that fits the tree itself, with the time of the tree, and after a cut, too."""
-    plain = make_recipe(tmp_path, n_epochs=3, objective=objective, tree_fit="paper", random_state=5)
+    plain = make_recipe(tmp_path, n_epochs=3, solver=solver, tree_fit="paper", random_state=5)
     recipe = plain.with_model(scale_features=False)
     rows = load_rows(recipe)
     run(recipe, tmp_path / "own", rows=rows)
@@ -221,7 +221,7 @@ class OftenWatched(ExtremeClassifier):
 def test_points_within_an_epoch(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1)
     rows = load_rows(recipe)
-    clf = OftenWatched(**recipe.model, random_state=0)
+    clf = OftenWatched.with_solver(**recipe.model, random_state=0)
     options = RunOptions(1, 1e9, "seconds", None, True, print, lambda point: None)
     evaluate = Evaluator({split: rows.sample(split, 100, 0) for split in ("valid", "test")}, 1)
     often = EvaluationConfig(first_samples=1, points_per_decade=1000)
@@ -272,14 +272,17 @@ class Power(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("objective", "patience"),
-    [("negative_sampling", None), ("augment_reduce", 3), ("shared_softmax", None), ("softmax", 3)],
+    "parameters",
+    [
+        {},
+        {"solver": "augment_reduce", "patience": 3},
+        {"solver": "minibatch_softmax", "n_negatives": None, "n_shared": 6},
+        {"solver": "minibatch_softmax", "n_negatives": None, "patience": 3},
+    ],
+    ids=str,
 )
-def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, patience: int | None) -> None:
+def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, parameters: dict[str, Any]) -> None:
     more = "[evaluation]\nfirst_samples = 1\npoints_per_decade = 1000\n"
-    parameters: dict[str, Any] = {"objective": objective} | (
-        {} if patience is None else {"patience": patience}
-    )
     recipe = make_recipe(tmp_path, n_epochs=5, more=more, n_rows=400, n_classes=12, **parameters)
     whole = run(recipe, tmp_path / "whole")
     # before the first checkpoint; in epoch 3; in epoch 4, when it is resumed from the second

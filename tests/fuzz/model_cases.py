@@ -24,6 +24,7 @@ from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.registry import SOLVERS
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base
@@ -181,7 +182,7 @@ def reference(model: Any, X: Any) -> NDArray[np.float64] | None:
     dense = np.asarray(X.toarray() if sparse.issparse(X) else X, np.float64)
     weights = model.weights
     with np.errstate(all="ignore"):
-        if weights.row_major:
+        if isinstance(weights, SparseWeights):
             scores = dense @ np.asarray(weights.to_matrix().toarray(), np.float64).T
             scores += dense.sum(axis=1, keepdims=True) * weights.length_biases
             if weights.dense is not None:

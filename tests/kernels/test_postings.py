@@ -10,7 +10,7 @@ from extremax.examples import Examples
 from extremax.kernels.postings import copy_lines
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
-from extremax.scores.sparse_weights import (
+from extremax.scores.sparse import (
     SparseWeights,
     add_postings,
     csr_rows,

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual
 from extremax.kernels.sparse_dual import Candidates
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse import correction as steps
 from extremax.solvers.sparse.correction import Correction, Job, TrainingRows
 from extremax.solvers.sparse.start import ClassSums

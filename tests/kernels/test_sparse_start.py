@@ -12,7 +12,7 @@ import reference
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
 from extremax.kernels.sparse_start import Numbers
-from extremax.scores.sparse_weights import SparseWeights, csr_rows, prune_postings
+from extremax.scores.sparse import SparseWeights, csr_rows, prune_postings
 from extremax.solvers.sparse import correction as steps
 from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.model import ClassInfo, Descriptions, Model
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
 
 
 class StandIn:

@@ -146,7 +146,7 @@ def test_tree_of_a_merged_model_is_over_its_classes(solver):
     before = hierarchy_of(clf.model_)
     weights = clf.model_.weights.to_dense()
     clf.merge_classes({3: 11, 7: 11, 8: 40})
-    parts = clf.model_.parts
+    parts = clf.model_.label_map
     tree = hierarchy_of(clf.model_)
     check(tree, 18)
     if solver == "negative_sampling":

@@ -13,7 +13,7 @@ from extremax.examples import Examples
 from extremax.kernels import bilinear as kernels
 from extremax.kernels.bilinear import Gradient, Similarity
 from extremax.kernels.sparse_dual import Candidates
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse.bilinear import choose_columns, fit_bilinear
 from extremax.solvers.sparse.correction import Job, TrainingRows, feature_mean
 from extremax.tuned import DEFAULTS, replace_numbers

@@ -9,7 +9,7 @@ from scipy import sparse
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.kernels.sparse_start import Numbers
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse.correction import Job, TrainingRows
 from extremax.solvers.sparse.cross_mix import deal_rows, fit_without, mix_by_folds
 from extremax.solvers.sparse.start import ClassSums, fit_numbers

@@ -13,7 +13,6 @@ from extremax.cli.models import (
     classifier_of,
     description_of,
     find_labels,
-    label_id,
     open_model,
     takes_texts,
 )
@@ -93,7 +92,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
         "text_features": "words and character n-grams" if has_ngrams else None,
         "n_classes": len(clf.classes_),
         "n_features": fitted.n_features,
-        "nonzero_weights": int(fitted.weights.n_entries) if fitted.weights.row_major else None,
+        "nonzero_weights": getattr(fitted.weights, "n_entries", None),
         "n_samples": fitted.classes.n_samples or None,
         "solver": fitted.solver,
         "noise": classifier.noise if isinstance(classifier.noise, str) else type(classifier.noise).__name__,
@@ -118,7 +117,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     facts["choices"] = {
         name: value for name, value in choices.items() if name != "tree_held_out_log_likelihood"
     } or None
-    facts["n_merged_classes"] = None if fitted.parts is None else len(fitted.parts.merged_classes)
+    facts["n_merged_classes"] = None if fitted.label_map is None else len(fitted.label_map.merged_classes)
     facts["changes"] = classifier.changes_ or None
     facts["memory"] = _memory(folder, fitted.noise)
     return facts
@@ -147,7 +146,7 @@ def _memory(folder: Path, noise: Any) -> dict[str, int]:
 def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     fitted = classifier_of(clf).model_
     (known,) = find_labels(clf, [label])
-    position = label_id(clf, known)
+    position = int(clf.label_ids([known])[0])
     by_words = takes_texts(clf) and clf.features_ is not None
     strongest = clf.explain_label(known, k).features if by_words else []
     by_tree = fitted.tree is not None and fitted.classes.means is not None

@@ -159,11 +159,6 @@ def find_labels(model: Any, words: list[str]) -> list[Any]:
     return [by_name[word] for word in words]
 
 
-def label_id(model: Any, label: Any) -> int:
-    """Return the class id of a label."""
-    return int(classifier_of(model)._label_index.lookup([label], n_samples=1)[0])
-
-
 def warn_left_out(n_rows: int) -> None:
     """Warn about rows without a label that the model knows."""
     if n_rows:
@@ -196,4 +191,4 @@ def description_of(model: Any, label: Any) -> str | None:
     descriptions = model.model_.classes.descriptions
     if descriptions is None:
         return None
-    return str(descriptions.text(label_id(model, label)))
+    return str(descriptions.text(int(model.label_ids([label])[0])))

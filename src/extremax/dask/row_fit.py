@@ -51,7 +51,7 @@ from extremax.model_card import make_card
 from extremax.runtime.context import Context
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.products import one_blas_thread, square_sums
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
 from extremax.solvers.base import (
     TrainState,
     class_means,
@@ -451,7 +451,7 @@ def assemble(
 class _Elsewhere:
     """Weights and tables that stay on the workers: their shape alone."""
 
-    row_major, kind = False, "dense"
+    kind = "dense"
 
     def __init__(self, plan: Plan) -> None:
         self.feature_scale = plan.scale

@@ -34,7 +34,7 @@ from extremax.kernels.postings import copy_lines
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.runtime.products import square_sums
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from extremax.solvers.base import Split
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Record, Schedule

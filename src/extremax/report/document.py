@@ -137,10 +137,11 @@ def labels_checksum(classes: NDArray[Any]) -> str:
 def describer(clf: Any) -> Any:
     """Return a function from a label to the text on it, or to None."""
     descriptions = clf.model_.classes.descriptions
-    index = getattr(clf, "classifier_", clf)._label_id
 
     def describe(label: Any) -> str | None:
-        return None if descriptions is None else cut(descriptions.text(index(label)), MAX_TEXT) or None
+        if descriptions is None:
+            return None
+        return cut(descriptions.text(int(clf.label_ids([label])[0])), MAX_TEXT) or None
 
     return describe
 

@@ -80,7 +80,7 @@ def _exportable(clf: Any) -> Model:
     """Return the model of a classifier, or say why it has no ONNX graph."""
     model: Model = clf.model_
     groups = model.layout.groups
-    if model.parts is not None:
+    if model.label_map is not None:
         raise ValueError(
             "a model with merged classes has no ONNX graph: a class would need the sum over its parts. Export"
             " it before merge_classes."

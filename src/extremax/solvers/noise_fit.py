@@ -79,10 +79,10 @@ def fit_tree(
     log(f"fitting the label tree over {n_classes:,} classes")
     Z = data.expand(Z)
     if config.solver.tree_regularization != "auto":
-        tree = LabelTree.fit_with_config(
+        tree = LabelTree.fit(
             Z,
             data.y,
-            config.numbers.tree_fit,
+            config=config.numbers.tree_fit,
             n_classes=n_classes,
             regularization=float(config.solver.tree_regularization),
             sample_weight=data.weight,

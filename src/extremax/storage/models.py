@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
-from extremax.scores.weights import ShardedWeights
+from extremax.scores.dense import ShardedWeights
 from extremax.solvers.base import TrainState
 from extremax.solvers.flat_parameters import with_solvers
 from extremax.solvers.optimizers import ShardedTables, Tables

@@ -21,7 +21,7 @@ from extremax.data import planted_softmax
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.runtime.context import Context
-from extremax.scores import Scorer, debiased_scores
+from extremax.scores import Scorer
 from extremax.solvers.base import TrainState, find_feature_scale
 from extremax.solvers.config import resolve
 from extremax.solvers.negative_sampling import PreparedRows, RowTrainer
@@ -31,6 +31,7 @@ from extremax.solvers.registry import SOLVERS
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise
 from extremax.tuned import ProblemSize
+from scorers import debiased_scores
 
 COUNTS = np.array([[40, 10, 6, 30, 14], [5, 60, 20, 5, 10], [25, 20, 15, 10, 30]])  # rows of each (x, label)
 LOG_FREQUENCY = np.log(COUNTS / COUNTS.sum(axis=1, keepdims=True))

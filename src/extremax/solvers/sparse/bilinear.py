@@ -23,7 +23,7 @@ from extremax.kernels.sparse_dual import Candidates, list_pairs
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse_weights import DensePart, csr_rows, restore_dense, select_columns, unit_rows
+from extremax.scores.sparse import DensePart, csr_rows, restore_dense, select_columns, unit_rows
 from extremax.solvers.sparse.correction import Job, TrainingRows
 from extremax.storage import checks
 from extremax.storage.state import State

@@ -22,8 +22,8 @@ from extremax.kernels.sparse_start import Numbers, Proposals, Scores, Sums
 from extremax.runtime.products import count_indices, one_blas_thread, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse_weights import SparseWeights, find_frequent, no_frequent, transpose_structure
-from extremax.scores.weights import Buffers
+from extremax.scores.base import Buffers
+from extremax.scores.sparse import SparseWeights, transpose_structure
 from extremax.solvers.sparse.start import ClassSums, Start
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Int64
@@ -31,6 +31,7 @@ from extremax.types import Bool, Float32, Int64
 _ROWS_PER_TASK = 256
 _CLASSES_PER_TASK = 64
 _LINES_AT_ONCE = 1 << 14  # pairs whose candidates are copied at a time
+_SUBSPACE_STEPS, _MORE_DIRECTIONS = 4, 4  # of the factors that stand for frequent columns
 _TASKS_BETWEEN_CHECKS = 64
 Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
 
@@ -155,6 +156,53 @@ def _join_own(own: NDArray[Any], others: NDArray[Any], at: Int64) -> NDArray[Any
     for first, last in split(len(own), _LINES_AT_ONCE):
         joined[first:last, 1:] = others[at[first:last]]
     return joined
+
+
+def find_frequent(postings: Postings, n_classes: int, min_postings: int, rank: int) -> Frequent | None:
+    """Return the columns with more weights than `min_postings`, and factors that stand for their weights.
+
+    The factors are the leading singular vectors, by subspace iteration from fixed random vectors. None where
+    there is no such column.
+    """
+    lengths = np.diff(postings.offsets)
+    columns = np.flatnonzero(lengths > min_postings)
+    if len(columns) == 0:
+        return None
+    matrix = _take_columns(postings, columns, n_classes)
+    rank = min(rank, len(columns))
+    basis = np.random.default_rng(0).standard_normal((len(columns), rank + _MORE_DIRECTIONS))
+    for _ in range(_SUBSPACE_STEPS):
+        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
+    found, _, _ = np.linalg.svd(basis.T @ (matrix.T @ (matrix @ basis)))
+    right = np.ascontiguousarray((basis @ found[:, :rank]).astype(np.float32))
+    return join_frequent(postings, columns, np.ascontiguousarray((matrix @ right).T, np.float32), right)
+
+
+def join_frequent(postings: Postings, columns: NDArray[Any], left: Float32, right: Float32) -> Frequent:
+    """Return some columns with given factors, and their weights by class."""
+    place = np.full(len(postings.offsets) - 1, -1, np.int32)
+    place[columns] = np.arange(len(columns), dtype=np.int32)
+    by_class = _take_columns(postings, columns, left.shape[1]).tocsr()
+    starts, numbers = by_class.indptr.astype(np.int64), by_class.indices.astype(np.int32, copy=False)
+    return Frequent(place, left, right, starts, numbers, by_class.data)
+
+
+def no_frequent(n_features: int, n_classes: int) -> Frequent:
+    """Return what stands for no columns at all."""
+    none = np.zeros((0, n_classes), np.float32), np.zeros((0, 0), np.float32)
+    starts = np.zeros(n_classes + 1, np.int64)
+    place = np.full(n_features, -1, np.int32)
+    return Frequent(place, *none, starts, np.empty(0, np.int32), np.empty(0, np.float32))
+
+
+def _take_columns(postings: Postings, columns: NDArray[Any], n_classes: int) -> sparse.csc_matrix:
+    """Return some columns of the weights as a matrix (n_classes, n_columns)."""
+    parts = [slice(*postings.offsets[f : f + 2]) for f in columns]
+    matrix = sparse.csc_matrix((n_classes, len(columns)), dtype=np.float32)
+    matrix.indptr = np.concatenate([[0], np.cumsum(np.diff(postings.offsets)[columns])])
+    matrix.indices = np.concatenate([postings.classes[part] for part in parts])
+    matrix.data = np.concatenate([postings.values[part] for part in parts])
+    return matrix
 
 
 def _frequent(

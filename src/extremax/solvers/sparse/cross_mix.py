@@ -16,7 +16,7 @@ from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_start import Numbers
 from extremax.runtime.context import Context
-from extremax.scores.sparse_weights import SparseWeights
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.base import labelled_rows
 from extremax.solvers.sparse import correction as steps
 from extremax.solvers.sparse.correction import Job, TrainingRows

@@ -6,7 +6,7 @@ from typing import Any
 
 from extremax.examples import Examples
 from extremax.runtime.context import Context
-from extremax.scores.sparse_weights import DensePart, dense_columns
+from extremax.scores.sparse import DensePart, dense_columns
 from extremax.solvers.config import FitConfig, resolve
 from extremax.solvers.loop import Schedule
 from extremax.solvers.registry import CandidateSoftmax, MinibatchSoftmax, Solver, is_scored_once

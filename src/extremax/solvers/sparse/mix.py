@@ -11,8 +11,8 @@ from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse_weights import SparseWeights
-from extremax.scores.weights import Buffers
+from extremax.scores.base import Buffers
+from extremax.scores.sparse import SparseWeights
 from extremax.tuned import SparseConfig
 from extremax.types import Float32, Float64, Int64
 

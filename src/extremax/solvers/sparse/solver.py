@@ -25,7 +25,8 @@ from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers
 from extremax.runtime.products import square_sums
-from extremax.scores.sparse_weights import (
+from extremax.scores.base import Weights
+from extremax.scores.sparse import (
     DensePart,
     SparseWeights,
     add_postings,
@@ -34,10 +35,9 @@ from extremax.scores.sparse_weights import (
     require_sound,
     restore_matrix,
 )
-from extremax.scores.weights import Weights
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.growth import SparseRecord
-from extremax.solvers.registry import candidate_count, svms_are_affordable
+from extremax.solvers.registry import candidate_count, is_small, svms_are_affordable
 from extremax.solvers.sparse import correction as steps
 from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.solvers.sparse.correction import Correction, Job, ProposalSource, TrainingRows
@@ -205,7 +205,7 @@ class SparseTables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays, header = state.arrays, state.header
         found: Any = weights
-        if not weights.row_major:
+        if not isinstance(weights, SparseWeights):
             checks.reject("the training state is of sparse weights, and the weights are dense")
         A, B, g, edges, groups = (np.asarray(checks.get(arrays, name)) for name in _NUMBERS)
         numbers = Numbers(checks.get_float(header, "smoothing"), A, B, g, edges, groups)
@@ -279,7 +279,7 @@ class FinishedTables:
     def from_training_state(cls, weights: Weights, state: State) -> FinishedTables:
         """Build the tables from the weights of a model."""
         found: Any = weights
-        if not weights.row_major:
+        if not isinstance(weights, SparseWeights):
             checks.reject("the training state is of sparse weights, and the weights are dense")
         record = None
         if "record" in state.header:
@@ -509,6 +509,13 @@ class SparseTrainer(TrainerBase):
         affordable = svms_are_affordable(len(rows.data), n_classes, self.numbers, several=several)
         return affordable and not self.config.streaming
 
+    def _is_small(self, training: TrainingRows, n_classes: int) -> bool:
+        """Whether SVMs replace the correction, because rows with one label each are few."""
+        data, n_entries = training.data, len(training.rows.data)
+        single = data.label_edges is None and n_classes > self.numbers.few_classes
+        small = is_small(n_entries, data.n_pairs, n_classes, self.numbers)
+        return single and small and not self.config.streaming
+
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
         if prepared.correction is not None:
@@ -517,6 +524,8 @@ class SparseTrainer(TrainerBase):
         few = n_classes <= self.numbers.few_classes
         if (several or few) and self._wants_svm(prepared.data, prepared.training.rows, n_classes):
             return None  # few classes, or rows with several labels: the SVMs know all negatives
+        if self._is_small(prepared.training, n_classes):
+            return None
         config, source = self.numbers, prepared.source
         job, rows = self._job(check), prepared.training.rows
         candidates = self._propose(prepared.training, source, job)
@@ -667,7 +676,8 @@ class SparseTrainer(TrainerBase):
             tables.svm_whole = None if with_held_out is None else Linear(*with_held_out)
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
         candidates = tables.candidates
-        if small and tables.bilinear is None and candidates is None and tables.correction is not None:
+        corrected = tables.correction is not None or self._is_small(training, shape[0])
+        if small and tables.bilinear is None and candidates is None and corrected:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
             start = tables.start(self.context.n_threads)
             source = ProposalSource(tables.sums.arrays, tables.numbers, start)

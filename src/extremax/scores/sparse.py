@@ -17,28 +17,34 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
-from extremax.kernels import column_scores, sparse_scores
+from extremax.kernels import column_scores, sparse_scores, topk
 from extremax.kernels import postings as kernel
-from extremax.kernels.column_scores import TILE, ColumnTable, RowParts
+from extremax.kernels.column_scores import ColumnTable, RowParts
 from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_scores import Frequent, Postings
+from extremax.kernels.simd import TILE
+from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
-from extremax.scores.weights import Buffers
+from extremax.scores.base import Buffers, RowTerms, row_entries
 from extremax.storage import checks
 from extremax.storage.state import State, register
+from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
+EMBEDDING = "(embedding)"  # the term of all dense columns beside sparse ones
 _TASK_ROWS = 64  # rows whose pairs a thread scores at a time
 _FEW_ROWS = 4
-_SUBSPACE_STEPS, _MORE_DIRECTIONS = 4, 4  # of the factors that stand for frequent columns
 _MAX_DENSE_BYTES = 4 << 30  # of weights that are unpacked on request
+
+
+def _as_csr(X: Features) -> Any:
+    return X if sparse.issparse(X) else sparse.csr_matrix(X)
 
 
 def csr_rows(X: Features, n_dense: int = 0) -> CSRRows:
     """Return a CSR matrix as the kernels take it, without its last `n_dense` columns; an array is packed."""
-    matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X)
+    matrix = _as_csr(X)
     if n_dense:
         matrix = matrix[:, : matrix.shape[1] - n_dense]
     parts = ((matrix.data, np.float32), (matrix.indices, np.int32), (matrix.indptr, np.int64))
@@ -89,7 +95,7 @@ class DensePart:
         return replace(self, factors=np.ascontiguousarray(self.factors[index]))
 
     def plus(self, factors: Float32) -> DensePart:
-        """Return the part with further classes behind the others."""
+        """Return the part with new classes behind the others."""
         return replace(self, factors=np.concatenate([self.factors, factors.astype(np.float32)]))
 
     @property
@@ -123,6 +129,16 @@ class DensePart:
         if self.n_dense:
             parts.append(dense_columns(X, self.n_dense))
         return np.ascontiguousarray(np.hstack(parts) if len(parts) > 1 else parts[0])
+
+    def project_columns(self, columns: Int32, values: Float64) -> Float64:
+        """Return the projection of one unit of each of the columns of a row."""
+        found = np.zeros((len(columns), self.n_projected))
+        if self.n_projected and len(self.columns):
+            at = np.minimum(np.searchsorted(self.columns, columns), len(self.columns) - 1)
+            is_read = self.columns[at] == columns
+            length = max(float(np.sqrt(np.square(values[is_read]).sum())), 1e-9) if self.unit_rows else 1.0
+            found[is_read] = self.projection[at[is_read]] / length
+        return found
 
 
 def select_columns(rows: CSRRows, columns: NDArray[Any], n_features: int) -> Any:
@@ -219,53 +235,6 @@ def dense_columns(X: Any, n_dense: int) -> Float32:
     return found
 
 
-def find_frequent(postings: Postings, n_classes: int, min_postings: int, rank: int) -> Frequent | None:
-    """Return the columns with more weights than `min_postings`, and factors that stand for their weights.
-
-    The factors are the leading singular vectors, by subspace iteration from fixed random vectors. None where
-    there is no such column.
-    """
-    lengths = np.diff(postings.offsets)
-    columns = np.flatnonzero(lengths > min_postings)
-    if len(columns) == 0:
-        return None
-    matrix = _take_columns(postings, columns, n_classes)
-    rank = min(rank, len(columns))
-    basis = np.random.default_rng(0).standard_normal((len(columns), rank + _MORE_DIRECTIONS))
-    for _ in range(_SUBSPACE_STEPS):
-        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
-    found, _, _ = np.linalg.svd(basis.T @ (matrix.T @ (matrix @ basis)))
-    right = np.ascontiguousarray((basis @ found[:, :rank]).astype(np.float32))
-    return join_frequent(postings, columns, np.ascontiguousarray((matrix @ right).T, np.float32), right)
-
-
-def join_frequent(postings: Postings, columns: NDArray[Any], left: Float32, right: Float32) -> Frequent:
-    """Return some columns with given factors, and their weights by class."""
-    place = np.full(len(postings.offsets) - 1, -1, np.int32)
-    place[columns] = np.arange(len(columns), dtype=np.int32)
-    by_class = _take_columns(postings, columns, left.shape[1]).tocsr()
-    starts, numbers = by_class.indptr.astype(np.int64), by_class.indices.astype(np.int32, copy=False)
-    return Frequent(place, left, right, starts, numbers, by_class.data)
-
-
-def no_frequent(n_features: int, n_classes: int) -> Frequent:
-    """Return what stands for no columns at all."""
-    none = np.zeros((0, n_classes), np.float32), np.zeros((0, 0), np.float32)
-    starts = np.zeros(n_classes + 1, np.int64)
-    place = np.full(n_features, -1, np.int32)
-    return Frequent(place, *none, starts, np.empty(0, np.int32), np.empty(0, np.float32))
-
-
-def _take_columns(postings: Postings, columns: NDArray[Any], n_classes: int) -> sparse.csc_matrix:
-    """Return some columns of the weights as a matrix (n_classes, n_columns)."""
-    parts = [slice(*postings.offsets[f : f + 2]) for f in columns]
-    matrix = sparse.csc_matrix((n_classes, len(columns)), dtype=np.float32)
-    matrix.indptr = np.concatenate([[0], np.cumsum(np.diff(postings.offsets)[columns])])
-    matrix.indices = np.concatenate([postings.classes[part] for part in parts])
-    matrix.data = np.concatenate([postings.values[part] for part in parts])
-    return matrix
-
-
 class SparseBlock:
     """Some rows of X, scored for all classes through postings."""
 
@@ -275,8 +244,7 @@ class SparseBlock:
         if weights.dense is None and sparse.issparse(X):
             self.rows = _row_range(X, first, last)
             return
-        block: Any = X[first:last]
-        block = block if sparse.issparse(block) else sparse.csr_matrix(block)
+        block = _as_csr(X[first:last])
         self.rows = csr_rows(block, weights.n_dense)
         if weights.dense is not None:
             self.z = weights.dense.coordinates(block)
@@ -304,8 +272,7 @@ class ColumnBlock:
     def __init__(self, weights: SparseWeights, table: ColumnTable, X: Any, first: int, last: int) -> None:
         self.weights, self.table, self.n_rows = weights, table, last - first
         self.n_tiles = len(table.tiles)
-        matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X[first:last])
-        rows = _row_range(matrix, first, last) if matrix is X else csr_rows(matrix)
+        rows = _row_range(X, first, last) if sparse.issparse(X) else csr_rows(X[first:last])
         n_entries, n_ends = len(rows.data), self.n_rows + 1
         size = n_entries + self.n_rows * (1 + table.projection.shape[1])
         self.parts = RowParts(
@@ -332,10 +299,12 @@ class ColumnBlock:
 
         The arrays are those of these rows.
         """
-        weights = self.weights
+        weights, strip = self.weights, np.empty(topk.STRIP, np.float32)
+        states = topk.empty_states(1, *labels.shape, targets)
         column_scores.find_best(
-            weights.postings, self.parts, first, weights.biases, tempering, targets, scores, labels, result
-        )
+            weights.postings, self.parts, first, weights.biases, tempering, scores, states, strip, labels,
+            result,
+        )  # fmt: skip
 
 
 @register("weights", "sparse")
@@ -366,8 +335,6 @@ class SparseWeights:
     length_biases: Float32
     dense: DensePart | None = None
 
-    # Scores of all classes of a row are computed together: a search goes row by row.
-    row_major = True
     feature_scale = 1.0
 
     @classmethod
@@ -403,6 +370,11 @@ class SparseWeights:
         return len(self.postings.offsets) - 1 + self.n_dense
 
     @property
+    def row_width(self) -> int:
+        """Numbers in memory for each row of an open block: the scores of all classes."""
+        return self.n_classes
+
+    @property
     def n_dense(self) -> int:
         """Last columns of X that every row has."""
         return 0 if self.dense is None else self.dense.n_dense
@@ -418,29 +390,18 @@ class SparseWeights:
             raise ValueError("sparse weights score classes in their own order; pass order=None.")
         return SparseBlock(self, X, first, last)
 
-    def open_columns(
-        self, X: Features, first: int, last: int, *, min_fraction: float, max_bytes: int
-    ) -> ColumnBlock | None:
-        """Prepare rows `first` to before `last` of X for all classes by columns; see `column_table`."""
-        table = self.column_table(min_fraction, max_bytes)
-        return None if table is None else ColumnBlock(self, table, X, first, last)
-
-    def column_table(self, min_fraction: float, max_bytes: int) -> ColumnTable | None:
+    def column_table(self, config: SearchConfig) -> ColumnTable:
         """Return the columns that are added as arrays; made at the first call, and kept.
 
-        Parameters
-        ----------
-        min_fraction
-            Features on which more than this fraction of the classes have a weight become columns.
-        max_bytes
-            Bytes that the columns may take, and those of the features no more than the postings do: the
-            longest first. None if the dense part alone takes more.
+        The dense part is among them. Features on which more than ``column_fraction`` of the classes have a
+        weight become columns, the longest first while all take no more than ``column_bytes``, and those of
+        features no more than the postings do.
         """
+        limits = (config.column_fraction, config.column_bytes)
         kept = self.__dict__.get("_kept_columns")
-        if kept is None or kept[0] != (min_fraction, max_bytes):
-            found = _make_columns(self, min_fraction, max_bytes)
-            kept = self.__dict__["_kept_columns"] = (min_fraction, max_bytes), found
-        table: ColumnTable | None = kept[1]
+        if kept is None or kept[0] != limits:
+            kept = self.__dict__["_kept_columns"] = limits, _make_columns(self, *limits)
+        table: ColumnTable = kept[1]
         return table
 
     def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
@@ -455,8 +416,7 @@ class SparseWeights:
 
         run(work, len(tasks), n_threads)
         if self.dense is not None:
-            matrix: Any = X if sparse.issparse(X) else sparse.csr_matrix(X)
-            z = self.dense.coordinates(matrix)
+            z = self.dense.coordinates(_as_csr(X))
             for a, b in tasks:
                 factors = self.dense.factors[classes[a:b]]
                 scores[a:b] += np.einsum("ik,imk->im", z[row_index[a:b]], factors)
@@ -479,10 +439,44 @@ class SparseWeights:
         sparse_scores.count_of_class(self.postings, label, features, values)
         return features, values
 
-    def column(self, feature: int) -> tuple[Int32, Float32]:
-        """Return the classes that have a weight on a feature, and the weights."""
-        part = slice(*self.postings.offsets[feature : feature + 2])
-        return self.postings.classes[part], self.postings.values[part]
+    def class_vectors(self) -> sparse.csr_matrix:
+        """Return one row per class: its weights on sparse columns, then those of the dense part."""
+        found = sparse.csr_matrix(self.to_matrix())
+        if self.dense is not None:
+            found = sparse.hstack([found, self.dense.factors], format="csr", dtype=np.float32)
+        return found
+
+    def column_maxima(self) -> tuple[Int64, Float32]:
+        """Return the sparse columns that have weights, and the largest magnitude of these."""
+        offsets, _, values = self.postings
+        used = np.flatnonzero(np.diff(offsets))
+        greatest = np.maximum.reduceat(np.abs(values), offsets[used]) if len(used) else _no_entries()[1]
+        return used, greatest
+
+    def contributions(self, X: Features, classes: Int32) -> RowTerms:
+        """Return what the sparse features of the only row of X add to the scores of some classes.
+
+        An embedding beside sparse columns is one term.
+        """
+        n_sparse, rows = self.n_features - self.n_dense, _as_csr(X)
+        columns, values = row_entries(rows, n_sparse)
+        pieces = np.zeros((len(columns), len(classes)))
+        for i, column in enumerate(columns.tolist()):
+            part = slice(*self.postings.offsets[column : column + 2])
+            having, found = self.postings.classes[part], self.postings.values[part]
+            if len(having):
+                at = np.minimum(np.searchsorted(having, classes), len(having) - 1)
+                pieces[i] = np.where(having[at] == classes, found[at], 0.0)
+        others = [("(class bias)", self.biases[classes].astype(np.float64))]
+        if self.dense is not None:
+            factors = self.dense.factors[classes].astype(np.float64)
+            n_projected = self.dense.n_projected
+            pieces += self.dense.project_columns(columns, values) @ factors[:, :n_projected].T
+            if self.n_dense:
+                embedding = rows[:, n_sparse:].toarray()[0].astype(np.float64)
+                others.append((EMBEDDING, factors[:, n_projected:] @ embedding))
+        length = values.sum() * self.length_biases[classes].astype(np.float64)
+        return RowTerms(columns, pieces * values[:, None], [*others, ("(length of the row)", length)])
 
     def similarity(self, label: int) -> Float32:
         """Return the cosine between the weights of a class and those of each class."""
@@ -526,7 +520,7 @@ class SparseWeights:
         )
 
     def plus(self, other: SparseWeights) -> SparseWeights:
-        """Return the weights with those of further classes behind the others."""
+        """Return the weights with those of new classes behind the others."""
         shifted = other.postings._replace(classes=other.postings.classes + np.int32(self.n_classes))
         dense = self.dense
         if dense is not None:
@@ -634,14 +628,12 @@ class SparseWeights:
         return found
 
 
-def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -> ColumnTable | None:
+def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -> ColumnTable:
     """Return the columns of weights that `SparseWeights.column_table` describes."""
     postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
     n_factors = 0 if dense is None else dense.factors.shape[1]
     column_bytes = 4 * TILE * n_tiles
-    if n_factors and (1 + n_factors) * column_bytes > max_bytes:
-        return None
     n_most = min((max_bytes // column_bytes) - 1 - n_factors, 8 * weights.n_entries // column_bytes)
     lengths = np.diff(postings.offsets)
     frequent = np.flatnonzero(lengths > min_fraction * n_classes)
@@ -657,7 +649,10 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
         tiles[tile, 0, :width] = weights.length_biases[part]
         if dense is not None:
             tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
-    column_scores.place_columns(*postings, frequent, 1 + n_factors, tiles)
+    for column, f in enumerate(frequent, 1 + n_factors):
+        part = slice(*postings.offsets[f : f + 2])
+        tile, place = np.divmod(postings.classes[part], TILE)
+        tiles[tile, column, place] = postings.values[part]
     place = np.full(weights.n_features, -1, np.int32)
     place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)

@@ -1,110 +1,25 @@
-"""Weights of a linear model, and the two ways in which search and evaluation read them.
-
-A score is ``feature_scale * x.w_y + b_y``.  `Weights.open_block` prepares some rows of X for products with
-many classes, `Weights.score_pairs` scores given classes of given rows.  Search and model
-read weights through `Weights` alone.
-"""
+"""Dense weights, in one array or in several: the score of a class is ``feature_scale * x.w_y + b_y``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.kernels import row_updates, topk
-from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
+from extremax.scores.base import Buffers, RowTerms, row_entries
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.types import Features, Float32, Int32, Int64
 
-_COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
 _TASK_PAIRS = 4096  # pairs that a thread scores at a time ...
 _TASK_ROWS = 512  # ... and rows, at most
 _FEW_WEIGHTS = 1 << 13  # weights with which products are computed in float64
-
-
-class Buffers:
-    """Scratch memory of one thread, reused from tile to tile: fresh pages cost more than the arithmetic.
-
-    Parameters
-    ----------
-    copy_numbers
-        Weights that `BlockScores.products` copies at a time, where it must copy.
-    """
-
-    def __init__(self, copy_numbers: int = _COPY_NUMBERS) -> None:
-        self.copy_numbers = copy_numbers
-        self._flat: dict[str, Float32] = {}
-
-    def get(self, name: str, rows: int, columns: int) -> Float32:
-        """Return the array of that name with undefined contents, (rows, columns)."""
-        flat = self._flat.get(name)
-        if flat is None or flat.size < rows * columns:
-            flat = self._flat[name] = aligned_empty(rows * columns)
-        return flat[: rows * columns].reshape(rows, columns)
-
-
-class BlockScores(Protocol):
-    """A block of rows of X, ready for products with the weights of many classes."""
-
-    @property
-    def n_rows(self) -> int: ...
-
-    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
-        """Fill `out` (n_rows, stop - start) with ``x.w_y`` of the classes from `start` to before `stop`."""
-        ...
-
-
-class Weights(Protocol):
-    """What search and evaluation need of the weights of a linear model."""
-
-    @property
-    def biases(self) -> Float32: ...
-    @property
-    def feature_scale(self) -> float: ...
-    @property
-    def n_classes(self) -> int: ...
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def row_major(self) -> bool:
-        """Whether all classes of a row are scored together, rather than tiles of rows and classes."""
-        ...
-
-    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> BlockScores:
-        """Prepare rows `first` to before `last` of X; `order` lists the classes, None means 0, 1, 2, ..."""
-        ...
-
-    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
-        """Return ``feature_scale * x.w_y + b_y`` of given pairs.
-
-        ``classes`` is (n, m): line i holds m classes for row ``row_index[i]`` of X.
-        """
-        ...
-
-    def similarity(self, label: int) -> Float32:
-        """Return the cosine between the weights of a class and those of each class, (n_classes,)."""
-        ...
-
-    def to_dense(self) -> Float32:
-        """Return all weights as one array (n_classes, n_features), without a copy where they are one."""
-        ...
-
-    @property
-    def nonlinear_part(self) -> str | None:
-        """Say which part of the scores is not linear in the features; None if there is none."""
-        ...
-
-    def coefficients(self) -> tuple[Any, Float32]:
-        """Return factors (n_classes, n_features) of the features as given, and what is added to them."""
-        ...
-
-    def state(self) -> State: ...
 
 
 class DenseBlock:
@@ -185,8 +100,6 @@ class DenseWeights:
     biases: Float32
     feature_scale: float = 1.0
 
-    row_major: ClassVar[bool] = False
-
     @classmethod
     def zeros(cls, n_classes: int, n_features: int, feature_scale: float = 1.0) -> DenseWeights:
         """Return weights and biases of zero, which may be written to."""
@@ -201,6 +114,11 @@ class DenseWeights:
     def n_features(self) -> int:
         return int(self.weights.shape[1])
 
+    @property
+    def row_width(self) -> int:
+        """Numbers in memory for each row of an open block."""
+        return self.n_features
+
     def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> DenseBlock:
         """Prepare rows `first` to before `last` of X for products with the classes in `order`."""
         return DenseBlock(X, first, last, self.weights, order)
@@ -209,22 +127,41 @@ class DenseWeights:
         """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""
         scores = np.empty(classes.shape, np.float32)
         # Writable: a read-only array is another type to numba, which would compile the kernel again.
-        score: Any = row_updates.score_dense
         rows: Any = X
         if sparse.issparse(X):
             parts = ((rows.data, np.float32), (rows.indices, np.int32), (rows.indptr, np.int64))
-            score = row_updates.score_csr
             rows = row_updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
         else:
-            rows = np.require(X, np.float32, ["C", "W"])
+            rows = row_updates.ArrayRows(np.require(X, np.float32, ["C", "W"]))
         scale = np.float32(self.feature_scale)
         tasks = split(len(classes), max(1, min(_TASK_ROWS, _TASK_PAIRS // max(classes.shape[1], 1))))
 
         def work(i: int) -> None:
-            score(rows, row_index, classes, self.weights, self.biases, scale, scores, *tasks[i])
+            row_updates.score_pairs(
+                rows, row_index, classes, self.weights, self.biases, scale, scores, *tasks[i]
+            )
 
         run(work, len(tasks), n_threads)
         return scores
+
+    def class_weights(self, label: int) -> tuple[Int32, Float32]:
+        """Return all features, and the weights of a class on them."""
+        return np.arange(self.n_features, dtype=np.int32), self.weights[label]
+
+    def class_vectors(self) -> Float32:
+        """Return the weights themselves."""
+        return self.weights
+
+    def column_maxima(self) -> tuple[Int64, Float32]:
+        """Return all features, and the largest magnitude of a weight on each."""
+        return np.arange(self.n_features), np.maximum(self.weights.max(axis=0), -self.weights.min(axis=0))
+
+    def contributions(self, X: Features, classes: Int32) -> RowTerms:
+        """Return what the features of the only row of X add to the scores of some classes."""
+        columns, values = row_entries(X, self.n_features)
+        pieces = self.weights[np.ix_(classes, columns)].T * (self.feature_scale * values)[:, None]
+        biases = self.biases[classes].astype(np.float64)
+        return RowTerms(columns, pieces.astype(np.float64), [("(class bias)", biases)])
 
     def similarity(self, label: int) -> Float32:
         """Return the cosine between the weights of a class and those of each class."""
@@ -281,18 +218,18 @@ class ShardedBlock(DenseBlock):
         else:
             classes = self.order[start:stop]
             part = buffers.get("weights", len(classes), self.sharded.n_features)
-            self.sharded.take(classes, part)
+            self.sharded.copy_classes(classes, part)
         return part if self.used is None else np.take(part, self.used, axis=1)
 
 
 @register("weights", "sharded")
-@dataclass(frozen=True, eq=False)
-class ShardedWeights:
+class ShardedWeights(DenseWeights):
     """Weights of ranges of classes, each in an array of its own, such as files that workers wrote.
 
-    Scores are bit for bit those of `DenseWeights` with the same weights.
+    Scores are bit for bit those of `DenseWeights` with the same weights. Whatever needs all weights in one
+    array joins them once.
 
-    Attributes
+    Parameters
     ----------
     shards
         Weights of consecutive ranges of the classes, all with the same feature scale.
@@ -304,24 +241,23 @@ class ShardedWeights:
     (4, (4, 2))
     """
 
-    shards: tuple[DenseWeights, ...]
-
-    row_major: ClassVar[bool] = False
     kind: ClassVar[str] = "sharded"
-    nonlinear_part: ClassVar[None] = None
+
+    def __init__(self, shards: tuple[DenseWeights, ...]) -> None:
+        self.__dict__.update(
+            shards=shards,
+            bounds=np.cumsum([0, *(shard.n_classes for shard in shards)], dtype=np.int64),
+            biases=np.concatenate([shard.biases for shard in shards]),
+            feature_scale=shards[0].feature_scale,
+        )
+
+    shards: tuple[DenseWeights, ...]
+    bounds: Int64  # first class of each shard, and the number of classes
 
     @cached_property
-    def bounds(self) -> Int64:
-        """First class of each shard, and the number of classes."""
-        return np.cumsum([0, *(shard.n_classes for shard in self.shards)], dtype=np.int64)
-
-    @cached_property
-    def biases(self) -> Float32:
-        return np.concatenate([shard.biases for shard in self.shards])
-
-    @property
-    def feature_scale(self) -> float:
-        return self.shards[0].feature_scale
+    def weights(self) -> Float32:
+        """All weights in one array."""
+        return np.concatenate([shard.weights for shard in self.shards])
 
     @property
     def n_classes(self) -> int:
@@ -340,7 +276,7 @@ class ShardedWeights:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def take(self, classes: Int32, out: Float32) -> None:
+    def copy_classes(self, classes: Int32, out: Float32) -> None:
         """Copy the weights of some classes."""
         for s, shard in enumerate(self.shards):
             where = np.flatnonzero((classes >= self.bounds[s]) & (classes < self.bounds[s + 1]))
@@ -360,27 +296,6 @@ class ShardedWeights:
                 own = (classes[line, column] - self.bounds[s]).astype(np.int32)[:, None]
                 scores[line, column] = shard.score_pairs(X, row_index[line], own, n_threads)[:, 0]
         return scores
-
-    def similarity(self, label: int) -> Float32:
-        """Return the cosine between the weights of a class and those of each class."""
-        return self._joined.similarity(label)
-
-    @cached_property
-    def _joined(self) -> DenseWeights:
-        weights = np.concatenate([shard.weights for shard in self.shards])
-        return DenseWeights(weights, self.biases, self.feature_scale)
-
-    def to_dense(self) -> Float32:
-        """Return all weights in one array, which is kept: searches with an index need it."""
-        return self._joined.weights
-
-    def coefficients(self) -> tuple[Float32, Float32]:
-        """Return weights of the features as given, in a copy, and the biases."""
-        return self._joined.coefficients()
-
-    def state(self) -> State:
-        """Return what a model folder of one piece stores."""
-        return self._joined.state()
 
     @classmethod
     def from_state(cls, state: State) -> ShardedWeights:

@@ -7,7 +7,8 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.scores.weights import Buffers, DenseWeights
+from extremax.scores.base import Buffers
+from extremax.scores.dense import DenseWeights
 from extremax.storage.state import restore
 
 pytestmark = pytest.mark.small

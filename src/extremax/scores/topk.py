@@ -1,4 +1,4 @@
-"""Beam search down the label tree: score the classes whose leaves survive."""
+"""Exact search, which scores every class, and beam search down the label tree of the noise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from extremax.calibration import mix_uniform
 from extremax.kernels import topk
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Scorer
-from extremax.scores.probabilities import remove_bias
+from extremax.scores.base import Scorer, remove_bias
+from extremax.scores.scan import scan
 from extremax.storage.state import State, register
 from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Int32
@@ -20,6 +20,44 @@ if TYPE_CHECKING:
     from extremax.tree import LabelTree
 
 _TASK_ROWS = 64  # rows whose best candidates a thread chooses at a time
+
+
+@register("search", "exact")
+@dataclass(frozen=True)
+class ExactSearch:
+    """Score every class; log-probabilities are normalised over all of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from extremax.scores.dense import DenseWeights
+    >>> weights = DenseWeights.zeros(3, 2)
+    >>> weights.biases[:] = np.log([1.0, 3.0, 4.0])
+    >>> labels, log_prob = ExactSearch().topk(Scorer(weights), np.zeros((1, 2), np.float32), 2)
+    >>> labels.tolist(), np.exp(log_prob).round(3).tolist()
+    ([[2, 1]], [[0.5, 0.375]])
+    """
+
+    config: SearchConfig = field(default_factory=SearchConfig)
+
+    def topk(
+        self, scorer: Scorer, X: Features, k: int, *, width: int | None = None, n_threads: int = 1
+    ) -> tuple[Int32, Float32]:
+        """Return the k best classes of each row and their log-probabilities; `width` is not used."""
+        scorer.check(X, k)
+        Z = scorer.project(X, n_threads)
+        found = scan(scorer, X, Z, k, n_threads=n_threads, config=self.config)
+        mixed = mix_uniform(found.log_prob, scorer.calibration.uniform_mix, scorer.n_classes)
+        return found.labels, mixed
+
+    def state(self) -> State:
+        """Return what a model folder stores: nothing but the kind."""
+        return State({"kind": "exact"})
+
+    @classmethod
+    def from_state(cls, state: State) -> ExactSearch:
+        """Build the search that `state` described."""
+        return cls()
 
 
 @register("search", "tree_beam")
@@ -40,7 +78,7 @@ class TreeBeamSearch:
     --------
     >>> from extremax.features.pca import PCA
     >>> from extremax.tree.noise import TreeNoise
-    >>> from extremax.scores.weights import DenseWeights
+    >>> from extremax.scores.dense import DenseWeights
     >>> Z = np.array([[-1.0], [1.0], [-1.1], [0.9]], np.float32)
     >>> from extremax import LabelTree
     >>> tree = LabelTree.fit(Z, np.array([0, 1, 0, 1]))
@@ -117,6 +155,6 @@ def _choose(
         topk.choose_candidates(scores, candidates, inverse, *tasks[i], labels, log_prob)
 
     run(work, len(tasks), n_threads)
-    if scorer.calibration.temperature_slope != 0.0:
+    if scorer.tempers_rows:
         inverse = scorer.temper(log_prob[:, 0])
         run(work, len(tasks), n_threads)
