@@ -110,7 +110,7 @@ def test_scores_with_the_tree_need_no_index():
     clf.fit(X, y)
     assert not clf.model_.takes_index
     assert "beam_width" not in clf.choices_
-    frequency = clf.set_params(solver__noise="frequency").fit(X, y)  # the same for all rows: scores stay linear
+    frequency = clf.set_params(solver__noise="frequency").fit(X, y)  # the same for all rows: linear scores
     labels, _ = frequency.predict_topk(X[:20], search="beam", beam_width=N_CLASSES)
     np.testing.assert_array_equal(labels, frequency.predict_topk(X[:20])[0])
 
