@@ -10,9 +10,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier, calibrate, evaluate, fit, load_model
 from extremax.calibration import Calibration
-from extremax.errors import ModelFileError
 from extremax.solvers import MinibatchSoftmax
-from extremax.storage import folder as folders
 from planted import around_means, label_lists, softmax
 
 N_CLASSES = 12
@@ -185,16 +183,6 @@ def test_names_are_exchanged_at_once(folder_of):
     clf.merge_classes({"label-00": "label-01", "label-01": "label-00"})
     assert clf.model_.label_map is None
     np.testing.assert_allclose(clf.predict_proba(X)[:, [1, 0, *range(2, N_CLASSES)]], before, atol=1e-6)
-
-
-def test_earlier_readers_refuse_merged_classes(folder_of, tmp_path, monkeypatch):
-    clf, _ = opened(folder_of, "softmax")
-    clf.merge_classes(MERGES).save(tmp_path / "merged")
-    opened(folder_of, "softmax")[0].remove_classes(["label-01"]).save(tmp_path / "removed")
-    monkeypatch.setattr(folders, "FORMAT_VERSION", 2)  # what the last release reads
-    with pytest.raises(ModelFileError, match="is in format 3"):
-        load_model(tmp_path / "merged")
-    load_model(tmp_path / "removed")
 
 
 def test_merged_and_removed_and_merged_again(folder_of):

@@ -39,7 +39,7 @@ def planted_model(
         weights: Any = DenseWeights(
             rng.normal(size=(N_CLASSES, N_COLUMNS)).astype(np.float32), biases, feature_scale=0.5
         )
-        return Model(weights, "softmax", classes=counts)
+        return Model(weights, "minibatch_softmax", classes=counts)
     matrix = sp.random(N_CLASSES, N_COLUMNS, 0.4, random_state=0, dtype=np.float32)
     part = None
     if n_dense or n_projected:
@@ -52,7 +52,7 @@ def planted_model(
             unit_rows,
         )
     lengths = rng.normal(size=N_CLASSES).astype(np.float32)
-    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "softmax", classes=counts)
+    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "sparse_softmax", classes=counts)
 
 
 def some_row(n_dense: int = 0) -> sp.csr_matrix:

@@ -13,7 +13,7 @@ from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.fit import split_calibration
-from extremax.solvers import MinibatchSoftmax, NegativeSampling
+from extremax.solvers import NCE, MinibatchSoftmax, NegativeSampling
 from extremax.solvers.loop import Watcher
 from extremax.tree import LabelTree
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -87,7 +87,8 @@ def trees(monkeypatch):
 @pytest.mark.parametrize("solver", ["negative_sampling", "augment_reduce", "minibatch_softmax"])
 def test_rows_are_projected_once(data, projected, solver, store):
     X, y = data
-    clf = CellClassifier.with_solver(solver, n_shared=8, n_epochs=3, random_state=0)
+    own = {"n_shared": 8} if solver == "minibatch_softmax" else {}
+    clf = CellClassifier.with_solver(solver, n_epochs=3, random_state=0, **own)
     clf.fit(store(X), y, eval_set=(X[:30], y[:30]))
     assert clf.model_.tree is not None
     assert projected.count(len(X)) == 1
@@ -109,21 +110,21 @@ def test_nothing_is_projected_without_a_tree(data, projected):
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameters", "has_tree"),
+    ("kind", "solver", "has_tree"),
     [
-        (ExtremeClassifier, {}, False),  # the default, with few classes
-        (ExtremeClassifier, {"solver": "minibatch_softmax", "n_shared": None}, False),
-        (ExtremeClassifier, {"n_shared": 8}, False),  # too few rows for cells
-        (ExtremeClassifier, {"solver": "negative_sampling", "noise": "frequency"}, False),
-        (ExtremeClassifier, {"solver": "negative_sampling"}, True),
-        (ExtremeClassifier, {"solver": "nce", "noise": "mixture"}, True),
-        (CellClassifier, {"n_shared": 8}, True),
-        (CellClassifier, {"n_shared": 8, "noise": "frequency"}, False),
+        (ExtremeClassifier, MinibatchSoftmax(), False),  # the default, with few classes
+        (ExtremeClassifier, MinibatchSoftmax(n_shared=None), False),
+        (ExtremeClassifier, MinibatchSoftmax(n_shared=8), False),  # too few rows for cells
+        (ExtremeClassifier, NegativeSampling(noise="frequency"), False),
+        (ExtremeClassifier, NegativeSampling(tree_regularization=0.1), True),
+        (ExtremeClassifier, NCE(noise="mixture", tree_regularization=0.1), True),
+        (CellClassifier, MinibatchSoftmax(n_shared=8, tree_regularization=0.1), True),
+        (CellClassifier, MinibatchSoftmax(n_shared=8, noise="frequency"), False),
     ],
 )
-def test_tree_is_fitted_where_something_uses_it(data, trees, kind, parameters, has_tree):
+def test_tree_is_fitted_where_something_uses_it(data, trees, kind, solver, has_tree):
     X, y = data
-    clf = kind(n_epochs=1, random_state=0, tree_regularization=0.1, **parameters).fit(X, y)
+    clf = kind(solver, n_epochs=1, random_state=0).fit(X, y)
     assert (clf.model_.tree is not None) == has_tree
     assert len(trees) == has_tree
     assert (clf.model_.projection is not None) == has_tree
@@ -137,8 +138,9 @@ def test_numbers_of_the_tree_reach_it(data):
         _numbers = replace_numbers(DEFAULTS, tree_fit={"max_alternations": 1, "tolerance": 9.0})
 
     for regularization in (0.1, "auto"):
-        options = {"tree_regularization": regularization, "n_epochs": 0, "random_state": 0}
-        plain, rough = (kind("negative_sampling", **options).fit(X, y) for kind in (ExtremeClassifier, Rough))
+        solver = NegativeSampling(tree_regularization=regularization)
+        kinds = ExtremeClassifier, Rough
+        plain, rough = (kind(solver, n_epochs=0, random_state=0).fit(X, y) for kind in kinds)
         assert not np.array_equal(plain.model_.tree.weights, rough.model_.tree.weights)
 
 
@@ -241,12 +243,12 @@ def test_choices_follow_the_model(data):
     assert clf.choices_["beam_width"] == index.width
     assert clf.choices_["beam_recall"] == index.recall
 
-    clf.set_params(learning_rate=0.0625, batch_size=50).partial_fit(X, y)
+    clf.set_params(solver=MinibatchSoftmax(learning_rate=0.0625, batch_size=50)).partial_fit(X, y)
     assert clf.choices_["learning_rate"] == 0.0625
     assert clf.choices_["batch_size"] == 50
     assert clf.choices_["temperature"] == temperature  # as predictions still use it
 
-    clf.set_params(n_epochs=3, learning_rate=None).resume_fit(X, y)
+    clf.set_params(n_epochs=3, solver__learning_rate=None).resume_fit(X, y)
     assert clf.choices_["n_epochs"] == 3
     assert clf.choices_["temperature"] == clf.model_.calibration.temperature
 
@@ -271,17 +273,6 @@ def test_choices_survive_saving(data, tmp_path):
     assert load_model(tmp_path / "model").choices_ == clf.choices_
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("floor", "uniform_mix"), ("sharpness", "init_scale"), ("beam_agreement", "beam_recall")]
-)
-def test_old_names_of_choices_warn(data, old, new):
-    clf = IndexedClassifier(n_epochs=0, random_state=0).fit(*data)
-    with pytest.warns(FutureWarning, match=rf"choices_\['{old}'\] is now called choices_\['{new}'\]"):
-        assert clf.choices_[old] == clf.choices_[new]
-    with pytest.raises(KeyError):
-        clf.choices_["no such choice"]
-
-
 # -- failures
 
 
@@ -298,7 +289,7 @@ class BrokenStart(Watcher):
 
 
 BEFORE_THE_START = {
-    "parameters": lambda clf, X, y: clf.set_params(learning_rate=-1.0).fit(X, y),
+    "parameters": lambda clf, X, y: clf.set_params(solver=NCE(learning_rate=-1.0)).fit(X, y),
     "features": lambda clf, X, y: clf.fit(X * np.nan, y),
     "labels": lambda clf, X, y: clf.fit(X, y[:-1]),
     "weights": lambda clf, X, y: clf.fit(X, y, sample_weight=np.zeros(len(y))),
@@ -324,7 +315,7 @@ def test_fit_that_fails_before_the_start_leaves_nothing(data, first, failure):
     for call in (clf.predict, clf.predict_proba, lambda X: clf.save("nowhere")):
         with pytest.raises(NotFittedError):
             call(X)
-    clf.set_params(learning_rate=None, memory_limit=None).fit(X, y)  # and works again
+    clf.set_params(solver="auto", memory_limit=None).fit(X, y)  # and works again
     assert clf.score(X, y) > 0.9
 
 
@@ -494,19 +485,7 @@ def test_what_the_first_call_fixes_stays_true_in_choices():
     X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
     clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     begun = clf.choices_
-    clf.set_params(solver="nce", optimizer="sgd", noise="frequency").partial_fit(X, y)
+    clf.set_params(solver=NegativeSampling(optimizer="sgd", noise="frequency")).partial_fit(X, y)
     assert clf.choices_["optimizer"] == begun["optimizer"] == "adagrad"
     assert clf.choices_["solver"] == "negative_sampling"
-    assert clf.model_.config.noise == "uniform"
-
-
-def test_old_names_of_choices_are_found():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 4)), np.arange(60) % 6
-    choices = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y).choices_
-    assert "floor" in choices
-    with pytest.warns(FutureWarning, match="uniform_mix"):
-        assert choices.get("floor") == choices["uniform_mix"]
-    assert choices.get("nothing", 3) == 3
-    with pytest.raises(KeyError):
-        choices["nothing"]
+    assert clf.model_.config.solver.noise == "uniform"

@@ -866,7 +866,7 @@ class ExtremeClassifier(Classifier):
         Explanation
             Features have the names of the training data's columns, or their numbers.
         """
-        features = self._check_fitted(x)
+        features = self.to_features(x)
         check_count("explain", k)
         if features.shape[0] != 1:
             raise ValueError(f"x has {features.shape[0]:,} rows; explain takes one.")

@@ -249,6 +249,7 @@ class SparseConfig:
     min_included: float = 0.01  # of the rows; fewer held-out rows are not trained on in the end
 
     few_classes: int = 200  # up to which start and SVMs are all
+    few_pairs: int = 5000  # up to which SVMs, where they are affordable, replace the correction
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
     mix_folds: int = 5  # of such training rows, left out in turn to choose the weights of start and SVMs

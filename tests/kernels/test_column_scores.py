@@ -107,18 +107,13 @@ def test_all_steps_in_one_call_change_no_bit(slope):
     block, scores = case.scores(0, N_ROWS, 1)
     found = _results(N_ROWS, k, tempering[0])
     block.find_best(0, tempering, targets, scores, found[0], found[1:])  # leaves the sums in `scores`
-    state = topk.RowState(
-        np.full((1, N_ROWS, k), -np.inf, np.float32), np.full((1, N_ROWS, k), topk.NO_LABEL, np.int32),
-        np.full((1, N_ROWS), -np.inf, np.float32), np.zeros((1, N_ROWS)), targets,
-        np.full(N_ROWS, np.nan, np.float32),
-    )  # fmt: skip
-    single = topk.RowState(*(array[0] for array in state[:4]), *state[4:])
+    state = topk.empty_states(1, N_ROWS, k, targets)
     scores = np.ascontiguousarray(scores[:, :1100])
     strip = np.empty(topk.STRIP, np.float32)
-    topk.scan_scores(scores, case.biases, np.float32(tempering[0]), single, strip)
+    topk.scan_scores(scores, case.biases, np.float32(tempering[0]), state, strip)
     expected = _results(N_ROWS, k, tempering[0])
     if slope:
-        topk.temper_rows(scores, case.biases, tempering, single, expected[3])
+        topk.temper_rows(scores, case.biases, tempering, state, expected[3])
         assert len(np.unique(expected[3])) == N_ROWS
     topk.finish_rows(state, expected[3], *expected[:3])
     for array, other in zip(found, expected, strict=True):

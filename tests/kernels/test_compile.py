@@ -17,11 +17,11 @@ import extremax
 from extremax.kernels import compile as compile_module
 from extremax.kernels.compile import JIT_DISABLED, by_class, njit
 from extremax.kernels.math import sigmoid32, softplus32
-from extremax.kernels.phases import new_schedule
 from extremax.kernels.row_losses import NegativeSampling, register_loss
-from extremax.kernels.row_training import AlongRow, Pairs, Step, train_dense
+from extremax.kernels.row_training import AlongRow, Pairs, Step
+from extremax.kernels.row_training import train as train_kernel
 from extremax.kernels.row_updates import ModelArrays
-from extremax.solvers.negative_sampling import batch_ends
+from extremax.solvers.negative_sampling import batch_ends, train_batches
 
 needs_compiler = pytest.mark.skipif(JIT_DISABLED, reason="nothing is compiled, so nothing is cached")
 
@@ -176,7 +176,7 @@ def train(settings, n=40, n_negatives=0):
         np.zeros(5, np.float32),
     )
     step = Step(objective=settings, sizes=AlongRow(np.float32(1.0), np.float32(0.1)))
-    train_dense(X, pairs, batch_ends(n, 8), model, step, new_schedule(1), 0, 1)
+    train_batches(X, pairs, batch_ends(n, 8), model, step, 1)
     return pairs.losses, model
 
 
@@ -305,5 +305,5 @@ def test_registered_losses_stay_out_of_the_cache(package_copy: Path) -> None:
 @needs_compiler
 def test_training_kernels_do_not_cache_registered_losses() -> None:
     train(Doubled(np.float32(1.0)))
-    assert "Doubled" in str(train_dense.uncached.signatures)
-    assert "Doubled" not in str(train_dense.cached.signatures)
+    assert "Doubled" in str(train_kernel.uncached.signatures)
+    assert "Doubled" not in str(train_kernel.cached.signatures)

@@ -13,7 +13,6 @@ import pytest
 
 from extremax.kernels.compile import JIT_DISABLED, njit
 from extremax.kernels.math import bits_float, exp32, float_bits, log1p32, rsqrt32, sigmoid32, softplus32
-from extremax.kernels.simd import prefetch
 
 N = 300 if JIT_DISABLED else 1_000_003  # odd, so that a vectorised loop has a remainder
 pytestmark = pytest.mark.small
@@ -53,15 +52,6 @@ def rsqrt_loop(x, out):
 def bits_loop(x, out):
     for i in range(x.size):
         out[i] = bits_float(float_bits(x[i]))
-
-
-@njit
-def sum_with_prefetch(array):
-    total = 0.0
-    for i in range(array.shape[0]):
-        prefetch(array, i + 8, 0)  # runs past the end, which is allowed
-        total += array[i, 0]
-    return total
 
 
 def apply(loop: Callable[..., Any], x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -151,8 +141,3 @@ def test_float_bits_identity() -> None:
     got = apply(bits_loop, x)
     np.testing.assert_array_equal(got.view(np.int32)[:-1], x.view(np.int32)[:-1])
     assert np.isnan(got[-1])
-
-
-def test_prefetch_changes_nothing() -> None:
-    array = np.arange(30, dtype=np.float32).reshape(10, 3)
-    assert sum_with_prefetch(array) == array[:, 0].sum()

@@ -6,7 +6,6 @@ whatever order they are summed, so that ties are ties and a comparison has one a
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -17,9 +16,8 @@ import pytest
 
 import reference
 from extremax.kernels import pq as kernels
-from extremax.kernels import simd
 from extremax.kernels.compile import njit
-from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums, trailing_zeros
+from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
 from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import PQSearch
 from extremax.tuned import PQConfig
@@ -36,7 +34,7 @@ def sum_entries(codes, start, stop, tables, group, sums, highest):
 @njit
 def lowest_bits(masks, out):
     for i in range(masks.shape[0]):
-        out[i] = trailing_zeros(masks[i])
+        out[i] = kernels.trailing_zeros(masks[i])
 
 
 def expected_sums(codes, tables):
@@ -149,114 +147,6 @@ assert hasattr(tests.simd._block_sums, "py_func")  # the loop
 np.save(sys.argv[1], tests.seeded_sums())
 """
     np.testing.assert_array_equal(seeded_sums(), in_another_process(code, tmp_path / "sums.npy", **settings))
-
-
-def neon_module():
-    """What `_block_sums` is made of on a processor with NEON, behind a function of plain pointers and
-    numbers.
-    """
-    from llvmlite import ir
-    from numba.core import cgutils, types
-    from numba.core.registry import cpu_target
-
-    u8, u16, i32, i64 = types.uint8, types.uint16, types.int32, types.int64
-    ranks = [(u8, 3), (u8, 4), (u16, 3), (i32, 2)]
-    arrays = [types.Array(kind, rank, "C") for kind, rank in ranks]
-    signature, codegen = simd._block_sums._defn(None, arrays[0], i64, arrays[1], i64, i64, *arrays[2:])
-    context = cpu_target.target_context
-    pointers = [ir.IntType(kind.bitwidth).as_pointer() for kind, _ in ranks]
-    module = context.codegen()._create_empty_module("neon")
-    numbers = [ir.IntType(64)] * 5
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), pointers + numbers), "block_sums")
-    builder = ir.IRBuilder(function.append_basic_block())
-    pairs, n_slots, block, group, slot = function.args[4:]
-    unread = ir.Constant(ir.IntType(64), 0)  # lengths and strides of which nothing depends
-    shapes = [[unread, pairs, unread], [unread] * 4, [unread] * 3, [unread, n_slots]]
-    values = []
-    for kind, data, shape in zip(arrays, function.args, shapes, strict=False):
-        own = context.make_array(kind)(context, builder)
-        lengths = cgutils.pack_array(builder, shape)
-        context.populate_array(own, data=data, shape=lengths, strides=lengths, itemsize=unread, meminfo=None)
-        values.append(own._getvalue())
-    codegen(context, builder, signature, [values[0], block, values[1], group, slot, *values[2:]])
-    builder.ret_void()
-    return str(module)
-
-
-TABLE_LOOKUP = "llvm.aarch64.neon.tbl1.v16i8"
-
-
-def lookup_module():
-    """The NEON instruction as its manual has it, for any processor: picks past the end find 0."""
-    from llvmlite import ir
-
-    i8, i32 = ir.IntType(8), ir.IntType(32)
-    vector, module = ir.VectorType(i8, 16), ir.Module("lookup")
-    function = ir.Function(module, ir.FunctionType(vector, [vector, vector]), "lookup")
-    builder, out = ir.IRBuilder(function.append_basic_block()), ir.Constant(vector, None)
-    for lane in range(16):
-        pick = builder.extract_element(function.args[1], i32(lane))
-        entry = builder.extract_element(function.args[0], builder.and_(pick, i8(15)))
-        entry = builder.select(builder.icmp_unsigned("<", pick, i8(16)), entry, i8(0))
-        out = builder.insert_element(out, entry, i32(lane))
-    builder.ret(out)
-    return str(module)
-
-
-def neon_case():
-    rng = np.random.default_rng(3)
-    codes = rng.integers(0, 256, (4, 12, LANES)).astype(np.uint8)
-    return codes, some_tables("either end", (2, ROWS_AT_ONCE, 24, 16), rng)
-
-
-def neon_sums():
-    """Sums by the NEON variant, run with a stand-in for its one instruction that other processors do not
-    have.
-    """
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    text = neon_module()
-    module = llvm.parse_assembly(text)
-    module.triple = "aarch64-unknown-linux-gnu"
-    module.data_layout = ""
-    module.verify()
-    machine = llvm.Target.from_triple(module.triple).create_target_machine(opt=3)
-    lines = machine.emit_assembly(module).splitlines()
-    assert sum("tbl" in line.split() for line in lines) >= 2 * 2 * ROWS_AT_ONCE * simd.CODES_AT_ONCE // 2
-
-    module = llvm.parse_assembly(text.replace(TABLE_LOOKUP, "lookup"))
-    module.link_in(llvm.parse_assembly(lookup_module()))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
-    engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5)
-    block_sums = kind(engine.get_function_address("block_sums"))
-    codes, tables = neon_case()
-    sums, highest = np.zeros((2, ROWS_AT_ONCE, 4, LANES), np.uint16), np.zeros((2, ROWS_AT_ONCE, 4), np.int32)
-    for group in range(2):
-        for block in range(4):
-            data = (array.ctypes.data for array in (codes, tables, sums[group], highest[group]))
-            block_sums(*data, codes.shape[1], 4, block, group, block)
-    return np.concatenate([sums, highest[..., None]], axis=3)
-
-
-@pytest.mark.reference
-def test_neon_shuffles_match_reference(tmp_path):
-    code = """
-import llvmlite.binding as llvm, numba
-from numba.core.registry import cpu_target
-cpu_target.target_context  # numba itself has to know where it is
-llvm.get_process_triple, numba.config.CPU_FEATURES = lambda: "aarch64-unknown-linux-gnu", "+fp-armv8,+neon"
-import test_pq_kernels as tests
-assert tests.simd.BYTE_SHUFFLE == "neon"
-np.save(sys.argv[1], tests.neon_sums())
-"""
-    got = in_another_process(code, tmp_path / "sums.npy")
-    expected = expected_sums(*neon_case())
-    np.testing.assert_array_equal(got[..., :LANES], expected)
-    np.testing.assert_array_equal(got[..., LANES], expected.max(axis=3))
 
 
 # -- codes and tables

@@ -13,14 +13,7 @@ pytestmark = pytest.mark.small
 
 
 def new_states(groups, n, k, target=None):
-    return topk.RowState(
-        heap_scores=np.full((groups, n, k), -np.inf, np.float32),
-        heap_labels=np.full((groups, n, k), topk.NO_LABEL, np.int32),
-        peak=np.full((groups, n), -np.inf, np.float32),
-        mass=np.zeros((groups, n), np.float64),
-        target=np.full(n, -1, np.int32) if target is None else np.asarray(target, np.int32),
-        target_score=np.full(n, np.nan, np.float32),
-    )
+    return topk.empty_states(groups, n, k, np.asarray([-1] * n if target is None else target, np.int32))
 
 
 def scan(

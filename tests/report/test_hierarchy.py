@@ -139,7 +139,7 @@ def test_nodes_are_named_by_the_words_that_set_them_apart():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("solver", ["negative_sampling", "softmax"])
+@pytest.mark.parametrize("solver", ["negative_sampling", "minibatch_softmax"])
 def test_tree_of_a_merged_model_is_over_its_classes(solver):
     X, y = around_means(300, 20, 5)
     clf = ExtremeClassifier.with_solver(solver, n_epochs=1, random_state=0).fit(X, y)

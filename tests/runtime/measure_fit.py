@@ -85,7 +85,7 @@ def make(kind: str, size: float) -> Problem:
     if kind == "rows":
         return Problem(*dense(3 * n, 20, 64), ExtremeClassifier("negative_sampling", **options))
     if kind == "shared":
-        return Problem(*dense(n, n // 5), ExtremeClassifier("shared_softmax", **options))
+        return Problem(*dense(n, n // 5), ExtremeClassifier("minibatch_softmax", **options))
     return Problem(*dense(n, 2000), ExtremeClassifier(**options))
 
 

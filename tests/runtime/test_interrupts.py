@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
-import time
 
 import pytest
 
 from extremax.runtime.interrupts import Interrupts
-from extremax.runtime.threads import run_together
 
 
 def press() -> None:
@@ -149,41 +146,3 @@ def test_inner_blocks_of_other_interrupts() -> None:
 
 
 # -- threads that wait for each other
-
-
-def test_ctrl_c_waits_for_threads_that_wait_for_each_other() -> None:
-    # The first call compiles, for seconds; whoever is interrupted there must not leave the others at the
-    # barrier for ever.
-    barrier, passed = threading.Barrier(3), []
-
-    def task(part: int) -> None:
-        if part == 0:
-            press()  # Python hands it to the main thread, wherever that is
-            time.sleep(0.2)
-        barrier.wait(timeout=20.0)  # breaks, and raises, if somebody does not come
-        time.sleep(0.1)
-        passed.append(part)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_together(task, 3)
-    assert sorted(passed) == [0, 1, 2]  # all have ended: none writes to the arrays any more
-
-
-def test_threads_that_cannot_all_start_do_not_start_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, before = itertools.count(), threading.active_count()
-    done: list[int] = []
-    start = threading.Thread.start
-
-    def start_two(thread: threading.Thread) -> None:
-        if next(starts) == 2:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_two)
-    with pytest.raises(RuntimeError, match="can't start"):
-        run_together(done.append, 3)
-    deadline = time.monotonic() + 20.0
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
-    assert done == []

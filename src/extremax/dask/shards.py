@@ -27,11 +27,11 @@ from extremax.kernels.pair_training import (
     NoiseContrastivePairs,
     RawNegativeSamplingPairs,
 )
-from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, train_csr, train_dense
+from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.solvers.config import FitConfig
-from extremax.solvers.negative_sampling import PriorSchedule, RowTrainer, train_together
+from extremax.solvers.negative_sampling import PriorSchedule, RowTrainer, train_batches
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import epoch_seed, shuffled_windows
 from extremax.tree.noise import Noise, sample_at
@@ -396,8 +396,7 @@ def _train(
     """Train on the minibatches of some rows of a window; return the sum of the losses of their pairs."""
     edges = np.append(np.arange(rows[0], rows[1], plan.config.solver.batch_size), rows[1]) * plan.width
     ends = np.searchsorted(found.slots, edges).astype(np.int64)
-    kernel: Any = train_csr if isinstance(found.X, tuple) else train_dense
-    train_together(kernel, found.X, found.pairs, ends, tables.arrays, step, threads)
+    train_batches(found.X, found.pairs, ends, tables.arrays, step, threads)
     return float(found.pairs.losses[ends[0] : ends[-1]].sum())
 
 

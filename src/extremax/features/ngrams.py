@@ -754,12 +754,12 @@ class _Names(NamedTuple):
         wanted = columns[: int(np.searchsorted(least, max_bytes, side="right"))]
         coded = [b""] * len(wanted)
         number, text = -1, ""
-        for i in np.argsort(first[wanted, 0], kind="stable").tolist():  # each text once
-            if first[wanted[i], 0] != number:
-                number = int(first[wanted[i], 0])
+        order = np.argsort(first[wanted, 0], kind="stable")  # each text once
+        for i, place in zip(order.tolist(), first[wanted[order]].tolist(), strict=True):
+            if place[0] != number:
+                number = place[0]
                 text = texts[number].lower()
-            _, start, length = first[wanted[i]].tolist()
-            coded[i] = cut_out(text, start, length).encode(errors="replace")
+            coded[i] = cut_out(text, place[1], place[2]).encode(errors="replace")
         sizes = np.array([len(name) for name in coded], dtype=np.int64)
         kept = np.flatnonzero((sizes <= _LONGEST_NAME) & (np.cumsum(sizes + 1) <= max_bytes))
         kept = kept[np.argsort(wanted[kept], kind="stable")]

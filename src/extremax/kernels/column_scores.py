@@ -10,18 +10,13 @@ neither the other rows nor the number of threads enter the arithmetic.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from extremax.kernels.compile import JIT_DISABLED, helper, inline, njit
-from extremax.kernels.simd import CACHE_LINE, prefetch_item
-from extremax.kernels.topk import NO_LABEL, STRIP, RowState, finish_rows, scan_scores, temper_rows
-
-TILE = 32  # classes whose scores stay in registers
+from extremax.kernels.compile import njit
+from extremax.kernels.simd import sum_columns
+from extremax.kernels.topk import finish_rows, scan_scores, temper_rows
 
 
 class ColumnTable(NamedTuple):
@@ -54,18 +49,6 @@ class RowParts(NamedTuple):
     values: np.ndarray  # float32
 
 
-@inline
-def _reading_scale(rows, start, stop, table):
-    """Return the factor of what the projection reads of a row."""
-    if not table.unit_rows:
-        return np.float32(1.0)
-    total = 0.0
-    for p in range(start, stop):
-        if table.line[rows.indices[p]] >= 0:
-            total += np.float64(rows.data[p]) * rows.data[p]
-    return np.float32(1.0 / math.sqrt(max(total, 1e-18)))
-
-
 @njit
 def list_parts(rows, table, offsets, parts):
     """Fill the parts of each row: the sum of its words, its projection, its own columns, its postings.
@@ -77,25 +60,28 @@ def list_parts(rows, table, offsets, parts):
     parts.starts[0] = parts.firsts[0] = 0
     for i in range(rows.indptr.size - 1):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        mass, reads = np.float32(0.0), False
+        mass, reads, square = np.float32(0.0), False, 0.0
         for p in range(start, stop):
-            f = rows.indices[p]
+            f, x = rows.indices[p], rows.data[p]
             if f < table.n_words:
-                mass += rows.data[p]
-            reads = reads or table.line[f] >= 0
+                mass += x
+            if table.line[f] >= 0:
+                reads = True
+                square += np.float64(x) * x
         parts.columns[at], parts.factors[at] = 0, mass
         at += 1
         if reads:
-            scale = _reading_scale(rows, start, stop, table)
+            scale = np.float32(1.0)
+            if table.unit_rows:
+                scale = np.float32(1.0 / math.sqrt(square if square > 1e-18 else 1e-18))
             for j in range(n_projected):
                 parts.columns[at + j], parts.factors[at + j] = 1 + j, np.float32(0.0)
-            z = parts.factors[at : at + n_projected]
             for p in range(start, stop):
                 line = table.line[rows.indices[p]]
                 if line >= 0:
-                    x, weights = rows.data[p] * scale, table.projection[line]
-                    for j in range(z.size):
-                        z[j] += x * weights[j]
+                    x = rows.data[p] * scale
+                    for j in range(n_projected):
+                        parts.factors[at + j] += x * table.projection[line, j]
             at += n_projected
         for p in range(start, stop):
             f, x = rows.indices[p], rows.data[p]
@@ -108,110 +94,17 @@ def list_parts(rows, table, offsets, parts):
         parts.starts[i + 1], parts.firsts[i + 1] = at, rest
 
 
-if JIT_DISABLED or numba.config.BOUNDSCHECK:  # as loops, every access of which is checked
-
-    @inline
-    def _sum_columns(tiles, t, columns, factors, start, stop, out, row):
-        """Fill tile t of a row of `out` with the sum of some columns, each times its factor."""
-        line = out[row, t * TILE : (t + 1) * TILE]
-        for j in range(TILE):
-            line[j] = np.float32(0.0)
-        for q in range(start, stop):
-            weights, x = tiles[t, columns[q]], factors[q]
-            for j in range(TILE):
-                line[j] += x * weights[j]
-
-else:
-
-    @intrinsic
-    def _sum_columns(
-        typingctx: Any,
-        tiles: Any,
-        t: Any,
-        columns: Any,
-        factors: Any,
-        start: Any,
-        stop: Any,
-        out: Any,
-        row: Any,
-    ) -> Any:
-        """Fill tile t of a row of `out` with the sum of some columns, each times its factor.
-
-        Written with vectors of LLVM, of any length for any processor: the sums of a loop over a small array
-        would go to memory and back with every column.
-        """
-        from llvmlite import ir
-        from numba.core import cgutils
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            i32, i64 = ir.IntType(32), ir.IntType(64)
-            lanes, flags = ir.VectorType(ir.FloatType(), TILE), ("contract",)
-            nothing = ir.Constant(lanes, ir.Undefined)
-            first_lane = ir.Constant(ir.VectorType(i32, TILE), None)
-
-            def array(i: int) -> Any:
-                return context.make_array(signature.args[i])(context, builder, args[i])
-
-            def vector_at(pointer: Any, place: Any) -> Any:
-                return builder.bitcast(builder.gep(pointer, [place]), lanes.as_pointer())
-
-            table, numbers, values, scores = array(0), array(2), array(3), array(6)
-            n_columns = cgutils.unpack_tuple(builder, table.shape, 3)[1]
-            tile = builder.gep(table.data, [builder.mul(builder.mul(args[1], n_columns), i64(TILE))])
-            total = cgutils.alloca_once_value(builder, ir.Constant(lanes, None))
-            builder.store(ir.Constant(lanes, None), total)  # the allocation is made, and set, only once
-            with cgutils.for_range_slice(builder, args[4], args[5], i64(1), i64) as (q, _):
-                column = builder.zext(builder.load(builder.gep(numbers.data, [q])), i64)
-                x = builder.load(builder.gep(values.data, [q]))
-                x = builder.insert_element(nothing, x, ir.Constant(i32, 0))
-                x = builder.shuffle_vector(x, nothing, first_lane)
-                weights = builder.load(vector_at(tile, builder.mul(column, i64(TILE))))
-                weights.align = 4
-                product = builder.fmul(x, weights, flags=flags)
-                builder.store(builder.fadd(builder.load(total), product, flags=flags), total)
-            width = cgutils.unpack_tuple(builder, scores.shape, 2)[1]
-            place = builder.add(builder.mul(args[7], width), builder.mul(args[1], i64(TILE)))
-            builder.store(builder.load(total), vector_at(scores.data, place)).align = 4
-            return context.get_dummy_value()
-
-        whole = types.int64
-        return types.void(tiles, whole, columns, factors, whole, whole, out, whole), codegen
-
-
 @njit
 def sum_tiles(table, parts, first, last, out):
     """Fill tiles `first` to before `last` of all rows of `out` (n, n_tiles * TILE) float32, in C order."""
     starts = parts.starts
     for t in range(first, last):
         for i in range(out.shape[0]):
-            _sum_columns(table.tiles, t, parts.columns, parts.factors, starts[i], starts[i + 1], out, i)
-
-
-@helper
-def add_listed(postings, parts, i, scores):
-    """Add the postings of row i to its scores; those two places ahead are requested from memory."""
-    for p in range(parts.firsts[i], parts.firsts[i + 1]):
-        ahead = parts.low[min(p + 2, parts.low.size - 1)]
-        for line in range(4):  # what follows, the processor requests by itself
-            prefetch_item(postings.classes, ahead + line * CACHE_LINE)
-            prefetch_item(postings.values, ahead + line * CACHE_LINE)
-        low, high, x = parts.low[p], parts.high[p], parts.values[p]
-        classes, weights = postings.classes[low:high], postings.values[low:high]
-        for q in range(classes.size):
-            scores[np.uint32(classes[q])] += x * weights[q]  # unsigned: no look for indices from the end
+            sum_columns(table.tiles, t, parts.columns, parts.factors, starts[i], starts[i + 1], out, i)
 
 
 @njit
-def place_columns(offsets, classes, values, features, first, tiles):
-    """Copy the weights of some features to the columns from `first` on; all others are zero already."""
-    for j in range(features.size):
-        f = features[j]
-        for q in range(offsets[f], offsets[f + 1]):
-            tiles[classes[q] // TILE, first + j, classes[q] % TILE] = values[q]
-
-
-@njit
-def find_best(postings, parts, first, biases, tempering, targets, scores, labels, result):
+def find_best(postings, parts, first, biases, tempering, scores, states, strip, labels, result):
     """Add what postings hold to the scores of some rows, and find the best classes: all steps in one call.
 
     Parameters
@@ -224,28 +117,25 @@ def find_best(postings, parts, first, biases, tempering, targets, scores, labels
         ``b``.
     tempering : (float, float, float)
         See `extremax.kernels.topk.row_inverse_temperature`.
-    targets : (n,) int32
-        A class of each row, or -1.
     scores : (n, n_classes or more) float32
         Scores without biases; changed.
+    states : RowState
+        With a leading axis of one group, nothing merged into it yet.
+    strip : (STRIP,) float32
+        Scratch.
     labels : (n, k) int32
         Filled.
     result : tuple of arrays
         Filled: log-probabilities (n, k) of the labels and (n,) of the targets, inverse temperatures (n,).
     """
-    log_prob, target_log_prob, inverse_temperature = result
-    n, k = labels.shape
-    for i in range(n):
-        add_listed(postings, parts, first + i, scores[i])
-    heap_scores = np.full((1, n, k), np.float32(-np.inf), np.float32)
-    heap_labels = np.full((1, n, k), NO_LABEL, np.int32)
-    peak = np.full((1, n), np.float32(-np.inf), np.float32)
-    mass = np.zeros((1, n), np.float64)
-    target_score = np.full(n, np.float32(np.nan), np.float32)
-    state = RowState(heap_scores[0], heap_labels[0], peak[0], mass[0], targets, target_score)
-    strip = np.empty(STRIP, np.float32)
-    scan_scores(scores, biases, np.float32(tempering[0]), state, strip)
+    for i in range(labels.shape[0]):
+        line = scores[i]
+        for p in range(parts.firsts[first + i], parts.firsts[first + i + 1]):
+            x = parts.values[p]
+            for q in range(parts.low[p], parts.high[p]):
+                # unsigned: no look for indices from the end
+                line[np.uint32(postings.classes[q])] += x * postings.values[q]
+    scan_scores(scores, biases, np.float32(tempering[0]), states, strip)
     if tempering[1] != 0.0:
-        temper_rows(scores, biases, tempering, state, inverse_temperature)
-    groups = RowState(heap_scores, heap_labels, peak, mass, targets, target_score)
-    finish_rows(groups, inverse_temperature, labels, log_prob, target_log_prob)
+        temper_rows(scores, biases, tempering, states, result[2])
+    finish_rows(states, result[2], labels, result[0], result[1])

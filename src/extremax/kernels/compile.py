@@ -59,7 +59,7 @@ class MendingCache(FunctionCache):  # type: ignore[misc]
 
 def njit(func: F) -> F:
     """Compile a kernel that Python calls; cached on disk where a cache folder can be written."""
-    compiled = numba.njit(nogil=True, **_OPTIONS)(func)
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **_OPTIONS)(func)
     if not JIT_DISABLED:
         # RuntimeError: numba found no place for the cache, in a read-only install without a home folder
         with suppress(RuntimeError):
@@ -117,7 +117,7 @@ def by_class(table: Mapping[type, Callable[..., Any]]) -> Callable[..., Any]:
 
     if not JIT_DISABLED:
 
-        @overload(call)
+        @overload(call, jit_options={"forceinline": True})
         def choose(first: Any, *others: Any) -> Any:
             chosen = _entry(table, first.instance_class)
 

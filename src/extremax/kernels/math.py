@@ -10,42 +10,20 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from extremax.kernels.compile import JIT_DISABLED, inline
+from extremax.kernels.compile import inline
 
-if JIT_DISABLED:
 
-    def float_bits(x: Any) -> Any:
-        """Return the 32 bits of a float32 as an int32."""
-        return np.float32(x).view(np.int32)
+@inline
+def float_bits(x: Any) -> Any:
+    """Return the 32 bits of a float32 as an int32."""
+    return np.float32(x).view(np.int32)
 
-    def bits_float(i: Any) -> Any:
-        """Return the float32 whose bits are the given int32."""
-        return np.int32(i).view(np.float32)
 
-else:
-
-    @intrinsic
-    def float_bits(typingctx: Any, x: Any) -> Any:
-        """Return the 32 bits of a float32 as an int32."""
-        from llvmlite import ir
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], ir.IntType(32))
-
-        return types.int32(types.float32), codegen
-
-    @intrinsic
-    def bits_float(typingctx: Any, i: Any) -> Any:
-        """Return the float32 whose bits are the given int32."""
-        from llvmlite import ir
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], ir.FloatType())
-
-        return types.float32(types.int32), codegen
+@inline
+def bits_float(i: Any) -> Any:
+    """Return the float32 whose bits are the given int32."""
+    return np.int32(i).view(np.float32)
 
 
 _LOG2E = np.float32(1.44269504088896341)

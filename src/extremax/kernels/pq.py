@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.kernels.compile import inline, njit
-from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, prefetch_row, table_sums, trailing_zeros
+from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
 from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
 
 N_CENTROIDS = 16
@@ -48,6 +48,15 @@ class Tables(NamedTuple):
     entries: NDArray[np.uint8]  # (groups, 4, subvectors, 16)
     steps: NDArray[np.float32]  # (groups, 4); u' . z is a sum of entries times step plus offset
     offsets: NDArray[np.float32]
+
+
+@inline
+def trailing_zeros(mask):
+    """Return the position of the lowest bit that is set; one must be."""
+    place = 0
+    while (mask >> np.uint32(place)) & _LOWEST == _NONE:
+        place += 1
+    return place
 
 
 @njit
@@ -369,15 +378,11 @@ def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
     start = 0
     for c in range(ends.shape[0]):
         stop = ends[c]
-        if c + 1 < ends.shape[0] and ends[c + 1] > stop:
-            prefetch_row(weights, order[c + 1])
         if stop == start:
             continue
         label = order[c]
         w, bias = weights[label], biases[label]
         for p in range(start, stop, 4):
-            for ahead in range(p + 4, min(p + 8, stop)):
-                prefetch_row(X, listed[ahead] // most)
             last = stop - 1
             p1, p2, p3 = min(p + 1, last), min(p + 2, last), min(p + 3, last)
             i0, i1, i2, i3 = listed[p] // most, listed[p1] // most, listed[p2] // most, listed[p3] // most

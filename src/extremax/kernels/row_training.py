@@ -1,11 +1,8 @@
-"""Train on a stretch of minibatches, on several threads that share the tasks of each phase.
+"""Train on a stretch of minibatches.
 
 A minibatch has two phases: scores and coefficients of the rows, from frozen weights; then updates of the
-classes.  A phase is cut into ``n_parts`` tasks, which threads claim (`extremax.kernels.phases`): on a quiet
-machine each thread runs its own, on a busy one a running thread does the work of one that is not running.
-Each class is updated in the order of the rows, by whichever thread.  A change of phase costs about a
-microsecond, so that minibatches can be small enough for the rows that were scored to be still in the cache
-when they are updated.
+classes.  A phase is cut into ``n_parts`` parts, which threads may share.  Each class is updated in the order
+of the rows, by whichever thread.
 
 The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimizer when a kernel is
 compiled: a kernel contains one of each.
@@ -18,17 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.kernels.compile import by_class, helper, njit_extensible
-from extremax.kernels.phases import claim_task, finish_task
+from extremax.kernels.compile import by_class, njit_extensible
 from extremax.kernels.row_losses import coefficients_of
-from extremax.kernels.row_updates import (
-    adagrad_csr,
-    adagrad_dense,
-    along_row_csr,
-    along_row_dense,
-    score_csr,
-    score_dense,
-)
+from extremax.kernels.row_updates import score_pairs, update_along_row, update_per_weight
 
 
 class Pairs(NamedTuple):
@@ -66,76 +55,34 @@ class Step(NamedTuple):
     sizes: Any  # `PerWeight` or `AlongRow`
 
 
-@helper
-def _per_weight_dense(sizes, X, rows, labels, coefficients, model, part, n_parts):
-    adagrad_dense(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
-
-
-@helper
-def _along_row_dense(sizes, X, rows, labels, coefficients, model, part, n_parts):
-    along_row_dense(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
-
-
-@helper
-def _per_weight_csr(sizes, X, rows, labels, coefficients, model, part, n_parts):
-    adagrad_csr(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
-
-
-@helper
-def _along_row_csr(sizes, X, rows, labels, coefficients, model, part, n_parts):
-    along_row_csr(X, rows, labels, coefficients, model, sizes.scale, sizes.learning_rate, part, n_parts)
-
-
-_update_dense = by_class({PerWeight: _per_weight_dense, AlongRow: _along_row_dense})
-_update_csr = by_class({PerWeight: _per_weight_csr, AlongRow: _along_row_csr})
+_update = by_class({PerWeight: update_per_weight, AlongRow: update_along_row})
 
 
 @njit_extensible
-def train_dense(X, pairs, ends, model, step, schedule, part, n_parts):
-    """Train on minibatches of `pairs`, in order, with the other threads of `schedule`; X is an array.
+def score_part(X, pairs, model, step, start, stop):
+    """Compute scores and coefficients of the rows [start, stop), from frozen weights."""
+    weights, biases, scale = model.weights, model.biases, step.sizes.scale
+    score_pairs(X, pairs.rows, pairs.labels, weights, biases, scale, pairs.scores, start, stop)
+    coefficients_of(step.objective, pairs, start, stop)
+
+
+@njit_extensible
+def update_part(X, pairs, model, step, start, stop, part, n_parts):
+    """Update the classes of a part by the rows [start, stop), in their order."""
+    rows, labels, coefficients = pairs.rows, pairs.labels, pairs.coefficients
+    _update(step.sizes, X, rows, labels, coefficients, model, start, stop, part, n_parts)
+
+
+@njit_extensible
+def train(X, pairs, ends, model, step):
+    """Train on minibatches of `pairs`, in order, all on one thread.
 
     ``ends`` (n_batches + 1,) int64 is where each minibatch begins, and the end of the last.
     """
-    n_phases = 2 * (ends.shape[0] - 1)
-    task = claim_task(schedule, part, n_parts, n_phases)
-    while task >= 0:
-        phase, number = task // n_parts, task % n_parts
-        start, stop = ends[phase // 2], ends[phase // 2 + 1]
-        if phase % 2 == 0:
-            first = start + number * (stop - start) // n_parts
-            last = start + (number + 1) * (stop - start) // n_parts
-            scale = step.sizes.scale
-            score_dense(
-                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
-            )
-            coefficients_of(step.objective, pairs, first, last)
-        else:
-            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
-            coefficients = pairs.coefficients[start:stop]
-            _update_dense(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
-        finish_task(schedule, n_parts)
-        task = claim_task(schedule, part, n_parts, n_phases)
-
-
-@njit_extensible
-def train_csr(X, pairs, ends, model, step, schedule, part, n_parts):
-    """Do the same for X as `CSRRows`."""
-    n_phases = 2 * (ends.shape[0] - 1)
-    task = claim_task(schedule, part, n_parts, n_phases)
-    while task >= 0:
-        phase, number = task // n_parts, task % n_parts
-        start, stop = ends[phase // 2], ends[phase // 2 + 1]
-        if phase % 2 == 0:
-            first = start + number * (stop - start) // n_parts
-            last = start + (number + 1) * (stop - start) // n_parts
-            scale = step.sizes.scale
-            score_csr(
-                X, pairs.rows, pairs.labels, model.weights, model.biases, scale, pairs.scores, first, last
-            )
-            coefficients_of(step.objective, pairs, first, last)
-        else:
-            rows, labels = pairs.rows[start:stop], pairs.labels[start:stop]
-            coefficients = pairs.coefficients[start:stop]
-            _update_csr(step.sizes, X, rows, labels, coefficients, model, number, n_parts)
-        finish_task(schedule, n_parts)
-        task = claim_task(schedule, part, n_parts, n_phases)
+    weights, biases, scale = model.weights, model.biases, step.sizes.scale
+    rows, labels, coefficients = pairs.rows, pairs.labels, pairs.coefficients
+    for batch in range(ends.size - 1):
+        start, stop = ends[batch], ends[batch + 1]
+        score_pairs(X, rows, labels, weights, biases, scale, pairs.scores, start, stop)
+        coefficients_of(step.objective, pairs, start, stop)
+        _update(step.sizes, X, rows, labels, coefficients, model, start, stop, 0, 1)

@@ -62,10 +62,9 @@ def score_rows(rows, first, last, postings, length_biases, out):
         for p in range(start, stop):
             f = rows.indices[p]
             x = rows.data[p]
-            low, high = postings.offsets[f], postings.offsets[f + 1]
-            classes, values = postings.classes[low:high], postings.values[low:high]
-            for q in range(classes.size):
-                line[np.uint32(classes[q])] += x * values[q]  # unsigned: no look for indices from the end
+            for q in range(postings.offsets[f], postings.offsets[f + 1]):
+                # unsigned: no look for indices from the end
+                line[np.uint32(postings.classes[q])] += x * postings.values[q]
 
 
 @helper
@@ -239,14 +238,15 @@ def select_top(scores, k, labels, values):
         block = scores[start : start + 256]
         highest = LOWEST
         for j in range(block.size):
-            highest = max(highest, ordered(block[j]))
+            rank = ordered(block[j])
+            highest = rank if rank > highest else highest
         if not unordered(highest) > lowest:
             continue
         for j in range(block.size):
             value = block[j]
             if value > lowest:
                 at = n if n < k else k - 1
-                n = min(n + 1, k)
+                n = n + 1 if n < k else k
                 while at > 0 and values[at - 1] < value:
                     values[at] = values[at - 1]
                     labels[at] = labels[at - 1]

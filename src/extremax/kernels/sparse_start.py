@@ -410,7 +410,7 @@ def keep_row(scores, i, proposals):
         part = np.float32(0.0)
         for j in range(block.size):
             gap = block[j] - peak
-            part += exp_nonpositive(gap if gap > _LEAST else _LEAST)
+            part += exp_nonpositive(_LEAST if gap < _LEAST else gap)
         total += part
     proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
 

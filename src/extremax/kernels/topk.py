@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import inline, njit
+from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.math import bits_float, float_bits
 
 _SIGN_MASK = np.int32(0x7FFFFFFF)
@@ -55,6 +55,18 @@ class RowState(NamedTuple):
     target_score: np.ndarray  # (n,) float32
 
 
+def empty_states(n_groups: int, n_rows: int, k: int, target: np.ndarray) -> RowState:
+    """Return states with a leading axis of groups of classes, nothing merged into them yet."""
+    return RowState(
+        heap_scores=np.full((n_groups, n_rows, k), -np.inf, np.float32),
+        heap_labels=np.full((n_groups, n_rows, k), NO_LABEL, np.int32),
+        peak=np.full((n_groups, n_rows), -np.inf, np.float32),
+        mass=np.zeros((n_groups, n_rows), np.float64),
+        target=target,
+        target_score=np.full(n_rows, np.nan, np.float32),  # written by the group that holds the class
+    )
+
+
 class Columns(NamedTuple):
     """Classes of the columns of a tile; `start` is the number of the first of all columns."""
 
@@ -88,7 +100,7 @@ def exp_nonpositive(x):
 
     It has three terms fewer than `exp32`, enough for a sum of exponentials and for log(1 + exp).
     """
-    x = max(x, _EXP_MIN)
+    x = _EXP_MIN if x < _EXP_MIN else x
     n = np.int32(x * _LOG2E - _HALF)  # towards zero: the nearest whole number
     r = x - np.float32(n) * _LN2
     s = r * r
@@ -115,7 +127,7 @@ def unordered(i):
     return bits_float(np.int32(i ^ np.int32(np.int32(i >> _S31) & _SIGN_MASK)))
 
 
-@njit
+@helper
 def _replace_worst(scores, labels, k, score, label):
     """Replace the worst item of a heap, at its root: lowest score, among equals largest label."""
     i = 0
@@ -138,7 +150,7 @@ def _replace_worst(scores, labels, k, score, label):
     labels[i] = label
 
 
-@njit
+@helper
 def _sort_heap(scores, labels, k):
     """Sort a heap in place, best first."""
     for size in range(k - 1, 0, -1):
@@ -183,7 +195,8 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
                 strip[j] = debias(products[j] * scale + biases[j], noise[j])
             highest = LOWEST
             for j in range(products.size):
-                highest = max(highest, ordered(strip[j]))
+                rank = ordered(strip[j])
+                highest = rank if rank > highest else highest
             best = unordered(highest)
             if best >= threshold:
                 labels = columns.labels[start : start + STRIP]
@@ -211,21 +224,23 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
 def scan_scores(scores, biases, inverse_temperature, state, strip):
     """Merge scores of all classes, in their order, into the state of their rows; see `scan_tile`.
 
-    `scores` (n, n_classes or more) are products without biases; nothing else is added.
+    `scores` (n, n_classes or more) are products without biases; nothing else is added.  The arrays of the
+    state have a leading axis of one group.
     """
-    k, n_classes = state.heap_scores.shape[1], biases.size
+    k, n_classes = state.heap_scores.shape[2], biases.size
     for i in range(scores.shape[0]):
-        heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
+        heap_scores, heap_labels = state.heap_scores[0, i], state.heap_labels[0, i]
         threshold = heap_scores[0]
-        peak, mass = state.peak[i], state.mass[i]
+        peak, mass = state.peak[0, i], state.mass[0, i]
         for start in range(0, n_classes, STRIP):
-            stop = min(start + STRIP, n_classes)
+            stop = start + STRIP if start + STRIP < n_classes else n_classes
             products, bias = scores[i, start:stop], biases[start:stop]
             highest = LOWEST
             for j in range(products.size):
                 value = products[j] + bias[j]
                 strip[j] = value
-                highest = max(highest, ordered(value))
+                rank = ordered(value)
+                highest = rank if rank > highest else highest
             best = unordered(highest)
             if best >= threshold:
                 for j in range(products.size):
@@ -242,7 +257,7 @@ def scan_scores(scores, biases, inverse_temperature, state, strip):
                 for j in range(products.size):
                     total += exp_nonpositive(strip[j] * inverse_temperature - peak)
                 mass += total
-        state.peak[i], state.mass[i] = peak, mass
+        state.peak[0, i], state.mass[0, i] = peak, mass
         place = state.target[i]
         if 0 <= place < n_classes:
             state.target_score[i] = scores[i, place] + biases[place]
@@ -269,25 +284,26 @@ def temper_rows(scores, biases, tempering, state, inverse_temperature):
     tempering : (float, float, float)
         See `row_inverse_temperature`.
     state : RowState
-        ``peak`` and ``mass`` are replaced.
+        With a leading axis of one group; ``peak`` and ``mass`` are replaced.
     inverse_temperature : (n,) float32
         Filled.
     """
     n_classes = biases.size
     for i in range(scores.shape[0]):
-        inverse = row_inverse_temperature(tempering, -math.log(state.mass[i]))
+        inverse = row_inverse_temperature(tempering, -math.log(state.mass[0, i]))
         best = _MINUS_INF
-        for j in range(state.heap_scores.shape[1]):
-            best = max(best, state.heap_scores[i, j])
+        for j in range(state.heap_scores.shape[2]):
+            if state.heap_scores[0, i, j] > best:
+                best = state.heap_scores[0, i, j]
         peak, mass = best * inverse, 0.0
         for start in range(0, n_classes, STRIP):
-            stop = min(start + STRIP, n_classes)
+            stop = start + STRIP if start + STRIP < n_classes else n_classes
             products, bias = scores[i, start:stop], biases[start:stop]
             total = _ZERO
             for j in range(products.size):
                 total += exp_nonpositive((products[j] + bias[j]) * inverse - peak)
             mass += total
-        state.peak[i], state.mass[i] = peak, mass
+        state.peak[0, i], state.mass[0, i] = peak, mass
         inverse_temperature[i] = inverse
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.math import bits_float, exp32, float_bits, log1p32
 from extremax.kernels.rng import draw_key, mix64, position_of
-from extremax.kernels.simd import dot_rows, prefetch
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 64  # rows that walk together
@@ -55,6 +54,15 @@ def _log32(x):
     return np.float32((bits >> 23) - 127) * _LN2 + log1p32(
         bits_float(np.int32((bits & _MANTISSA) | _ONE_BITS)) - _ONE
     )
+
+
+@inline
+def dot_rows(left, i, right, j):
+    """Return the inner product of row i of `left` and row j of `right`."""
+    total = _ZERO
+    for c in range(left.shape[1]):
+        total += left[i, c] * right[j, c]
+    return total
 
 
 @njit
@@ -108,10 +116,6 @@ def sample_paths(tree, Z, positions, n_draws, seed, start, stop, labels, log_pro
                 against[j] += max(a - (right + right) * a, _ZERO)
                 product[j] *= _ONE + soft[j]
                 nodes[j] = (nodes[j] << _ONE_INT) + _ONE_INT + np.int32(right)
-            if 2 * width <= n_inner:
-                for j in range(_BLOCK):
-                    prefetch(table, nodes[j], 0)
-                    prefetch(biases, nodes[j], 0)
             level += 1
             width *= 2
         for j in range(_BLOCK):
@@ -151,10 +155,6 @@ def path_log_prob(tree, Z, labels, n_labels, levels, start, stop, log_prob):
             product[j] = _ONE
         for level in range(first_level, last_level):
             shift = depth - level
-            if level + 1 < last_level:
-                for j in range(_BLOCK):
-                    prefetch(table, (leaves[j] >> (shift - 1)) - 1, 0)
-                    prefetch(biases, (leaves[j] >> (shift - 1)) - 1, 0)
             for j in range(_BLOCK):
                 node = (leaves[j] >> shift) - 1
                 sign = np.float32(1 - 2 * ((leaves[j] >> (shift - 1)) & 1))

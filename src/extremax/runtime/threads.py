@@ -117,56 +117,6 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:  #
             del error  # it refers to this frame, and so to the caller's arrays
 
 
-def run_together(task: Callable[[int], object], n_threads: int) -> None:
-    """Call ``task(i)`` for every i in ``range(n_threads)``, all at the same time, each on a thread of its
-    own.
-
-    For tasks that wait for one another: threads of the shared pool may be busy elsewhere, and two groups that
-    each hold a part of the pool would wait for ever. For the same reason the caller takes no part, unless it
-    is alone: Ctrl-C would take it away from those who wait for it. Returns, or raises the first exception,
-    only when all tasks have ended."""
-    if n_threads == 1:
-        task(0)
-        return
-    errors: list[BaseException] = []
-    ended = [threading.Event() for _ in range(n_threads)]
-    complete = False
-    gate = threading.Lock()
-
-    def work(i: int) -> None:
-        with gate:
-            pass
-        try:
-            if complete:
-                task(i)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            ended[i].set()
-
-    gate.acquire()  # no task begins before all threads exist; where that fails, none begins
-    try:
-        for i in range(n_threads):
-            threading.Thread(target=work, args=(i,), name=f"extremax-{i}", daemon=True).start()
-        complete = True
-    finally:
-        gate.release()
-    waiting = True
-    while waiting:  # Ctrl-C or not: the tasks still write to the caller's arrays
-        try:
-            # not Thread.join: interrupted once, it takes a running thread for one that has ended
-            for event in ended:
-                event.wait()
-            waiting = False
-        except KeyboardInterrupt as interrupt:
-            errors.insert(0, interrupt)
-    if errors:
-        try:
-            raise errors[0]
-        finally:
-            errors.clear()  # they refer to this frame, and so to the caller's arrays
-
-
 def split(n_items: int, block: int) -> list[tuple[int, int]]:
     """Cut ``range(n_items)`` into consecutive blocks; the cut depends on `block` alone, never on the
     thread count.

@@ -127,19 +127,19 @@ class DenseWeights:
         """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""
         scores = np.empty(classes.shape, np.float32)
         # Writable: a read-only array is another type to numba, which would compile the kernel again.
-        score: Any = row_updates.score_dense
         rows: Any = X
         if sparse.issparse(X):
             parts = ((rows.data, np.float32), (rows.indices, np.int32), (rows.indptr, np.int64))
-            score = row_updates.score_csr
             rows = row_updates.CSRRows(*(np.require(a, t, ["C", "W"]) for a, t in parts))
         else:
-            rows = np.require(X, np.float32, ["C", "W"])
+            rows = row_updates.ArrayRows(np.require(X, np.float32, ["C", "W"]))
         scale = np.float32(self.feature_scale)
         tasks = split(len(classes), max(1, min(_TASK_ROWS, _TASK_PAIRS // max(classes.shape[1], 1))))
 
         def work(i: int) -> None:
-            score(rows, row_index, classes, self.weights, self.biases, scale, scores, *tasks[i])
+            row_updates.score_pairs(
+                rows, row_index, classes, self.weights, self.biases, scale, scores, *tasks[i]
+            )
 
         run(work, len(tasks), n_threads)
         return scores

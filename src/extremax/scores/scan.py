@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from extremax.kernels import topk, tree_tiles
-from extremax.kernels.column_scores import TILE
+from extremax.kernels.simd import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
@@ -306,7 +306,7 @@ def scan(
     kept = np.empty(n_kept, np.float32) if scorer.tempers_rows else None
     with one_blas_thread() if large else nullcontext():
         for first, last in split(n_rows, tiles.block_rows):
-            states = _new_states(len(shared.groups), last - first, k, columns[first:last])
+            states = topk.empty_states(len(shared.groups), last - first, k, columns[first:last])
             rows = weights.open_block(X, first, last, tiles.order)
             block = tiles.start_block(first, last)
             run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
@@ -369,14 +369,3 @@ def _group_state(states: topk.RowState, group: int) -> topk.RowState:
     """Return the states of the rows for one group of classes."""
     names = ("heap_scores", "heap_labels", "peak", "mass")
     return states._replace(**{name: getattr(states, name)[group] for name in names})
-
-
-def _new_states(n_groups: int, n_rows: int, k: int, target: Int32) -> topk.RowState:
-    return topk.RowState(
-        heap_scores=np.full((n_groups, n_rows, k), -np.inf, np.float32),
-        heap_labels=np.full((n_groups, n_rows, k), topk.NO_LABEL, np.int32),
-        peak=np.full((n_groups, n_rows), -np.inf, np.float32),
-        mass=np.zeros((n_groups, n_rows), np.float64),
-        target=target,
-        target_score=np.full(n_rows, np.nan, np.float32),  # written by the group that holds the class
-    )

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
-from extremax.kernels import column_scores, sparse_scores
+from extremax.kernels import column_scores, sparse_scores, topk
 from extremax.kernels import postings as kernel
-from extremax.kernels.column_scores import TILE, ColumnTable, RowParts
+from extremax.kernels.column_scores import ColumnTable, RowParts
 from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.simd import TILE
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.scratch import aligned_empty
@@ -298,10 +299,12 @@ class ColumnBlock:
 
         The arrays are those of these rows.
         """
-        weights = self.weights
+        weights, strip = self.weights, np.empty(topk.STRIP, np.float32)
+        states = topk.empty_states(1, *labels.shape, targets)
         column_scores.find_best(
-            weights.postings, self.parts, first, weights.biases, tempering, targets, scores, labels, result
-        )
+            weights.postings, self.parts, first, weights.biases, tempering, scores, states, strip, labels,
+            result,
+        )  # fmt: skip
 
 
 @register("weights", "sparse")
@@ -646,7 +649,10 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
         tiles[tile, 0, :width] = weights.length_biases[part]
         if dense is not None:
             tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
-    column_scores.place_columns(*postings, frequent, 1 + n_factors, tiles)
+    for column, f in enumerate(frequent, 1 + n_factors):
+        part = slice(*postings.offsets[f : f + 2])
+        tile, place = np.divmod(postings.classes[part], TILE)
+        tiles[tile, column, place] = postings.values[part]
     place = np.full(weights.n_features, -1, np.int32)
     place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)

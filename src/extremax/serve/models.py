@@ -254,7 +254,7 @@ class ServedModel:
         given = self.matrix([row], kind)
         found = self.clf.explain(given[0] if kind == "texts" else given, min(top_k, self.n_classes))
         plain = found.to_dict()
-        numbers = [int(np.flatnonzero(self.clf.classes_ == label)[0]) for label in plain.pop("labels")]
+        numbers = self.clf.label_ids(plain.pop("labels")).tolist()
         labels = [
             {**self.describe_label(i), "score": prob}
             for i, prob in zip(numbers, plain.pop("probabilities"), strict=True)

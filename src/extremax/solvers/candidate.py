@@ -55,7 +55,7 @@ class PreparedRows:
 class CandidateTrainer(WhitenedTrainer):
     """Objectives that compare each row with its candidates."""
 
-    remedy = "objective='shared_softmax', which whitens a minibatch at a time"
+    remedy = "solver='minibatch_softmax', which whitens a minibatch at a time"
 
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
         config, n_threads = self.config.numbers.candidates, self.context.n_threads

@@ -6,8 +6,8 @@ time."""
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ from extremax.examples import Examples
 from extremax.features.pca import MAX_ROWS, PCA
 from extremax.features.scaling import ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
-from extremax.kernels.phases import abandon, new_schedule
-from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
-from extremax.kernels.row_updates import ModelArrays
-from extremax.runtime.threads import run, run_together, split
+from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, score_part, train, update_part
+from extremax.kernels.row_updates import ArrayRows, CSRRows, ModelArrays
+from extremax.runtime.threads import run, split
 from extremax.solvers.base import (
     Progress,
     TrainerBase,
@@ -42,6 +41,7 @@ from extremax.tuned import ProblemSize
 from extremax.types import Features, Float32, Int64
 
 _GATHER_ROWS = 8192  # rows that a thread copies at a time
+_SHARED_VALUES = 1 << 20  # products of a minibatch from which threads share it
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class RowTrainer(TrainerBase):
                 cut = slice(start, start + stretch)
                 pairs = Pairs(*(table[cut] for table in tables_of_pairs))
                 ends = batch_ends(len(pairs.rows), self.solver.batch_size)
-                train_together(prepared.source.train, window.X, pairs, ends, tables.arrays, step, threads)
+                train_batches(window.X, pairs, ends, tables.arrays, step, threads)
                 total += float(pairs.losses.sum())
                 weight_done += float(pairs.row_weight.sum())
                 pairs_done += len(pairs.rows)
@@ -255,26 +255,22 @@ def batch_ends(n_rows: int, batch_size: int) -> Int64:
     return np.append(np.arange(0, n_rows, batch_size, dtype=np.int64), n_rows)
 
 
-def train_together(
-    train: Callable[..., None],
-    X: Any,
-    pairs: Pairs,
-    ends: Int64,
-    arrays: ModelArrays,
-    step: Step,
-    threads: int,
-) -> None:
-    """Train on minibatches of `pairs`, by several threads that share the work; see `train_dense`."""
-    schedule = new_schedule(threads)
+def train_batches(X: Any, pairs: Pairs, ends: Int64, model: ModelArrays, step: Step, n_threads: int) -> None:
+    """Train on minibatches of rows of X, an array or `CSRRows`; the number of threads changes no bit.
 
-    def work(part: int) -> None:
-        try:
-            train(X, pairs, ends, arrays, step, schedule, part, threads)
-        except BaseException:
-            abandon(schedule)  # the other threads must not wait for what this one has begun
-            raise
-
-    run_together(work, threads)
+    Threads share a minibatch where it is large enough to pay for them.
+    """
+    X = X if isinstance(X, CSRRows) else ArrayRows(X)
+    n_values = (ends[-1] - ends[0]) * pairs.labels.shape[1] * model.weights.shape[1]
+    if n_threads == 1 or n_values < _SHARED_VALUES * (len(ends) - 1):
+        train(X, pairs, ends, model, step)
+        return
+    for start, stop in itertools.pairwise(ends.tolist()):
+        cuts = [start + part * (stop - start) // n_threads for part in range(n_threads + 1)]
+        rest = X, pairs, model, step
+        run(lambda i, rest=rest, cuts=cuts: score_part(*rest, *cuts[i : i + 2]), n_threads, n_threads)  # type: ignore[misc]
+        part = (*rest, start, stop)
+        run(lambda i, part=part: update_part(*part, i, n_threads), n_threads, n_threads)  # type: ignore[misc]
 
 
 @dataclass

@@ -16,7 +16,6 @@ from scipy import sparse
 
 from extremax.examples import Examples
 from extremax.features.scaling import ColumnScaling
-from extremax.kernels.row_training import train_csr, train_dense
 from extremax.kernels.row_updates import CSRRows
 from extremax.tuned import OrderConfig
 from extremax.types import Features, Float32, Int64
@@ -45,8 +44,6 @@ class RowSource(Protocol):
     """Rows of X as the training kernels take them."""
 
     def windows(self, order: Iterator[tuple[Int64, Int64]]) -> Iterator[Window]: ...
-
-    def train(self, *arguments: Any) -> None: ...
 
 
 def epoch_seed(seed: int, epoch: int, window: int) -> int:
@@ -93,8 +90,6 @@ def is_on_disk(X: object) -> bool:
 class DenseRows:
     """Dense rows: as they are when in memory, copied into a buffer when on disk, one window ahead."""
 
-    train = staticmethod(train_dense)
-
     def __init__(self, X: Float32) -> None:
         self.X = X
         self.on_disk = is_on_disk(X)
@@ -133,8 +128,6 @@ class ScaledRows(DenseRows):
 
 class SparseRows:
     """Rows of a CSR matrix, which is in memory as a whole."""
-
-    train = staticmethod(train_csr)
 
     def __init__(self, X: Any) -> None:
         # One index type, one compiled kernel: scipy keeps indptr in int32 for small matrices.

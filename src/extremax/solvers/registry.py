@@ -90,7 +90,7 @@ class Solver(BaseEstimator):
         """Return the solver with nothing left open."""
         return self
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
+    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
         """Return the epochs of a fit, for a solver with nothing left open."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class CandidateSoftmax(ExactSteps):
 
     name = "candidate_softmax"
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
+    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
         return numbers.candidates.n_epochs
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
@@ -168,8 +168,8 @@ class SparseSoftmax(ExactSteps):
     def refuse(self, layout: FeatureLayout) -> None:
         """Take all features, also pairs of sparse and dense features."""
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
-        return sparse_epochs(problem, numbers.sparse)
+    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
+        return sparse_epochs(problem, numbers.sparse, streaming=streaming)
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.sparse.solver import SparseTrainer
@@ -245,7 +245,7 @@ class MinibatchSoftmax(Solver):
             score_penalty=0.0,
         )
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
+    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
         batch, n_batches = numbers.batch, -(-problem.n_pairs // (self.batch_size or 1))
         return int(np.clip(-(-batch.min_steps // n_batches), batch.min_epochs, batch.max_epochs))
 
@@ -352,7 +352,7 @@ class NegativeSampling(Solver):
             score_penalty=rows.score_penalty,
         )
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults) -> int:
+    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
         return numbers.rows.n_epochs
 
     def header(self) -> dict[str, Any]:
@@ -557,6 +557,11 @@ def svms_are_affordable(n_entries: int, n_classes: int, config: SparseConfig, *,
     return n_entries * n_classes <= (config.svm_work_several if several else config.svm_work)
 
 
+def is_small(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> bool:
+    """Whether pairs are so few that a correction has nothing to add to one-vs-rest SVMs."""
+    return n_pairs <= config.few_pairs and svms_are_affordable(n_entries, n_classes, config, several=False)
+
+
 def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> int:
     """Return the hard negatives of a pair: many where all classes would be affordable, too."""
     wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
@@ -566,11 +571,13 @@ def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: Sparse
     return min(wanted, n_classes - 1)
 
 
-def sparse_epochs(problem: ProblemSize, config: SparseConfig) -> int:
+def sparse_epochs(problem: ProblemSize, config: SparseConfig, *, streaming: bool = False) -> int:
     """Return the rounds of the correction: several where every class has a wide support."""
+    entries = problem.n_entries or problem.n_rows * problem.n_features
     if problem.n_classes <= config.few_classes:
         return 1
-    entries = problem.n_entries or problem.n_rows * problem.n_features
+    if not streaming and is_small(entries, problem.n_pairs, problem.n_classes, config):
+        return 1
     if candidate_count(entries, problem.n_pairs, problem.n_classes, config) > config.max_candidates:
         return config.n_epochs_small
     few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries

@@ -37,7 +37,7 @@ from extremax.scores.sparse import (
 )
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.growth import SparseRecord
-from extremax.solvers.registry import candidate_count, svms_are_affordable
+from extremax.solvers.registry import candidate_count, is_small, svms_are_affordable
 from extremax.solvers.sparse import correction as steps
 from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.solvers.sparse.correction import Correction, Job, ProposalSource, TrainingRows
@@ -509,6 +509,13 @@ class SparseTrainer(TrainerBase):
         affordable = svms_are_affordable(len(rows.data), n_classes, self.numbers, several=several)
         return affordable and not self.config.streaming
 
+    def _is_small(self, training: TrainingRows, n_classes: int) -> bool:
+        """Whether SVMs replace the correction, because rows with one label each are few."""
+        data, n_entries = training.data, len(training.rows.data)
+        single = data.label_edges is None and n_classes > self.numbers.few_classes
+        small = is_small(n_entries, data.n_pairs, n_classes, self.numbers)
+        return single and small and not self.config.streaming
+
     def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
         """Return the correction in training; the first call finds hard negatives."""
         if prepared.correction is not None:
@@ -517,6 +524,8 @@ class SparseTrainer(TrainerBase):
         few = n_classes <= self.numbers.few_classes
         if (several or few) and self._wants_svm(prepared.data, prepared.training.rows, n_classes):
             return None  # few classes, or rows with several labels: the SVMs know all negatives
+        if self._is_small(prepared.training, n_classes):
+            return None
         config, source = self.numbers, prepared.source
         job, rows = self._job(check), prepared.training.rows
         candidates = self._propose(prepared.training, source, job)
@@ -667,7 +676,8 @@ class SparseTrainer(TrainerBase):
             tables.svm_whole = None if with_held_out is None else Linear(*with_held_out)
         small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
         candidates = tables.candidates
-        if small and tables.bilinear is None and candidates is None and tables.correction is not None:
+        corrected = tables.correction is not None or self._is_small(training, shape[0])
+        if small and tables.bilinear is None and candidates is None and corrected:
             # They are not saved: a fit that was stopped after its last epoch finds them again.
             start = tables.start(self.context.n_threads)
             source = ProposalSource(tables.sums.arrays, tables.numbers, start)
