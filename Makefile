@@ -1,7 +1,8 @@
-# make test    create .venv, install, then lint, types and the suite: 9 to 11 minutes on two cores, kernels compiled anew
+# make test    create .venv, install, then lint, types and the suite, kernels compiled anew
 # make test-all  the same with the tests marked `slow`, and with all tests marked `small` bounds-checked
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
 # make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
+# make coverage  lines and branches of the core that its tests reach
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
@@ -21,11 +22,8 @@ ONE_THREAD := LOKY_MAX_CPU_COUNT=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 # The files that have tests marked `small`: the others need not be imported to be left out, torch among them.
 SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
-# Interpreted kernels are bounds-checked by numpy, and run the loops that NUMBA_BOUNDSCHECK puts in the place of
-# vector instructions: so `make test` runs small tests interpreted, and bounds-checked those of several threads, which that run
-# has not. `make test-all` runs all small tests both ways.
-NOT_INTERPRETED := tests/kernels/test_phases.py
-CHECKED ?= $(SMALL)
+# numpy checks every index of an interpreted kernel: so `make test` runs the small tests interpreted, too, and
+# `make test-all` also compiled with bounds checks.
 # schemathesis, a plugin of pytest, takes half a second to load and has nothing to do in small tests.
 SMALL_WORKERS ?= auto
 SMALL_RUN = $(BIN)/python -m pytest -q -p no:schemathesis -m "$(KIND)" -n $(SMALL_WORKERS)
@@ -36,15 +34,15 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # all go.
 JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_params.py \
-  tests/scores/test_weights.py tests/storage tests/solvers/test_batch_trainer.py tests/scores/test_exact.py
+  tests/scores/test_dense.py tests/storage tests/solvers/test_batch_trainer.py tests/scores/test_exact.py
 
-.PHONY: test test-all test-annif test-browser quick bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
+.PHONY: test test-all test-annif test-browser quick coverage bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
   format clean
 
 # mypy has one thread and some tests wait for a clock or a process, so that others run beside them. The small
 # tests are one process then: a second one would import everything once more.
 test: lint
-	$(MAKE) --jobs=4 types tests tests-interpreted tests-boundscheck SMALL_WORKERS=0 CHECKED="$(NOT_INTERPRETED)"
+	$(MAKE) --jobs=3 types tests tests-interpreted SMALL_WORKERS=0
 
 test-all: lint
 	$(MAKE) --jobs=2 types tests ONE_THREAD= PYTEST_ARGS='$(PYTEST_ARGS) -m "slow or not slow"'
@@ -53,6 +51,12 @@ test-all: lint
 
 quick: lint .cache/kernels-fresh
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+
+# Kernels are seen where they are interpreted.  The satellites are left out in pyproject.toml.
+SATELLITES := $(addprefix --ignore=tests/,nn dask serve report experiments browser)
+coverage: install .cache/kernels-fresh
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile $(SATELLITES) --cov=extremax --cov-report=
+	NUMBA_DISABLE_JIT=1 $(SMALL_RUN) --dist worksteal $(SMALL) --cov=extremax --cov-append --cov-report=term
 
 test-browser: install .cache/kernels-fresh
 	EXTREMAX_BROWSER=required $(BIN)/python -m pytest -q tests/browser
@@ -112,7 +116,7 @@ tests: install .cache/kernels-fresh
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 tests-boundscheck: install .cache/kernels-fresh
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(SMALL_RUN) --dist loadfile $(CHECKED)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CHECKED_CACHE) $(SMALL_RUN) --dist loadfile $(SMALL)
 
 tests-interpreted: install
 	NUMBA_DISABLE_JIT=1 $(SMALL_RUN) --dist worksteal $(SMALL)

@@ -127,9 +127,11 @@ def time_cluster(
 def time_local(X: Any, y: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Fit in this process; return the model and its seconds."""
     given = {name: value for name, value in options.items() if name != "rows"}
-    ExtremeClassifier(**{**given, "n_epochs": min(1, given["n_epochs"])}).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
+    ExtremeClassifier.with_solver(**{**given, "n_epochs": min(1, given["n_epochs"])}).fit(
+        X[:_WARM_ROWS], y[:_WARM_ROWS]
+    )
     began, processor = time.perf_counter(), processor_seconds()
-    local = ExtremeClassifier(**given, n_jobs=2).fit(X, y)
+    local = ExtremeClassifier.with_solver(n_jobs=2, **given).fit(X, y)
     figures = {"wall s": time.perf_counter() - began, "processor s": processor_seconds() - processor}
     return local, {**figures, "start s": local.history_[0]["seconds"]}
 

@@ -30,7 +30,9 @@ def time_epochs(
     def copy_memory(record: dict[str, Any]) -> None:  # the clock of the history stands still in callbacks
         copies.append(copy.seconds(bytes_moved, parameters["n_jobs"]))
 
-    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=1 + repeats, random_state=0, **parameters)
+    clf = ExtremeClassifier.with_solver(
+        "negative_sampling", n_epochs=1 + repeats, random_state=0, **parameters
+    )
     clf.fit(data.X, data.y, classes=np.arange(data.n_classes), callbacks=[copy_memory])
     return np.diff([record["seconds"] for record in clf.history_])[1:], np.array(copies[1:])
 

@@ -17,7 +17,7 @@ of the output layer that start at zero and biases at log-frequencies, and Adagra
 sparse gradients where only some classes have one. The rate of the output layer is found by log-likelihood on
 2,000 validation rows after --search seconds of training with the first of --seeds: from --rate on, rates are
 doubled and halved until the best is between two others. Figures are of 6,000 test rows, both at random, with
-that rate and each of --seeds. Seconds are processor time of training, fits of trees included, on one thread.
+that rate and each of --seeds. Seconds are processor time of training, on one thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from extremax.data import planted_hierarchy
-from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
+from extremax.nn import ExtremeSoftmax
 from timing import machine, make_parser, measure, one_torch_thread, write_rows
 
 NAME = "bench_head"
@@ -248,7 +248,7 @@ class Adaptive(nn.Module):
 class Ours(nn.Module):
     """A layer of extremax; the fused one is its own optimizer."""
 
-    def __init__(self, layer: ExtremeSoftmax | AdversarialSoftmax) -> None:
+    def __init__(self, layer: ExtremeSoftmax) -> None:
         super().__init__()
         self.layer = layer
 
@@ -263,11 +263,6 @@ def _ours(task: Task, counts: Tensor, **options: Any) -> Ours:
     return Ours(ExtremeSoftmax(WIDTH, task.n_classes, class_counts=counts, n_jobs=1, **options))
 
 
-def _per_row(task: Task, counts: Tensor) -> Ours:
-    options: dict[str, Any] = {"n_negatives": 64, "class_counts": counts, "refit_every": 500, "n_jobs": 1}
-    return Ours(AdversarialSoftmax(WIDTH, task.n_classes, **options))
-
-
 METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
     "extremax": _ours,
     "extremax sparse": lambda task, counts: _ours(task, counts, gradients="sparse"),
@@ -280,7 +275,6 @@ METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
     "adaptive": Adaptive,
     "full": Dense,
     "linear_cross_entropy": lambda task, counts: Dense(task, counts, fused_loss=True),
-    "per-row negatives": _per_row,
 }
 
 
@@ -336,12 +330,10 @@ class Run:
 
 @lru_cache
 def _compile_kernels() -> None:
-    """Compile, or load, what a step and a fit of the tree need: no part of the time of training."""
+    """Compile, or load, what a step needs: no part of the time of training."""
     h, y = torch.randn(300, WIDTH), torch.arange(300) % 50
-    for make in (METHODS["extremax fused"], METHODS["per-row negatives"]):
-        layer = make(Task("", 5000, {}, lambda split, rows: (), nn.Identity), torch.ones(5000)).layer
-        layer.fit_tree(h, y)
-        layer(h, y).loss.backward()
+    task = Task("", 5000, {}, lambda split, rows: (), nn.Identity)
+    METHODS["extremax fused"](task, torch.ones(5000)).layer(h, y).loss.backward()
 
 
 def _optimizers(encoder: nn.Module, output: nn.Module, rate: float) -> list[torch.optim.Optimizer]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
+from extremax.solvers import NegativeSampling
 from timing import Clock, MemoryCopy, machine, make_parser, write_rows
 
 NAME = "bench_scale"
@@ -32,7 +33,8 @@ def measure_size(
     copy = MemoryCopy(tiny=tiny)
     data = planted_hierarchy(n_rows, n_classes, n_features, seed=0)
     clf = ExtremeClassifier(
-        optimizer="adagrad_row", n_negatives=1, tree_components=16, tree_regularization=0.1, random_state=0
+        NegativeSampling(optimizer="adagrad_row", n_negatives=1, tree_components=16, tree_regularization=0.1),
+        random_state=0,
     )
     clock = Clock()
     clf.partial_fit(data.X, data.y, classes=np.arange(n_classes))

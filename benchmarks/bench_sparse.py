@@ -20,7 +20,7 @@ from extremax import ExtremeClassifier
 from extremax.features.ngrams import NgramFeatures
 from extremax.kernels import sparse_scores
 from extremax.runtime.threads import available_threads
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from timing import Clock, best_of, count, machine, make_parser, measure, write_rows
 
 NAME = "bench_sparse"

@@ -18,6 +18,7 @@ from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.runtime.threads import available_threads
 from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
+from extremax.solvers import NegativeSampling
 from timing import count, machine, make_parser, stopwatch, write_rows
 
 NAME = "bench_topk"
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     n_rows = max(args.train_rows, args.classes)
     data = planted_hierarchy(n_rows, args.classes, args.features, seed=0, n_test=args.batch)
     clf = ExtremeClassifier(
-        "negative_sampling", n_epochs=args.epochs, n_negatives=1, optimizer="adagrad_row", random_state=0
+        NegativeSampling(n_negatives=1, optimizer="adagrad_row"), n_epochs=args.epochs, random_state=0
     )
     fitting = stopwatch(lambda: clf.fit(data.X, data.y, classes=np.arange(args.classes)))
     write_rows(NAME, [{"case": f"fit, {args.epochs} epochs of {n_rows:,} rows", "seconds": fitting}])

@@ -17,6 +17,7 @@ import numpy as np
 
 from extremax import LabelTree
 from extremax.data import PCA, planted_hierarchy
+from extremax.tuned import TreeFitConfig
 from timing import Clock, MemoryCopy, count, machine, make_parser, stopwatch, write_rows
 
 NAME = "bench_tree_fit"
@@ -72,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     for starts in (1, 4):
         clock = Clock()
-        converged = fit(n_starts=starts, max_points=None, tolerance=0.0, max_alternations=1000)
+        converged = fit(
+            config=TreeFitConfig(n_starts=starts, max_points=None, tolerance=0.0, max_alternations=1000)
+        )
         seconds = clock.read().wall
         best = float(converged.log_prob(Z, y).mean(dtype=np.float64))
         row = {

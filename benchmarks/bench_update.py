@@ -28,6 +28,7 @@ import scipy.sparse as sp
 
 import benchmark_data as datasets
 from extremax import ExtremeClassifier, TextClassifier
+from extremax.scores.sparse import SparseWeights
 from text import make_features
 from timing import Clock, machine, make_parser, write_rows
 
@@ -80,7 +81,7 @@ def take(X: Any, rows: np.ndarray) -> Any:
 
 def make(kind: str, seed: int) -> Any:
     objective = {"negative_sampling": kind, "sparse": "sparse_softmax"}.get(kind, "auto")
-    clf = ExtremeClassifier(objective, random_state=seed, n_jobs=1)
+    clf = ExtremeClassifier.with_solver(objective, random_state=seed, n_jobs=1)
     return TextClassifier(clf) if kind == "text" else clf
 
 
@@ -92,7 +93,7 @@ def append_means(clf: Any, X: Any, y: np.ndarray, X_test: Any) -> np.ndarray:
     sums = sp.csr_matrix((1.0 / np.bincount(ids)[ids], (ids, np.arange(len(ids)))))
     means = sums @ X
     weights = clf.model_.weights
-    lengths = weights.norms if weights.row_major else np.linalg.norm(weights.weights, axis=1)
+    lengths = weights.norms if isinstance(weights, SparseWeights) else np.linalg.norm(weights.weights, axis=1)
     lengths = lengths * weights.feature_scale
     squares = means.multiply(means).sum(axis=1) if sp.issparse(means) else np.square(means).sum(axis=1)
     factor = lengths.mean() / np.maximum(np.sqrt(np.asarray(squares).ravel()), 1e-12)
@@ -100,7 +101,7 @@ def append_means(clf: Any, X: Any, y: np.ndarray, X_test: Any) -> np.ndarray:
     found = np.empty(len(range(X_test.shape[0])), clf.classes_.dtype)
     for first in range(0, X_test.shape[0], BLOCK):
         rows = X_test[first : first + BLOCK]
-        old = clf.model_.debiased_scores(clf._same_features(rows))
+        old = clf.model_.debiased_scores(clf.to_features(rows))
         scores = rows @ means.T
         scores = (scores.toarray() if sp.issparse(scores) else np.asarray(scores)) * factor + bias
         better = scores.max(axis=1) > old.max(axis=1)

@@ -117,7 +117,7 @@ def run_baseline(method: str, data: datasets.BenchmarkData, rows: Rows) -> tuple
 def run_method(
     parameters: dict[str, Any], data: datasets.BenchmarkData, rows: Rows, threads: int
 ) -> tuple[float, float, Seconds]:
-    clf = ExtremeClassifier(**parameters, random_state=0, n_jobs=threads)
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=threads, **parameters)
     few = slice(0, _COMPILING_ROWS)
     if not parameters:  # the default depends on the size of the data: compile what it will use
         clf.set_params(objective="candidate_softmax").fit(data.X_train[few], data.y_train[few])

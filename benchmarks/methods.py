@@ -47,7 +47,9 @@ def search(
     X, y, valid = data.X_train[rows], data.y_train[rows], slice(args.valid_rows)
     known = np.isin(data.y_valid[valid], y)
     X_valid, y_valid = data.X_valid[valid][known], data.y_valid[valid][known]
-    start = ExtremeClassifier(objective, noise, n_negatives=args.negatives, n_epochs=0, random_state=0)
+    start = ExtremeClassifier.with_solver(
+        objective, noise=noise, n_negatives=args.negatives, n_epochs=0, random_state=0
+    )
     start.fit(X, y)
     best, best_accuracy, chosen = start, -1.0, {}
     for parameters in parameters_to_try(objective, args.trials):

@@ -87,7 +87,7 @@ class Score(Watcher):
 
 def compile_kernels(parameters: dict[str, Any], data: datasets.BenchmarkData) -> None:
     few = slice(0, _COMPILING_ROWS)
-    ExtremeClassifier(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])
+    ExtremeClassifier.with_solver(**{**parameters, "n_epochs": 1}).fit(data.X_train[few], data.y_train[few])
 
 
 def run_extremax(
@@ -95,7 +95,7 @@ def run_extremax(
 ) -> tuple[Curve, ExtremeClassifier]:
     """Train once, and score the model on the way."""
     compile_kernels(parameters, data)
-    clf = ExtremeClassifier(**parameters)
+    clf = ExtremeClassifier.with_solver(**parameters)
     scores = Score(clf, X, y, budgets)
     clf.fit(data.X_train, data.y_train, callbacks=[scores])
     scores.add(clf, clf.history_[-1]["seconds"])  # with what comes after the epochs
@@ -109,7 +109,7 @@ def run_default(
     compile_kernels(parameters, data)
 
     def fit_until(stop: float) -> tuple[Point, ExtremeClassifier]:
-        clf, started = ExtremeClassifier(**parameters), time.perf_counter()
+        clf, started = ExtremeClassifier.with_solver(**parameters), time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingInterruptedWarning)
             clf.fit(data.X_train, data.y_train, callbacks=[Stop(started + stop)])

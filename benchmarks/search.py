@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         same = {"random_state": 0, "n_jobs": args.threads}
 
         def objective(trial: optuna.Trial) -> float:
-            clock, clf = Clock(), ExtremeClassifier("shared_softmax", **suggest(trial), **same)
+            clock, clf = Clock(), ExtremeClassifier.with_solver("minibatch_softmax", **suggest(trial), **same)
 
             def prune(record: dict[str, Any]) -> None:
                 trial.report(figures(clf, X_valid, y_valid)["log-likelihood"], record["epoch"])
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         best = {"objective": "shared_softmax", **study.best_params}
         for title, chosen in (("defaults", {}), ("best of the search", best)):
             clock = Clock()
-            clf = ExtremeClassifier(**chosen, **same).fit(data.X_train, data.y_train)
+            clf = ExtremeClassifier.with_solver(**chosen, **same).fit(data.X_train, data.y_train)
             seconds, case = clock.read().wall, f"{data.name}, {title}"
             validation, test = figures(clf, X_valid, y_valid), figures(clf, X_test, y_test)
             rows = [

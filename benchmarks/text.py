@@ -251,22 +251,21 @@ def _rows(method: str, folder: Path, n_threads: int) -> tuple[dict[str, Any], Se
     """Return the rows of a method and the seconds of features of its own."""
     if method != "extremax-dense":
         return {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}, None
-    from extremax.features.svd import truncated_svd
-    from extremax.features.text import TextFeatures
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.pipeline import make_pipeline
+
+    from extremax.features.ngrams import NgramFeatures
 
     if (folder / "texts_train.json").exists():
-        texts, _ = _texts(folder)
-        clock = Clock()
-        dense = TextFeatures().fit(texts["train"], n_jobs=n_threads)
-        found = {"train": dense.transform(texts["train"], n_jobs=n_threads)}
-        seconds = clock.read()
-        return found | {"test": dense.transform(texts["test"], n_jobs=n_threads)}, seconds
-    X = {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}
+        X, _ = _texts(folder)
+        dense: Any = make_pipeline(NgramFeatures(), TruncatedSVD(512, random_state=0))
+    else:
+        X = {s: peers.load_matrix(folder, f"X_{s}") for s in ("train", "test")}
+        dense = TruncatedSVD(min(512, min(X["train"].shape) - 1), random_state=0)
     clock = Clock()
-    basis, _ = truncated_svd(X["train"], min(512, min(X["train"].shape) - 1), n_threads=n_threads)
-    found = {"train": np.asarray(X["train"] @ basis)}
+    found = {"train": dense.fit_transform(X["train"]).astype(np.float32)}
     seconds = clock.read()
-    return found | {"test": np.asarray(X["test"] @ basis)}, seconds
+    return found | {"test": dense.transform(X["test"]).astype(np.float32)}, seconds
 
 
 def _make(from_texts: bool, n_threads: int) -> Any:

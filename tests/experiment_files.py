@@ -22,15 +22,15 @@ def write_recipe(
 ) -> Path:
     """Write a recipe for Gaussian classes in eight dimensions.
 
-    `more` is added to the file, `model` to its [model].
+    `more` is added to the file, `model` to its [model]; None takes a parameter out.
     """
     rng = np.random.default_rng(0)
     y = rng.integers(n_classes, size=n_rows)
     X = (rng.standard_normal((n_classes, 8))[y] + 0.5 * rng.standard_normal((n_rows, 8))).astype(np.float32)
     np.savez(folder / "rows.npz", X=X, y=y)
-    plain = {"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 2, "learning_rate": 0.3}
+    plain = {"solver": "negative_sampling", "noise": "tree", "n_negatives": 2, "learning_rate": 0.3}
     parameters = {**plain, "tree_regularization": 0.1, "tree_components": 8, "n_epochs": n_epochs, **model}
-    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items() if value is not None)
     path = folder / "recipe.toml"
     path.write_text(f'[data]\nname = "gauss"\npath = "rows.npz"\n[model]\n{lines}\n{more}', encoding="utf-8")
     return path
@@ -48,12 +48,8 @@ def write_run(
     *,
     data: str = "icd10cm",
     first: float = 1.0,
-    old: bool = False,
 ) -> Path:
-    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds.
-
-    An old one is of version 0.1: its points have no number of samples, and there are no test rows.
-    """
+    """Write a finished run: accuracies at 1, 10, 100 ... times `first` seconds."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps(
@@ -66,18 +62,17 @@ def write_run(
     )
     points = [
         {"epoch": 10**i, "seconds": 3 * first * 10.0**i, "cpu_seconds": first * 10.0**i}
-        | ({} if old else {"samples": 48265 * 10**i})
+        | {"samples": 48265 * 10**i}
         | {f"{split}_accuracy": a for split in ("valid", "test")}
         | {f"{split}_log_likelihood": -5.0 + 4 * a for split in ("valid", "test")}
         for i, a in enumerate(accuracies)
     ]
     (folder / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
-    if not old:
-        (folder / "test_rows").mkdir()
-        for i, a in enumerate(accuracies):
-            hits = np.arange(5000) < round(5000 * a)  # nested: the better method is right where the other is
-            log_prob = np.full(5000, -5.0 + 4 * a)
-            np.save(folder / "test_rows" / f"{i:03d}.npy", np.stack([hits, log_prob]).astype(np.float32))
+    (folder / "test_rows").mkdir()
+    for i, a in enumerate(accuracies):
+        hits = np.arange(5000) < round(5000 * a)  # nested: the better method is right where the other is
+        log_prob = np.full(5000, -5.0 + 4 * a)
+        np.save(folder / "test_rows" / f"{i:03d}.npy", np.stack([hits, log_prob]).astype(np.float32))
     machine = {"processor": "Some CPU", "processors": 2, "memory_bytes": 8e9, "load_average": 0.1}
     summary = {
         "n_classes": 10662,
@@ -93,10 +88,10 @@ def write_run(
     return folder
 
 
-def write_comparison(folder: Path, *, n_seeds: int = 1, old: bool = False) -> Path:
+def write_comparison(folder: Path, *, n_seeds: int = 1) -> Path:
     """Write runs of six methods and softmax: the proposed one is ten times as fast and ends higher."""
     ends = {
-        "adversarial": 0.5,
+        "tree": 0.5,
         "uniform": 0.3,
         "frequency": 0.4,
         "nce": 0.2,
@@ -107,14 +102,13 @@ def write_comparison(folder: Path, *, n_seeds: int = 1, old: bool = False) -> Pa
     for method, end in ends.items():
         for seed in range(n_seeds):
             place = folder / "runs" / method
-            middle = 0.4 if method == "adversarial" else end / 2
-            low = 0.1 if method == "adversarial" else 0.0
+            middle = 0.4 if method == "tree" else end / 2
+            low = 0.1 if method == "tree" else 0.0
             shift = 0.01 * seed
             write_run(
-                place if old else place / f"seed-{seed}",
+                place / f"seed-{seed}",
                 method,
                 [low, middle + shift, end + shift],
-                old=old,
                 first=1.0 + 0.1 * seed,
             )
     return folder

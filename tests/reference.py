@@ -61,7 +61,7 @@ def calibration_error(correct, confidence, n_bins):
     return total / len(confidence)
 
 
-# -- objectives
+# -- solvers
 # One loss per row in float64, written from the formulas; arguments (n, 1 + m) with the positive in column 0.
 
 
@@ -192,7 +192,7 @@ def update_pairs(optimizer, X, rows, labels, coefficients, arrays, scale, learni
 
 
 def minibatch_step(
-    optimizer, objective, X, rows, labels, log_base, log_noise, weight, arrays, scale, learning_rate, penalty
+    optimizer, solver, X, rows, labels, log_base, log_noise, weight, arrays, scale, learning_rate, penalty
 ):
     """Scores and gradients by central differences from frozen weights, then all updates; returns the loss
     of each row.
@@ -200,7 +200,7 @@ def minibatch_step(
     scores = score_pairs(X, rows, labels, arrays[0], arrays[1], scale)
 
     def loss(s):
-        return LOSSES[objective](s, log_base, log_noise, weight, penalty, labels)
+        return LOSSES[solver](s, log_base, log_noise, weight, penalty, labels)
 
     update_pairs(optimizer, X, rows, labels, central_differences(loss, scores), arrays, scale, learning_rate)
     return loss(scores)

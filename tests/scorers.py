@@ -10,10 +10,11 @@ from scipy import sparse
 import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
-from extremax.scores import Scorer
-from extremax.scores.weights import DenseWeights
+from extremax.scores import Predictor, Scorer, summarize
+from extremax.scores.dense import DenseWeights
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
+from extremax.tuned import SearchConfig
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,35 @@ def assert_same_ranking(labels, log_prob, expected):
     assert all(len(set(row)) == len(row) for row in labels[:, : expected.shape[1]].tolist())
     # Scores of size 20 in float32, a sum of 24 products each: a few 1e-6.
     np.testing.assert_allclose(log_prob, reference.values_at(expected, labels), rtol=0, atol=2e-5)
+
+
+def predictor(scorer, n_threads=1, config=None):
+    return Predictor(scorer, n_threads, config or SearchConfig())
+
+
+def debiased_scores(scorer, X, **options):
+    return predictor(scorer, **options).debiased_scores(X)
+
+
+def log_prob_all(scorer, X, **options):
+    return predictor(scorer, **options).log_prob_all(X)
+
+
+def prob_all(scorer, X, **options):
+    return predictor(scorer, **options).prob_all(X)
+
+
+def rank_pairs(scorer, examples, k, **options):
+    return predictor(scorer, **options).rank_pairs(examples, k)
+
+
+def evaluate(scorer, examples, k=5, **options):
+    return summarize(rank_pairs(scorer, examples, k, **options), examples)
+
+
+def log_likelihood(scorer, examples, **options):
+    return evaluate(scorer, examples, 1, **options).log_likelihood
+
+
+def choose_calibration(scorer, examples, config=None):
+    return Predictor(scorer).choose_calibration(examples, config=config)

@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.data.synthetic import planted_hierarchy
 from extremax.examples import Examples
 from extremax.fit import fit_index
+from extremax.model import Model
 from extremax.scores import ExactSearch
+from extremax.scores.sparse import SparseWeights
+from extremax.solvers import NegativeSampling
+from extremax.storage.state import State
 from extremax.tuned import DEFAULTS, CalibrationConfig, PQConfig
 
 N_CLASSES = 2100
@@ -29,7 +34,7 @@ def stored_numbers(model):
 
 def test_default_model_finds_the_best_class(planted):
     data, clf = planted
-    assert clf.model_.objective == "shared_softmax"
+    assert clf.model_.solver == "minibatch_softmax"
     index = clf.model_.searches["beam"]
     assert clf.choices_["beam_width"] == index.width
     assert clf.choices_["beam_recall"] == index.recall >= 0.99
@@ -101,7 +106,7 @@ def test_scores_with_the_tree_need_no_index():
     rng = np.random.default_rng(0)
     y = np.arange(2 * N_CLASSES) % N_CLASSES
     X = rng.normal(size=(len(y), 4)).astype(np.float32)
-    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=0, tree_components=2, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=2), n_epochs=0, random_state=0)
     clf.fit(X, y)
     assert not clf.model_.takes_index
     assert "beam_width" not in clf.choices_
@@ -113,8 +118,8 @@ def test_scores_with_the_tree_need_no_index():
 def test_few_classes_are_all_scored_identity():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)), np.arange(60) % 20
-    for noise in ("adversarial", "uniform"):
-        clf = ExtremeClassifier(noise=noise, n_epochs=1, random_state=0).fit(X, y)
+    for noise in ("tree", "uniform"):
+        clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=1, random_state=0).fit(X, y)
         assert not clf.model_.searches
         for beam, exact in zip(clf.predict_topk(X, search="beam"), clf.predict_topk(X), strict=True):
             np.testing.assert_array_equal(beam, exact)
@@ -206,3 +211,15 @@ def test_search_of_another_kind_is_used_by_name(planted):
     assert "everything" not in clf.model_.searches  # a model never changes
     with pytest.raises(ValueError, match="everything"):
         model.topk(data.X_test[:2], 3, search="nothing")
+
+
+def test_beam_search_of_sparse_weights_is_exact_search():
+    """The index that versions before 0.2 had saved with such weights is not read."""
+    rng = np.random.default_rng(0)
+    matrix = sparse.random(50, 30, 0.2, "csc", np.float32, random_state=0)
+    model = Model(SparseWeights.from_matrix(matrix, rng.normal(size=50)), "sparse_softmax")
+    parts = model.components() | {"search_beam": State({"kind": "sparse", "width": 16})}
+    model = Model.from_components(model.header(), parts)
+    X = sparse.random(9, 30, 0.3, "csr", np.float32, random_state=1)
+    for found, expected in zip(model.topk(X, 4, search="beam"), model.topk(X, 4), strict=True):
+        np.testing.assert_array_equal(found, expected)

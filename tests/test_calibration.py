@@ -168,11 +168,6 @@ def test_calibration_is_restored_from_its_state():
     assert Calibration.from_state(calibration.state()) == calibration
 
 
-def test_old_name_of_uniform_mixing_warns():
-    with pytest.warns(FutureWarning, match="uniform_mix"):
-        assert Calibration(1.0, 0.1).floor == 0.1
-
-
 def test_overflow_error_survives_another_process():
     again = pickle.loads(pickle.dumps(ScoreOverflowError(7)))
     assert again.row == 7

@@ -10,20 +10,19 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier, calibrate, evaluate, fit, load_model
 from extremax.calibration import Calibration
-from extremax.errors import ModelFileError
-from extremax.storage import folder as folders
+from extremax.solvers import MinibatchSoftmax
 from planted import around_means, label_lists, softmax
 
 N_CLASSES = 12
 NAMES = np.array([f"label-{i:02d}" for i in range(N_CLASSES)])
 MERGES = {"label-03": "label-05", "label-07": "zebra", "label-08": "zebra", "label-09": "zebra"}
 KINDS = {
-    "softmax": {"objective": "softmax", "n_epochs": 2},
-    "candidates": {"objective": "candidate_softmax", "n_epochs": 1},
-    "tree": {"objective": "negative_sampling", "n_epochs": 2, "tree_components": 4},
-    "frequency": {"objective": "negative_sampling", "noise": "frequency", "n_epochs": 2},
-    "nce": {"objective": "nce", "n_epochs": 2, "tree_components": 4},
-    "sparse": {"objective": "sparse_softmax"},
+    "softmax": {"solver": "minibatch_softmax", "n_shared": None, "n_epochs": 2},
+    "candidates": {"solver": "candidate_softmax", "n_epochs": 1},
+    "tree": {"solver": "negative_sampling", "n_epochs": 2, "tree_components": 4},
+    "frequency": {"solver": "negative_sampling", "noise": "frequency", "n_epochs": 2},
+    "nce": {"solver": "nce", "n_epochs": 2, "tree_components": 4},
+    "sparse": {"solver": "sparse_softmax"},
 }
 
 
@@ -44,7 +43,7 @@ def folder_of(tmp_path_factory):
     def find(kind):
         if kind not in made:
             X, y = planted()
-            clf = ExtremeClassifier(**KINDS[kind], random_state=0, n_jobs=1)
+            clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **KINDS[kind])
             clf.fit(rows_of(kind, X[:400]), NAMES[y[:400]])
             made[kind] = tmp_path_factory.mktemp("changes") / kind
             clf.save(made[kind])
@@ -182,18 +181,8 @@ def test_names_are_exchanged_at_once(folder_of):
     clf, X = opened(folder_of, "softmax")
     before = clf.predict_proba(X)
     clf.merge_classes({"label-00": "label-01", "label-01": "label-00"})
-    assert clf.model_.parts is None
+    assert clf.model_.label_map is None
     np.testing.assert_allclose(clf.predict_proba(X)[:, [1, 0, *range(2, N_CLASSES)]], before, atol=1e-6)
-
-
-def test_earlier_readers_refuse_merged_classes(folder_of, tmp_path, monkeypatch):
-    clf, _ = opened(folder_of, "softmax")
-    clf.merge_classes(MERGES).save(tmp_path / "merged")
-    opened(folder_of, "softmax")[0].remove_classes(["label-01"]).save(tmp_path / "removed")
-    monkeypatch.setattr(folders, "FORMAT_VERSION", 2)  # what the last release reads
-    with pytest.raises(ModelFileError, match="is in format 3"):
-        load_model(tmp_path / "merged")
-    load_model(tmp_path / "removed")
 
 
 def test_merged_and_removed_and_merged_again(folder_of):
@@ -230,7 +219,7 @@ def test_added_classes_are_found_and_others_stay(kind):
     X, y = around_means(900, N_CLASSES, 8, spread=0.5, distance=1.5, seed=3)
     X, names = rows_of(kind, X), NAMES[y]
     new = np.isin(y, [4, 9])
-    clf = ExtremeClassifier(**KINDS[kind], random_state=0, n_jobs=1).fit(X[~new], names[~new])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **KINDS[kind]).fit(X[~new], names[~new])
     old_scores = clf.decision_function(X[:50])
     old = clf.score(X[~new], names[~new])
     clf.add_classes(X[new][:60], names[new][:60])
@@ -251,7 +240,9 @@ def test_added_classes_are_found_and_others_stay(kind):
 
 def test_a_single_class_is_added_and_survives_a_folder(tmp_path):
     X, y = around_means(600, N_CLASSES, 8, spread=0.5, distance=1.5, seed=5)
-    clf = ExtremeClassifier(**KINDS["tree"], random_state=0, n_jobs=1).fit(X[y > 0], NAMES[y[y > 0]])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **KINDS["tree"]).fit(
+        X[y > 0], NAMES[y[y > 0]]
+    )
     clf.add_classes(X[y == 0][:10], NAMES[y[y == 0]][:10])
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
@@ -282,7 +273,11 @@ def test_index_follows_changed_classes():
     n_classes = 2100
     X, y = around_means(4300, n_classes, 12, spread=0.3, seed=2)
     y[:n_classes] = np.arange(n_classes)
-    clf = ExtremeClassifier("softmax", n_epochs=0, random_state=0, n_jobs=2).fit(X, y).fit_index(X)
+    clf = (
+        ExtremeClassifier(MinibatchSoftmax(n_shared=None), n_epochs=0, random_state=0, n_jobs=2)
+        .fit(X, y)
+        .fit_index(X)
+    )
     assert "beam" in clf.model_.searches
     gone = list(range(0, n_classes, 7))
     clf.remove_classes(gone)
@@ -425,7 +420,9 @@ def test_failed_training_of_added_classes_leaves_every_byte(folder_of, kind, tmp
     """The epoch that follows the new classes is run, and fails at its end."""
     if kind == "streamed":
         X, y = planted()
-        clf = ExtremeClassifier("softmax", random_state=0, n_jobs=1).partial_fit(X[:400], NAMES[y[:400]])
+        clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None), random_state=0, n_jobs=1).partial_fit(
+            X[:400], NAMES[y[:400]]
+        )
         rows = X[400:]
     else:
         clf, rows = opened(folder_of, kind)
@@ -460,7 +457,9 @@ def test_failed_training_of_added_classes_leaves_every_byte(folder_of, kind, tmp
 def test_class_weights_follow_names():
     X, y = around_means(60, 4, 5, seed=4)
     names = np.array(["a", "b", "c", "d"])[y]
-    clf = ExtremeClassifier("softmax", n_epochs=1, random_state=0, class_weight={"a": 2.0, "c": 5.0})
+    clf = ExtremeClassifier(
+        MinibatchSoftmax(n_shared=None), n_epochs=1, random_state=0, class_weight={"a": 2.0, "c": 5.0}
+    )
     clf.fit(X, names)
     counts = clf.model_.classes.counts
     given = clf.class_weight

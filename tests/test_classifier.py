@@ -33,7 +33,15 @@ from extremax import (
 from extremax.errors import NotEnoughMemoryError
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers import (
+    NCE,
+    AugmentReduce,
+    CandidateSoftmax,
+    MinibatchSoftmax,
+    NegativeSampling,
+    SparseSoftmax,
+)
+from extremax.solvers.registry import SOLVERS
 
 N_CLASSES, N_FEATURES = 60, 10
 
@@ -80,15 +88,28 @@ def test_training_improves_on_the_tree_recovers(data):
     assert seconds[0] > 0
 
 
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
-@pytest.mark.parametrize("objective", list(OBJECTIVES))
-def test_every_objective_and_noise_learns_recovers(data, objective, noise):
+SAMPLING = [name for name, solver in SOLVERS.items() if solver.uses_noise]
+
+
+# NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
+@pytest.mark.parametrize(
+    "solver",
+    [
+        CandidateSoftmax(),
+        SparseSoftmax(),
+        *(MinibatchSoftmax(noise=noise, learning_rate=0.3) for noise in ("tree", "uniform", "frequency")),
+        MinibatchSoftmax(n_shared=None, learning_rate=0.3),
+        *(
+            SOLVERS[name](noise=noise, n_negatives=32 if name == "nce" else 8, learning_rate=0.3)
+            for name in SAMPLING
+            for noise in ("tree", "uniform", "frequency", "mixture")
+        ),
+    ],
+    ids=repr,
+)
+def test_every_solver_and_noise_learns_recovers(data, solver):
     X, y, X_test, y_test = data
-    # NCE has to learn by itself what bias removal gives the others, and takes more draws for it.
-    m = 32 if objective == "nce" else 8
-    clf = ExtremeClassifier(
-        objective, noise, n_negatives=m, learning_rate=0.3, n_epochs=30, random_state=0
-    ).fit(X, y)
+    clf = ExtremeClassifier(solver, n_epochs=30, random_state=0).fit(X, y)
     # Class frequencies alone: -log 60 = -4.1, and an accuracy of 0.017.
     assert clf.log_likelihood(X_test, y_test) > -1.0
     assert clf.score(X_test, y_test) > 0.85
@@ -98,7 +119,9 @@ def test_every_objective_and_noise_learns_recovers(data, objective, noise):
 def test_every_optimizer_learns_recovers(data, optimizer):
     X, y, X_test, y_test = data
     clf = ExtremeClassifier(
-        noise="uniform", n_negatives=8, optimizer=optimizer, learning_rate=0.3, n_epochs=30, random_state=0
+        NegativeSampling(noise="uniform", n_negatives=8, optimizer=optimizer, learning_rate=0.3),
+        n_epochs=30,
+        random_state=0,
     )
     assert clf.fit(X, y).score(X_test, y_test) > 0.85
 
@@ -141,14 +164,18 @@ def test_two_classes_give_one_score_identity(data):
 def test_thread_count_changes_no_bit_invariant(data, optimizer):
     X, y = data[:2]
     models = [
-        ExtremeClassifier(n_epochs=3, optimizer=optimizer, n_jobs=n, random_state=0).fit(X, y)
+        ExtremeClassifier(MinibatchSoftmax(optimizer=optimizer), n_epochs=3, n_jobs=n, random_state=0).fit(
+            X, y
+        )
         for n in (1, 2, 3)
     ]
     for other in models[1:]:
         assert np.array_equal(weights(models[0]), weights(other))
         assert np.array_equal(models[0].model_.weights.biases, other.model_.weights.biases)
         assert np.array_equal(models[0].predict_log_proba(X[:50]), other.predict_log_proba(X[:50]))
-    another_seed = ExtremeClassifier(n_epochs=3, optimizer=optimizer, random_state=1).fit(X, y)
+    another_seed = ExtremeClassifier(MinibatchSoftmax(optimizer=optimizer), n_epochs=3, random_state=1).fit(
+        X, y
+    )
     assert not np.array_equal(weights(models[0]), weights(another_seed))
 
 
@@ -214,8 +241,8 @@ def test_labels_of_any_type_invariant(data, fitted, name, tmp_path):
 
 def test_save_and_load_same_everywhere(data, tmp_path):
     X, y, X_test, y_test = data
-    for noise in ("adversarial", "uniform", "frequency", "mixture"):
-        clf = ExtremeClassifier(noise=noise, n_epochs=2, random_state=0).fit(X, y)
+    for noise in ("tree", "uniform", "frequency", "mixture"):
+        clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=2, random_state=0).fit(X, y)
         clf.save(tmp_path / noise)
         again = load_model(tmp_path / noise)
         assert np.array_equal(clf.predict_proba(X_test), again.predict_proba(X_test))
@@ -235,12 +262,13 @@ def test_names_of_features_and_parameters_survive_saving_invariant(data, tmp_pat
     frame = pandas.DataFrame(X, columns=[f"f{i}" for i in range(N_FEATURES)])
     noise = FrequencyNoise(np.bincount(y), 0.5)
     clf = ExtremeClassifier(
-        noise=noise, n_epochs=np.int64(1), learning_rate=np.float32(0.25), random_state=0
+        NegativeSampling(noise=noise, learning_rate=np.float32(0.25)), n_epochs=np.int64(1), random_state=0
     ).fit(frame, y)
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert again.get_params() | {"noise": None} == clf.get_params() | {"noise": None}
-    assert np.array_equal(again.noise.log_prob_, noise.log_prob_)
+    other = {"solver": None, "solver__noise": None}
+    assert again.get_params() | other == clf.get_params() | other
+    assert np.array_equal(again.solver.noise.log_prob_, noise.log_prob_)
     assert np.array_equal(again.predict(frame), clf.predict(frame))
     backwards = frame[frame.columns[::-1]]
     for model in (clf, again):
@@ -270,8 +298,8 @@ def test_partial_fit_goes_on_identity(data):
 
 def test_augment_reduce_goes_on_identity(data, tmp_path):
     X, y = data[:2]
-    whole = ExtremeClassifier("augment_reduce", "uniform", n_epochs=3, random_state=0).fit(X, y)
-    first = ExtremeClassifier("augment_reduce", "uniform", n_epochs=1, random_state=0).fit(X, y)
+    whole = ExtremeClassifier(AugmentReduce(noise="uniform"), n_epochs=3, random_state=0).fit(X, y)
+    first = ExtremeClassifier(AugmentReduce(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     first.save(tmp_path / "model")
     again = load_model(tmp_path / "model").partial_fit(X, y).partial_fit(X, y)
     assert np.array_equal(weights(whole), weights(again))
@@ -281,12 +309,12 @@ def test_augment_reduce_goes_on_identity(data, tmp_path):
     assert (eta(again) >= 0.0).all()
 
 
-@pytest.mark.parametrize("objective", [name for name, entry in OBJECTIVES.items() if entry.trainer == "rows"])
-def test_prior_draws_weights_to_zero_invariant(data, objective):
+@pytest.mark.parametrize("solver", [name for name, entry in SOLVERS.items() if entry.uses_noise])
+def test_prior_draws_weights_to_zero_invariant(data, solver):
     X, y = data[:2]
     models = [
-        ExtremeClassifier(
-            objective, "uniform", n_epochs=2, prior_variance=variance, n_jobs=jobs, random_state=0
+        ExtremeClassifier.with_solver(
+            solver, noise="uniform", prior_variance=variance, n_epochs=2, n_jobs=jobs, random_state=0
         ).fit(X, y)
         for variance, jobs in [(None, 1), (0.01, 1), (0.01, 2)]
     ]
@@ -295,16 +323,18 @@ def test_prior_draws_weights_to_zero_invariant(data, objective):
     assert np.array_equal(weights(models[1]), weights(models[2]))
 
 
-def test_partial_fit_keeps_the_objective_invariant(data):
+def test_partial_fit_keeps_the_solver_invariant(data):
     X, y = data[:2]
     first, second = (ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y) for _ in range(2))
-    second.set_params(objective="nce", optimizer="sgd")
+    second.set_params(solver=NCE(optimizer="sgd"))
     assert np.array_equal(weights(first.partial_fit(X, y)), weights(second.partial_fit(X, y)))
 
 
 def test_partial_fit_in_batches_recovers(data):
     X, y, X_test, y_test = data
-    clf = ExtremeClassifier(noise="frequency", n_negatives=8, learning_rate=0.3, random_state=0)
+    clf = ExtremeClassifier(
+        NegativeSampling(noise="frequency", n_negatives=8, learning_rate=0.3), random_state=0
+    )
     for _ in range(10):
         for part in np.array_split(np.arange(len(y)), 4):
             clf.partial_fit(X[part], y[part], classes=np.arange(N_CLASSES))
@@ -345,10 +375,10 @@ def test_zero_epochs_is_the_tree_identity(data):
     np.testing.assert_allclose(clf.predict_log_proba(X_test), clf.model_.tree.log_prob_all(Z), atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency"])
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency"])
 def test_nce_starts_at_the_mean_log_noise_identity(data, noise):
     X, y = data[:2]
-    model = ExtremeClassifier("nce", noise, n_epochs=0, random_state=0).fit(X, y).model_
+    model = ExtremeClassifier(NCE(noise=noise), n_epochs=0, random_state=0).fit(X, y).model_
     expected = model.noise.log_prob_all(project(model, X)).mean(axis=0)
     np.testing.assert_allclose(model.weights.biases, expected, rtol=1e-4)  # a float32 mean of 1,800 rows
 
@@ -356,47 +386,56 @@ def test_nce_starts_at_the_mean_log_noise_identity(data, noise):
 def test_own_noise_object(data):
     X, y, X_test, y_test = data
     noise = FrequencyNoise(np.bincount(y), 0.5)
-    clf = ExtremeClassifier(noise=noise, n_negatives=8, learning_rate=0.3, n_epochs=20, random_state=0).fit(
-        X, y
-    )
+    clf = ExtremeClassifier(
+        NegativeSampling(noise=noise, n_negatives=8, learning_rate=0.3), n_epochs=20, random_state=0
+    ).fit(X, y)
     assert clf.model_.noise is noise
     assert clf.score(X_test, y_test) > 0.85
     with pytest.raises(ValueError, match=r"noise is a distribution over 7 classes, but y has 60\."):
-        ExtremeClassifier(noise=UniformNoise(7)).fit(X, y)
+        ExtremeClassifier(NegativeSampling(noise=UniformNoise(7))).fit(X, y)
 
 
 def test_own_tree_as_noise(data, tmp_path):
     X, y, X_test, y_test = data
     options = {"n_epochs": 3, "random_state": 0}
-    clf = ExtremeClassifier(noise=TreeNoise(LabelTree.fit(X, y)), **options).fit(X, y)
-    assert clf.choices_["objective"] == "negative_sampling"
+    clf = ExtremeClassifier.with_solver(
+        "negative_sampling", noise=TreeNoise(LabelTree.fit(X, y)), **options
+    ).fit(X, y)
+    assert clf.choices_["solver"] == "negative_sampling"
     assert clf.score(X_test, y_test) > 0.5
     clf.save(tmp_path / "model")
     np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X_test), clf.predict(X_test))
     pca = PCA.fit(X, 3)
     tree = LabelTree.fit(pca.transform(X), y)
-    projected = ExtremeClassifier(noise=TreeNoise(tree, pca), **options).fit(X, y)
+    projected = ExtremeClassifier.with_solver("negative_sampling", noise=TreeNoise(tree, pca), **options).fit(
+        X, y
+    )
     expected = tree.log_prob_all(pca.transform(X_test))
-    start = ExtremeClassifier(noise=TreeNoise(tree, pca), n_epochs=0, random_state=0).fit(X, y)
+    start = ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree, pca)), n_epochs=0, random_state=0).fit(
+        X, y
+    )
     np.testing.assert_allclose(start.predict_log_proba(X_test), expected, atol=1e-4)  # float32
     assert projected.log_likelihood(X_test, y_test) > start.log_likelihood(X_test, y_test)
     mixed = MixtureNoise(TreeNoise(tree, pca), UniformNoise(60), weight=0.5)
-    assert ExtremeClassifier(noise=mixed, **options).fit(X, y).score(X_test, y_test) > 0.3
+    assert (
+        ExtremeClassifier.with_solver("negative_sampling", noise=mixed, **options)
+        .fit(X, y)
+        .score(X_test, y_test)
+        > 0.3
+    )
     with pytest.raises(ValueError, match=r"a label tree over 3 features, but X has \d+; say how they are"):
-        ExtremeClassifier(noise=TreeNoise(tree)).fit(X, y)
+        ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree))).fit(X, y)
     with pytest.raises(ValueError, match="projection has 4 components, but the tree 3"):
         TreeNoise(tree, PCA.fit(X, 4))
     with pytest.raises(ValueError, match=r"the projection of noise takes \d+ features, but X has"):
-        ExtremeClassifier(noise=TreeNoise(tree, pca)).fit(X[:, 1:], y)
+        ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree, pca))).fit(X[:, 1:], y)
 
 
 def test_validation_fraction_and_patience(data):
     X, y = data[:2]
     clf = ExtremeClassifier(
-        "negative_sampling",
+        NegativeSampling(learning_rate=2.0, n_negatives=1),
         n_epochs=200,
-        learning_rate=2.0,
-        n_negatives=1,
         validation_fraction=0.2,
         patience=3,
         random_state=0,
@@ -405,10 +444,8 @@ def test_validation_fraction_and_patience(data):
     assert len(valid) < 200
     assert len(valid) - 1 - int(np.argmax(valid)) == 3
     again = ExtremeClassifier(
-        "negative_sampling",
+        NegativeSampling(learning_rate=2.0, n_negatives=1),
         n_epochs=int(np.argmax(valid)) + 1,
-        learning_rate=2.0,
-        n_negatives=1,
         validation_fraction=0.2,
         random_state=0,
     )
@@ -418,9 +455,9 @@ def test_validation_fraction_and_patience(data):
 def test_validation_fraction_leaves_every_class_a_row_rejects(data):
     X, y = data[:2]
     two = np.concatenate([np.flatnonzero(y == c)[:2] for c in range(N_CLASSES)])
-    clf = ExtremeClassifier(noise="frequency", n_epochs=0, validation_fraction=0.4, random_state=0).fit(
-        X[two], y[two]
-    )
+    clf = ExtremeClassifier(
+        MinibatchSoftmax(noise="frequency"), n_epochs=0, validation_fraction=0.4, random_state=0
+    ).fit(X[two], y[two])
     assert clf.model_.classes.counts.min() == 1
     assert clf.model_.classes.counts.sum() == 2 * N_CLASSES - round(0.4 * 2 * N_CLASSES)
     with pytest.raises(
@@ -497,7 +534,7 @@ def test_predict_proba_refuses_what_does_not_fit_rejects():
     rng = np.random.default_rng(0)
     y = np.arange(n_classes)
     X = rng.normal(size=(n_classes, 2)).astype(np.float32)
-    clf = ExtremeClassifier(noise="uniform", n_epochs=0).fit(X, y)
+    clf = ExtremeClassifier(MinibatchSoftmax(noise="uniform"), n_epochs=0).fit(X, y)
     for method in ("predict_proba", "predict_log_proba", "decision_function"):
         with pytest.raises(
             ValueError, match=rf"{method} would return 50000 rows x 50000 classes.*Use predict_topk"
@@ -537,9 +574,7 @@ BAD_CALLS = [
         r"the rows of X are [\d.]+e\+36 long on average, .* divide all features",
     ),
     (
-        lambda c, X, y: c.set_params(objective="nce", n_epochs=9, optimizer="sgd", learning_rate=1e9).fit(
-            X, y
-        ),
+        lambda c, X, y: c.set_params(solver=NCE(optimizer="sgd", learning_rate=1e9), n_epochs=9).fit(X, y),
         r"Training diverged: the loss of",
     ),
     (lambda c, X, y: c.set_params(n_jobs=0).fit(X, y), r"n_jobs is 0"),
@@ -572,9 +607,9 @@ BAD_CALLS = [
         lambda c, X, y: c.fit(X, y).log_likelihood(X, y + 1),
         r"is 60, which is not one of the 60 known classes\. Leave out rows",
     ),
-    (lambda c, X, y: c.set_params(noise="unifrom").fit(X, y), r"Did you mean 'uniform'\?"),
+    (lambda c, X, y: c.set_params(solver=NCE(noise="unifrom")).fit(X, y), r"Did you mean 'uniform'\?"),
     (
-        lambda c, X, y: c.set_params(learning_rate=-1.0).fit(X, y),
+        lambda c, X, y: c.set_params(solver=NCE(learning_rate=-1.0)).fit(X, y),
         r"must be a number > 0\.0 or None\. Got -1\.0",
     ),
     (lambda c, X, y: c.set_params(n_epochs=1.5).fit(X, y), r"must be an integer >= 0"),
@@ -590,26 +625,10 @@ def test_bad_input_rejects(data, call, sentence):
 
 def test_beam_without_tree_or_index_is_exact_identity(data):
     X, y, X_test, _ = data
-    clf = ExtremeClassifier(noise="uniform", n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(MinibatchSoftmax(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     exact, beam = clf.predict_topk(X_test), clf.predict_topk(X_test, search="beam", beam_width=9)
     assert np.array_equal(exact[0], beam[0])
     assert np.array_equal(exact[1], beam[1])
-
-
-def test_old_names_of_parameters_and_choices_warn(data):
-    X, y = data[:2]
-    with pytest.warns(FutureWarning, match="n_components is now called tree_components"):
-        clf = ExtremeClassifier(n_components=5, n_epochs=1, random_state=0)
-    with pytest.warns(FutureWarning, match="regularization is now called tree_regularization"):
-        clf.set_params(regularization=0.1)
-    assert (clf.tree_components, clf.tree_regularization) == (5, 0.1)
-    with pytest.raises(TypeError, match="n_component"):
-        ExtremeClassifier(n_component=5)
-    clf.fit(X, y)
-    with pytest.warns(FutureWarning, match=r"choices_\['floor'\] is now called"):
-        assert clf.choices_["floor"] == clf.choices_["uniform_mix"]
-    with pytest.warns(FutureWarning, match=r"model_\.linear is now called model_\.weights"):
-        assert clf.model_.linear is clf.model_.weights
 
 
 def test_unfitted_rejects(data, tmp_path):

@@ -78,7 +78,7 @@ def _check_tutorial(names: dict[str, Any]) -> None:
 def _check_embeddings(names: dict[str, Any]) -> None:
     assert names["labels"].shape == names["log_prob"].shape == (1_000, 5)
     assert names["accuracy"] > 0.3
-    assert names["stream"].choices_["objective"] == "shared_softmax"
+    assert names["stream"].choices_["solver"] == "minibatch_softmax"
     assert names["stream"].score(names["X_test"], names["y_test"]) > 0.2
 
 
@@ -98,7 +98,7 @@ def _check_calibration(names: dict[str, Any]) -> None:
 
 def _check_noise(names: dict[str, Any]) -> None:
     X, y = names["data"].X_test, names["data"].y_test
-    assert names["paper"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
+    assert names["hard"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
     assert names["default"].log_likelihood(X, y) > names["uniform"].log_likelihood(X, y)
     with pytest.raises(TypeError, match="cannot be saved"):
         names["clf"].save("own-noise")
@@ -252,7 +252,7 @@ def test_commands_and_options_exist(page: Path, application: Any) -> None:
     for words in commands_of("\n".join([*shell, *inline])):
         assert not faults_of(words, application), words
         if words[0] in ("run", "tune"):
-            from extremax.experiments.recipes import find_recipe
+            from extremax.experiments.recipe import find_recipe
 
             recipe = words[1]
             assert (ROOT / recipe).exists() or find_recipe(recipe)

@@ -17,6 +17,7 @@ import reference
 from extremax import ExtremeClassifier, TextClassifier, load_model, metrics
 from extremax.calibration import Calibration
 from extremax.evaluation import Report, calibrate, evaluate
+from extremax.solvers import MinibatchSoftmax
 
 N_CLASSES, N_FEATURES = 30, 12
 
@@ -185,7 +186,9 @@ def test_calibrate_finds_the_temperature_that_was_hidden_recovers(tmp_path):
     p = np.exp(X @ W.T - (X @ W.T).max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     y = (p.cumsum(axis=1) > rng.random((9000, 1))).argmax(axis=1)
-    clf = ExtremeClassifier("softmax", n_epochs=15, random_state=0).fit(X[:5000], y[:5000])
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None), n_epochs=15, random_state=0).fit(
+        X[:5000], y[:5000]
+    )
     labels = clf.predict(X[7000:])
     for table in (clf.model_.weights.weights, clf.model_.weights.biases):
         table *= 3.0  # probabilities far too extreme

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from extremax.examples import Examples
-from extremax.splits import split_rows
+from extremax.examples import Examples, split_rows
 from planted import indicator, label_lists, pairs_of
 
 pytestmark = pytest.mark.small

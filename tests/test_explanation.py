@@ -12,10 +12,9 @@ import scipy.sparse as sp
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.explanation import explain_class, explain_row
 from extremax.features.ngrams import NgramFeatures
-from extremax.features.text import TextFeatures
 from extremax.model import ClassInfo, Model
-from extremax.scores.sparse_weights import DensePart, SparseWeights
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.sparse import DensePart, SparseWeights
 from extremax.tree.noise import FrequencyNoise
 
 N_CLASSES, N_COLUMNS = 7, 30
@@ -40,7 +39,7 @@ def planted_model(
         weights: Any = DenseWeights(
             rng.normal(size=(N_CLASSES, N_COLUMNS)).astype(np.float32), biases, feature_scale=0.5
         )
-        return Model(weights, "softmax", classes=counts)
+        return Model(weights, "minibatch_softmax", classes=counts)
     matrix = sp.random(N_CLASSES, N_COLUMNS, 0.4, random_state=0, dtype=np.float32)
     part = None
     if n_dense or n_projected:
@@ -53,7 +52,7 @@ def planted_model(
             unit_rows,
         )
     lengths = rng.normal(size=N_CLASSES).astype(np.float32)
-    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "softmax", classes=counts)
+    return Model(SparseWeights.from_matrix(matrix, biases, lengths, part), "sparse_softmax", classes=counts)
 
 
 def some_row(n_dense: int = 0) -> sp.csr_matrix:
@@ -224,11 +223,15 @@ def test_label_has_named_features(fitted: TextClassifier) -> None:
     assert "ladder" not in dict(found.confusable)
 
 
+class Lengths:
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        return [[len(text), text.count("a")] for text in texts]
+
+
 @pytest.mark.error
 def test_features_without_names_rejects() -> None:
-    dense = TextClassifier(
-        ExtremeClassifier(random_state=0, n_epochs=1), features=TextFeatures(n_components=4, n_random=0)
-    ).fit(TEXTS, LABELS)
+    dense = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=1), encoder=Lengths())
+    dense.fit(TEXTS, LABELS)
     with pytest.raises(ValueError, match="explain needs features=NgramFeatures"):
         dense.explain("a ladder")
     with pytest.raises(ValueError, match="explain_label needs NgramFeatures"):

@@ -1,4 +1,4 @@
-"""An objective, a noise and a search from one file each: fitted, predicted with, saved and loaded."""
+"""A solver, a noise and a search from one file each: fitted, predicted with, saved and loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.kernels import row_losses
-from extremax.solvers.objectives import OBJECTIVES, Objective, register_objective
+from extremax.solvers import NegativeSampling, register_solver
+from extremax.solvers.registry import SOLVERS
 from extremax.storage import state
 from extremax.tree.noise import UniformNoise
 from planted import around_means
@@ -23,7 +24,7 @@ OPTIONS = {"n_epochs": 8, "random_state": 0, "n_jobs": 1}
 @pytest.fixture
 def extensions():
     """Imports a module of tests/extensions; what it registers is forgotten after the test, or by `forget`."""
-    tables = (OBJECTIVES, row_losses._LOSSES, state._KINDS)
+    tables = (SOLVERS, row_losses._LOSSES, state._KINDS)
     before = [dict(table) for table in tables]
 
     class Extensions:
@@ -58,62 +59,56 @@ def assert_loads_the_same(clf, X, folder, **search):
     return again
 
 
-# -- an objective
+# -- a solver
 
 
 @pytest.mark.small
-def test_objective_of_ones_own(extensions, data, tmp_path):
-    extensions.load("toy_objective")
+def test_solver_of_ones_own(extensions, data, tmp_path):
+    extensions.load("toy_solver")
     X, y = data
-    clf = ExtremeClassifier("squared_hinge", "uniform", **OPTIONS).fit(X, y)
+    clf = ExtremeClassifier.with_solver("squared_hinge", noise="uniform", **OPTIONS).fit(X, y)
     losses = [record["loss"] for record in clf.history_[1:]]
     assert losses[-1] < 0.5 * losses[0]
     assert clf.score(X, y) > 0.9
-    assert clf.choices_["objective"] == "squared_hinge"
+    assert clf.choices_["solver"] == "squared_hinge"
     again = assert_loads_the_same(clf, X, tmp_path / "model")
     again.partial_fit(X, y)
     assert again.model_.n_epochs == 9
-    assert again.model_.objective == "squared_hinge"
+    assert again.model_.solver == "squared_hinge"
 
 
-def test_resumed_objective_of_ones_own_has_the_same_bits(extensions, data, tmp_path):
-    extensions.load("toy_objective")
+def test_resumed_solver_of_ones_own_has_the_same_bits(extensions, data, tmp_path):
+    extensions.load("toy_solver")
     X, y = data
-    whole = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS).fit(X, y)
-    half = ExtremeClassifier("squared_hinge", "frequency", **OPTIONS)
+    whole = ExtremeClassifier.with_solver("squared_hinge", noise="frequency", **OPTIONS).fit(X, y)
+    half = ExtremeClassifier.with_solver("squared_hinge", noise="frequency", **OPTIONS)
     half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3]).save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
     np.testing.assert_array_equal(again.model_.weights.to_dense(), whole.model_.weights.to_dense())
 
 
 @pytest.mark.error
-def test_model_of_an_unknown_objective_rejects(extensions, data, tmp_path):
-    extensions.load("toy_objective")
+def test_model_of_an_unknown_solver_rejects(extensions, data, tmp_path):
+    extensions.load("toy_solver")
     X, y = data
-    ExtremeClassifier("squared_hinge", "uniform", **{**OPTIONS, "n_epochs": 0}).fit(X, y).save(
-        tmp_path / "model"
-    )
+    ExtremeClassifier.with_solver("squared_hinge", noise="uniform", **{**OPTIONS, "n_epochs": 0}).fit(
+        X, y
+    ).save(tmp_path / "model")
     extensions.forget()
-    with pytest.raises(
-        ModelFileError, match=r"objective 'squared_hinge' is unknown \(known: negative_sampling"
-    ):
+    with pytest.raises(ModelFileError, match=r"solver 'squared_hinge' is unknown \(known: candidate_softmax"):
         load_model(tmp_path / "model")
-    with pytest.raises(ValueError, match="objective"):
+    with pytest.raises(ValueError, match="solver"):
         ExtremeClassifier("squared_hinge").fit(X, y)
 
 
 @pytest.mark.error
-@pytest.mark.parametrize("name", ["nce", "auto"])
-def test_name_that_is_taken_rejects(name):
+@pytest.mark.parametrize("taken", ["nce", "auto"])
+def test_name_that_is_taken_rejects(taken):
+    class Mine(NegativeSampling):
+        name = taken
+
     with pytest.raises(ValueError, match="choose another name"):
-        register_objective(name, Objective("rows"))
-
-
-@pytest.mark.error
-def test_row_objective_without_a_loss_rejects(extensions, data):
-    register_objective("nothing", Objective("rows"))
-    with pytest.raises(ValueError, match="objective 'nothing' has no loss"):
-        ExtremeClassifier("nothing", "uniform").fit(*data)
+        register_solver(Mine)
 
 
 # -- a noise
@@ -123,14 +118,14 @@ def test_noise_of_ones_own(extensions, data, tmp_path):
     ranks = np.random.default_rng(0).permutation(N_CLASSES)
     noise = extensions.load("toy_noise").RankNoise(ranks)
     X, y = data
-    clf = ExtremeClassifier(noise=noise, **OPTIONS).fit(X, y)
-    assert clf.choices_["objective"] == "negative_sampling"
+    clf = ExtremeClassifier.with_solver("negative_sampling", noise=noise, **OPTIONS).fit(X, y)
+    assert clf.choices_["solver"] == "negative_sampling"
     assert clf.score(X, y) > 0.9
     assert clf.model_.noise is noise
     again = assert_loads_the_same(clf, X, tmp_path / "model")
     np.testing.assert_array_equal(again.model_.noise.ranks, ranks)
     # The parameter of the loaded classifier is the noise itself, so that it can be trained further.
-    assert again.noise is again.model_.noise
+    assert again.solver.noise is again.model_.noise
     np.testing.assert_array_equal(
         again.partial_fit(X, y).predict_log_proba(X), clf.partial_fit(X, y).predict_log_proba(X)
     )
@@ -142,8 +137,8 @@ def test_noise_of_equal_ranks_predicts_as_uniform_noise(extensions, data):
     X, y = data
     noise = extensions.load("toy_noise").RankNoise(np.zeros(N_CLASSES))
     options = {**OPTIONS, "n_epochs": 0}
-    ours = ExtremeClassifier("negative_sampling", noise, **options).fit(X, y)
-    theirs = ExtremeClassifier("negative_sampling", "uniform", **options).fit(X, y)
+    ours = ExtremeClassifier.with_solver("negative_sampling", noise=noise, **options).fit(X, y)
+    theirs = ExtremeClassifier.with_solver("negative_sampling", noise="uniform", **options).fit(X, y)
     np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-6)
 
 
@@ -159,8 +154,12 @@ class FourMethods:
 @pytest.mark.identity
 def test_noise_with_four_methods_alone(data, tmp_path):
     X, y = data
-    ours = ExtremeClassifier("negative_sampling", FourMethods(UniformNoise(N_CLASSES)), **OPTIONS).fit(X, y)
-    theirs = ExtremeClassifier("negative_sampling", UniformNoise(N_CLASSES), **OPTIONS).fit(X, y)
+    ours = ExtremeClassifier.with_solver(
+        "negative_sampling", noise=FourMethods(UniformNoise(N_CLASSES)), **OPTIONS
+    ).fit(X, y)
+    theirs = ExtremeClassifier.with_solver("negative_sampling", noise=UniformNoise(N_CLASSES), **OPTIONS).fit(
+        X, y
+    )
     np.testing.assert_array_equal(ours.model_.weights.to_dense(), theirs.model_.weights.to_dense())
     np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-5)
     np.testing.assert_array_equal(ours.predict_topk(X, 3)[0], theirs.predict_topk(X, 3)[0])
@@ -173,7 +172,9 @@ def test_noise_with_four_methods_alone(data, tmp_path):
 @pytest.mark.error
 def test_model_of_an_unknown_noise_rejects(extensions, data, tmp_path):
     noise = extensions.load("toy_noise").RankNoise(np.arange(N_CLASSES))
-    ExtremeClassifier(noise=noise, **{**OPTIONS, "n_epochs": 0}).fit(*data).save(tmp_path / "model")
+    ExtremeClassifier.with_solver("negative_sampling", noise=noise, **{**OPTIONS, "n_epochs": 0}).fit(
+        *data
+    ).save(tmp_path / "model")
     extensions.forget()
     with pytest.raises(ModelFileError, match=r"noise is of the unknown kind 'rank' \(known: .*uniform"):
         load_model(tmp_path / "model")
@@ -183,11 +184,11 @@ def test_model_of_an_unknown_noise_rejects(extensions, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "noise"), [("auto", "adversarial"), ("negative_sampling", "frequency")]
+    ("solver", "noise"), [("minibatch_softmax", "tree"), ("negative_sampling", "frequency")]
 )
-def test_search_of_ones_own(extensions, data, tmp_path, objective, noise):
+def test_search_of_ones_own(extensions, data, tmp_path, solver, noise):
     X, y = data
-    clf = ExtremeClassifier(objective, noise, **OPTIONS).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, noise=noise, **OPTIONS).fit(X, y)
     shortlist = np.random.default_rng(1).permutation(N_CLASSES)
     search = extensions.load("toy_search").ShortlistSearch(shortlist, width=5)
     clf.add_search("shortlist", search)
@@ -206,7 +207,7 @@ def test_search_of_ones_own(extensions, data, tmp_path, objective, noise):
 
 @pytest.mark.error
 def test_model_of_an_unknown_search_rejects(extensions, data, tmp_path):
-    clf = ExtremeClassifier(**{**OPTIONS, "n_epochs": 0}).fit(*data)
+    clf = ExtremeClassifier.with_solver(**{**OPTIONS, "n_epochs": 0}).fit(*data)
     with pytest.raises(ValueError, match="search"):
         clf.predict_topk(data[0], search="shortlist")
     search = extensions.load("toy_search").ShortlistSearch(np.arange(N_CLASSES), 3)
@@ -218,6 +219,6 @@ def test_model_of_an_unknown_search_rejects(extensions, data, tmp_path):
 
 
 def test_registration_is_undone_between_tests():
-    assert "squared_hinge" not in OBJECTIVES
+    assert "squared_hinge" not in SOLVERS
     assert ("noise", "rank") not in state._KINDS
     assert ("search", "shortlist") not in state._KINDS

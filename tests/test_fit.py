@@ -13,6 +13,7 @@ from extremax.errors import NotEnoughMemoryError
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.fit import split_calibration
+from extremax.solvers import NCE, MinibatchSoftmax, NegativeSampling
 from extremax.solvers.loop import Watcher
 from extremax.tree import LabelTree
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -72,21 +73,22 @@ def projected(monkeypatch):
 @pytest.fixture
 def trees(monkeypatch):
     """The trees that are fitted; a tree with tuned regularization counts once."""
-    fitted, fit = [], LabelTree.fit_with_config.__func__
+    fitted, fit = [], LabelTree.fit.__func__
 
     def counted(cls, *args, **options):
         fitted.append(fit(cls, *args, **options))
         return fitted[-1]
 
-    monkeypatch.setattr(LabelTree, "fit_with_config", classmethod(counted))
+    monkeypatch.setattr(LabelTree, "fit", classmethod(counted))
     return fitted
 
 
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
-@pytest.mark.parametrize("objective", ["negative_sampling", "augment_reduce", "shared_softmax"])
-def test_rows_are_projected_once(data, projected, objective, store):
+@pytest.mark.parametrize("solver", ["negative_sampling", "augment_reduce", "minibatch_softmax"])
+def test_rows_are_projected_once(data, projected, solver, store):
     X, y = data
-    clf = CellClassifier(objective, n_shared=8, n_epochs=3, random_state=0)
+    own = {"n_shared": 8} if solver == "minibatch_softmax" else {}
+    clf = CellClassifier.with_solver(solver, n_epochs=3, random_state=0, **own)
     clf.fit(store(X), y, eval_set=(X[:30], y[:30]))
     assert clf.model_.tree is not None
     assert projected.count(len(X)) == 1
@@ -99,8 +101,8 @@ def test_rows_are_projected_once(data, projected, objective, store):
 
 def test_nothing_is_projected_without_a_tree(data, projected):
     X, y = data
-    for objective, noise in [("shared_softmax", "adversarial"), ("negative_sampling", "frequency")]:
-        clf = ExtremeClassifier(objective, noise, n_epochs=2, random_state=0).fit(X, y)
+    for solver, noise in [("minibatch_softmax", "tree"), ("negative_sampling", "frequency")]:
+        clf = ExtremeClassifier.with_solver(solver, noise=noise, n_epochs=2, random_state=0).fit(X, y)
         assert clf.model_.projection is None
         clf.predict_proba(X)
         clf.predict_topk(X, search="beam")
@@ -108,21 +110,21 @@ def test_nothing_is_projected_without_a_tree(data, projected):
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameters", "has_tree"),
+    ("kind", "solver", "has_tree"),
     [
-        (ExtremeClassifier, {}, False),  # the default, with few classes
-        (ExtremeClassifier, {"objective": "softmax"}, False),
-        (ExtremeClassifier, {"n_shared": 8}, False),  # too few rows for cells
-        (ExtremeClassifier, {"objective": "negative_sampling", "noise": "frequency"}, False),
-        (ExtremeClassifier, {"objective": "negative_sampling"}, True),
-        (ExtremeClassifier, {"objective": "nce", "noise": "mixture"}, True),
-        (CellClassifier, {"n_shared": 8}, True),
-        (CellClassifier, {"n_shared": 8, "noise": "frequency"}, False),
+        (ExtremeClassifier, MinibatchSoftmax(), False),  # the default, with few classes
+        (ExtremeClassifier, MinibatchSoftmax(n_shared=None), False),
+        (ExtremeClassifier, MinibatchSoftmax(n_shared=8), False),  # too few rows for cells
+        (ExtremeClassifier, NegativeSampling(noise="frequency"), False),
+        (ExtremeClassifier, NegativeSampling(tree_regularization=0.1), True),
+        (ExtremeClassifier, NCE(noise="mixture", tree_regularization=0.1), True),
+        (CellClassifier, MinibatchSoftmax(n_shared=8, tree_regularization=0.1), True),
+        (CellClassifier, MinibatchSoftmax(n_shared=8, noise="frequency"), False),
     ],
 )
-def test_tree_is_fitted_where_something_uses_it(data, trees, kind, parameters, has_tree):
+def test_tree_is_fitted_where_something_uses_it(data, trees, kind, solver, has_tree):
     X, y = data
-    clf = kind(n_epochs=1, random_state=0, tree_regularization=0.1, **parameters).fit(X, y)
+    clf = kind(solver, n_epochs=1, random_state=0).fit(X, y)
     assert (clf.model_.tree is not None) == has_tree
     assert len(trees) == has_tree
     assert (clf.model_.projection is not None) == has_tree
@@ -136,8 +138,9 @@ def test_numbers_of_the_tree_reach_it(data):
         _numbers = replace_numbers(DEFAULTS, tree_fit={"max_alternations": 1, "tolerance": 9.0})
 
     for regularization in (0.1, "auto"):
-        options = {"tree_regularization": regularization, "n_epochs": 0, "random_state": 0}
-        plain, rough = (kind("negative_sampling", **options).fit(X, y) for kind in (ExtremeClassifier, Rough))
+        solver = NegativeSampling(tree_regularization=regularization)
+        kinds = ExtremeClassifier, Rough
+        plain, rough = (kind(solver, n_epochs=0, random_state=0).fit(X, y) for kind in kinds)
         assert not np.array_equal(plain.model_.tree.weights, rough.model_.tree.weights)
 
 
@@ -146,7 +149,7 @@ def test_very_many_classes_need_no_tree(tmp_path):
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(300, 6))[y] + 0.3 * rng.normal(size=(900, 6))).astype(np.float32)
     trees = []
-    clf = CellClassifier(n_shared=4, n_epochs=8, random_state=0)
+    clf = CellClassifier(MinibatchSoftmax(n_shared=4), n_epochs=8, random_state=0)
     clf.fit(X, y, callbacks=[lambda record: trees.append(clf.model_.tree)])
     assert trees == [None] * 8
     assert clf.model_.tree is None
@@ -154,7 +157,7 @@ def test_very_many_classes_need_no_tree(tmp_path):
     for model in (clf, load_model(tmp_path / "model")):
         found, _ = model.predict_topk(X, k=3, search="beam")
         assert np.array_equal(found, model.predict_topk(X, k=3)[0])
-    half = CellClassifier(n_shared=4, n_epochs=8, random_state=0)
+    half = CellClassifier(MinibatchSoftmax(n_shared=4), n_epochs=8, random_state=0)
     half.fit(X, y, callbacks=[lambda record: record["epoch"] == 3 and half.save(tmp_path / "half") is None])
     again = load_model(tmp_path / "half").resume_fit(X, y)
     assert np.array_equal(weights_of(again), weights_of(clf))
@@ -199,7 +202,7 @@ def test_rows_set_aside_calibrate_the_probabilities(tmp_path):
         ({"min_pairs": 301}, {}, None),
         ({"row_fraction": 0.05}, {}, None),  # 15 rows are fewer than the fewest
         ({}, {"precondition": False}, None),
-        ({}, {"objective": "negative_sampling"}, None),
+        ({}, {"solver": "negative_sampling"}, None),
     ],
 )
 def test_number_of_calibration_rows(data, changes, parameters, n_held_out):
@@ -207,7 +210,7 @@ def test_number_of_calibration_rows(data, changes, parameters, n_held_out):
     numbers = {"min_pairs": 300, "row_fraction": 0.5, "max_rows": 100, "max_scores": 10**9, "min_rows": 20}
     examples = Examples(X, y)
     options = {"numbers": replace_numbers(DEFAULTS, calibration={**numbers, **changes})}
-    config = make_config(examples, 12, **{"objective": "shared_softmax", **parameters}, **options)
+    config = make_config(examples, 12, **{"solver": "minibatch_softmax", **parameters}, **options)
     rest, held_out = split_calibration(examples, 12, config, 0)
     if n_held_out is None:
         assert held_out is None
@@ -223,7 +226,7 @@ def test_number_of_calibration_rows(data, changes, parameters, n_held_out):
 def test_choices_follow_the_model(data):
     X, y = data
     clf = IndexedClassifier(n_epochs=2, random_state=0).fit(X, y)
-    assert clf.choices_["objective"] == "shared_softmax"
+    assert clf.choices_["solver"] == "minibatch_softmax"
     assert clf.choices_["n_epochs"] == 2
     assert clf.choices_["init_scale"] in DEFAULTS.warm_start.scales
     before = dict(clf.choices_)
@@ -240,17 +243,17 @@ def test_choices_follow_the_model(data):
     assert clf.choices_["beam_width"] == index.width
     assert clf.choices_["beam_recall"] == index.recall
 
-    clf.set_params(learning_rate=0.0625, batch_size=50).partial_fit(X, y)
+    clf.set_params(solver=MinibatchSoftmax(learning_rate=0.0625, batch_size=50)).partial_fit(X, y)
     assert clf.choices_["learning_rate"] == 0.0625
     assert clf.choices_["batch_size"] == 50
     assert clf.choices_["temperature"] == temperature  # as predictions still use it
 
-    clf.set_params(n_epochs=3, learning_rate=None).resume_fit(X, y)
+    clf.set_params(n_epochs=3, solver__learning_rate=None).resume_fit(X, y)
     assert clf.choices_["n_epochs"] == 3
     assert clf.choices_["temperature"] == clf.model_.calibration.temperature
 
-    clf.set_params(objective="negative_sampling").fit(X, y)
-    assert clf.choices_["objective"] == "negative_sampling"
+    clf.set_params(solver="negative_sampling").fit(X, y)
+    assert clf.choices_["solver"] == "negative_sampling"
     assert "init_scale" not in clf.choices_
     assert "beam_width" not in clf.choices_
 
@@ -264,21 +267,10 @@ def test_changed_choices_change_nothing(data):
 
 def test_choices_survive_saving(data, tmp_path):
     X, y = data
-    clf = CellClassifier(n_shared=8, n_epochs=2, random_state=0).fit(X, y)
+    clf = CellClassifier(MinibatchSoftmax(n_shared=8), n_epochs=2, random_state=0).fit(X, y)
     assert {"tree_regularization", "tree_held_out_log_likelihood"} <= set(clf.choices_)
     clf.save(tmp_path / "model")
     assert load_model(tmp_path / "model").choices_ == clf.choices_
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("floor", "uniform_mix"), ("sharpness", "init_scale"), ("beam_agreement", "beam_recall")]
-)
-def test_old_names_of_choices_warn(data, old, new):
-    clf = IndexedClassifier(n_epochs=0, random_state=0).fit(*data)
-    with pytest.warns(FutureWarning, match=rf"choices_\['{old}'\] is now called choices_\['{new}'\]"):
-        assert clf.choices_[old] == clf.choices_[new]
-    with pytest.raises(KeyError):
-        clf.choices_["no such choice"]
 
 
 # -- failures
@@ -297,7 +289,7 @@ class BrokenStart(Watcher):
 
 
 BEFORE_THE_START = {
-    "parameters": lambda clf, X, y: clf.set_params(learning_rate=-1.0).fit(X, y),
+    "parameters": lambda clf, X, y: clf.set_params(solver=NCE(learning_rate=-1.0)).fit(X, y),
     "features": lambda clf, X, y: clf.fit(X * np.nan, y),
     "labels": lambda clf, X, y: clf.fit(X, y[:-1]),
     "weights": lambda clf, X, y: clf.fit(X, y, sample_weight=np.zeros(len(y))),
@@ -323,17 +315,17 @@ def test_fit_that_fails_before_the_start_leaves_nothing(data, first, failure):
     for call in (clf.predict, clf.predict_proba, lambda X: clf.save("nowhere")):
         with pytest.raises(NotFittedError):
             call(X)
-    clf.set_params(learning_rate=None, memory_limit=None).fit(X, y)  # and works again
+    clf.set_params(solver="auto", memory_limit=None).fit(X, y)  # and works again
     assert clf.score(X, y) > 0.9
 
 
 @pytest.mark.error
 @pytest.mark.parametrize("callback", [broken, BrokenStart()], ids=["after an epoch", "at the start"])
-@pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
-def test_fit_that_fails_after_the_start_leaves_the_new_model(data, objective, callback):
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "negative_sampling"])
+def test_fit_that_fails_after_the_start_leaves_the_new_model(data, solver, callback):
     X, y = data
     names = np.array([f"new {i}" for i in range(12)])
-    clf = CalibratedClassifier(objective, n_epochs=1, random_state=0).fit(X, y)
+    clf = CalibratedClassifier.with_solver(solver, n_epochs=1, random_state=0).fit(X, y)
     clf.describe_classes(["text"] * 12)
     calibrate(clf, X, np.roll(y, 1))
     with pytest.raises(RuntimeError, match="disk full"):
@@ -346,7 +338,7 @@ def test_fit_that_fails_after_the_start_leaves_the_new_model(data, objective, ca
     assert len(clf.history_) == (2 if callback is broken else 1)
     assert clf.interrupted_ is False
     resumed = clf.resume_fit(X[:, :4], names[y])
-    whole = CalibratedClassifier(objective, n_epochs=1, random_state=0).fit(X[:, :4], names[y])
+    whole = CalibratedClassifier.with_solver(solver, n_epochs=1, random_state=0).fit(X[:, :4], names[y])
     assert np.array_equal(weights_of(resumed), weights_of(whole))
 
 
@@ -390,20 +382,20 @@ class OtherNumbers(ExtremeClassifier):
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"objective": "shared_softmax", "n_shared": 8},
-        {"objective": "softmax"},
-        {"objective": "negative_sampling", "prior_variance": 4.0},
-        {"objective": "augment_reduce", "noise": "mixture"},
+        {"solver": "minibatch_softmax", "n_shared": 8},
+        {"solver": "minibatch_softmax", "n_shared": None},
+        {"solver": "negative_sampling", "prior_variance": 4.0},
+        {"solver": "augment_reduce", "noise": "mixture"},
     ],
-    ids=lambda parameters: parameters["objective"],
+    ids=lambda parameters: parameters["solver"],
 )
 def test_resumed_fit_uses_the_stored_numbers(data, tmp_path, parameters):
     X, y = data
     options = {**parameters, "n_epochs": 5, "random_state": 0}
-    whole = OtherNumbers(**options).fit(X, y)
-    plain = ExtremeClassifier(**options).fit(X, y)
+    whole = OtherNumbers.with_solver(**options).fit(X, y)
+    plain = ExtremeClassifier.with_solver(**options).fit(X, y)
     assert not np.array_equal(weights_of(whole), weights_of(plain))  # the numbers matter
-    half = OtherNumbers(**options).fit(X, y, callbacks=[lambda record: record["epoch"] == 2])
+    half = OtherNumbers.with_solver(**options).fit(X, y, callbacks=[lambda record: record["epoch"] == 2])
     half.save(tmp_path / "half")
     again = load_model(tmp_path / "half")
     assert type(again) is ExtremeClassifier
@@ -420,10 +412,10 @@ def test_resumed_fit_uses_the_stored_numbers(data, tmp_path, parameters):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
-def test_model_never_changes_after_it_is_published_at_the_end(data, objective):
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "negative_sampling"])
+def test_model_never_changes_after_it_is_published_at_the_end(data, solver):
     X, y = data
-    clf = ExtremeClassifier(objective, n_epochs=2, random_state=0).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, n_epochs=2, random_state=0).fit(X, y)
     model = clf.model_
     calibrate(clf, X, np.roll(y, 1))
     assert model.calibration == Calibration()
@@ -451,11 +443,11 @@ def test_callbacks_see_the_current_model(data):
 
 def test_what_auto_means(data):
     X, y = data
-    assert ExtremeClassifier(n_epochs=1).fit(X, y).choices_["objective"] == "shared_softmax"
+    assert ExtremeClassifier(n_epochs=1).fit(X, y).choices_["solver"] == "minibatch_softmax"
     wide = np.zeros((len(X), 1 + DEFAULTS.batch.max_features), np.float32)
     wide[:, :5] = X
-    assert ExtremeClassifier(n_epochs=1).fit(wide, y).choices_["objective"] == "negative_sampling"
-    assert ExtremeClassifier().partial_fit(X, y).choices_["objective"] == "shared_softmax"
+    assert ExtremeClassifier(n_epochs=1).fit(wide, y).choices_["solver"] == "negative_sampling"
+    assert ExtremeClassifier().partial_fit(X, y).choices_["solver"] == "minibatch_softmax"
 
 
 @pytest.mark.planted
@@ -475,37 +467,25 @@ class _Failing:
             raise RuntimeError("a fault of the callback")
 
 
-@pytest.mark.parametrize("objective", ["shared_softmax", "negative_sampling"])
-def test_model_state_and_history_agree_after_an_error(objective):
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "negative_sampling"])
+def test_model_state_and_history_agree_after_an_error(solver):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
-    clf = ExtremeClassifier(objective, n_epochs=5, random_state=0)
+    clf = ExtremeClassifier.with_solver(solver, n_epochs=5, random_state=0)
     with pytest.raises(RuntimeError, match="a fault of the callback"):
         clf.fit(X, y, callbacks=[_Failing(3)])
     assert clf.model_.n_epochs == clf._fitted.state.n_epochs == clf.history_[-1]["epoch"] == 3
     assert not clf._fitted.state.in_training_coordinates
-    whole = ExtremeClassifier(objective, n_epochs=5, random_state=0).fit(X, y)
+    whole = ExtremeClassifier.with_solver(solver, n_epochs=5, random_state=0).fit(X, y)
     assert np.array_equal(whole.predict_log_proba(X), clf.resume_fit(X, y).predict_log_proba(X))
 
 
 def test_what_the_first_call_fixes_stays_true_in_choices():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 30
-    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     begun = clf.choices_
-    clf.set_params(objective="nce", optimizer="sgd", noise="frequency").partial_fit(X, y)
+    clf.set_params(solver=NegativeSampling(optimizer="sgd", noise="frequency")).partial_fit(X, y)
     assert clf.choices_["optimizer"] == begun["optimizer"] == "adagrad"
-    assert clf.choices_["objective"] == "negative_sampling"
-    assert clf.model_.config.noise == "uniform"
-
-
-def test_old_names_of_choices_are_found():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 4)), np.arange(60) % 6
-    choices = ExtremeClassifier(n_epochs=1, random_state=0).fit(X, y).choices_
-    assert "floor" in choices
-    with pytest.warns(FutureWarning, match="uniform_mix"):
-        assert choices.get("floor") == choices["uniform_mix"]
-    assert choices.get("nothing", 3) == 3
-    with pytest.raises(KeyError):
-        choices["nothing"]
+    assert clf.choices_["solver"] == "negative_sampling"
+    assert clf.model_.config.solver.noise == "uniform"

@@ -49,7 +49,7 @@ def word_lists(n_rows: int, seed: int = 0) -> tuple[Any, list[list[int]]]:
 def test_labels_that_apply_are_found_and_calibrated(kind: str, tmp_path: Path) -> None:
     X, y = label_lists(2600) if kind == "dense" else word_lists(2600)
     clf = ExtremeClassifier(random_state=0).fit(X[:N_TRAIN], y[:N_TRAIN])
-    assert clf.choices_["objective"] == ("shared_softmax" if kind == "dense" else "sparse_softmax")
+    assert clf.choices_["solver"] == ("minibatch_softmax" if kind == "dense" else "sparse_softmax")
     report = evaluate(clf, X[N_TRAIN:], y[N_TRAIN:])
     assert report.label_calibration_error is not None
     assert report.label_calibration_error < 0.04

@@ -14,9 +14,10 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.evaluation import evaluate
+from extremax.solvers import MinibatchSoftmax
 
 N_ROWS, N_CLASSES, N_FEATURES = 60, 6, 5
-OBJECTIVES = ("auto", "softmax", "negative_sampling", "one_vs_each", "augment_reduce", "nce")
+SOLVERS = ("auto", "softmax", "negative_sampling", "one_vs_each", "augment_reduce", "nce")
 
 
 def make_rows() -> tuple[Any, Any]:
@@ -66,19 +67,19 @@ ODD_FITS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ODD_FITS)
 def test_probabilities_identity(name: str, tmp_path: Path) -> None:
-    for objective in OBJECTIVES:
+    for solver in SOLVERS:
         X, y, *more = ODD_FITS[name](*make_rows())
         arguments, settings = (*more, {}, {})[:2]
-        clf = ExtremeClassifier(objective, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(
+        clf = ExtremeClassifier.with_solver(solver, n_epochs=2, random_state=0, n_jobs=1, **settings).fit(
             X, y, **arguments
         )
         prob = clf.predict_proba(X)
-        assert np.isfinite(prob).all(), objective
+        assert np.isfinite(prob).all(), solver
         np.testing.assert_allclose(prob.sum(axis=1), 1.0, atol=1e-4)  # float32 log-probabilities
         for search in ("exact", "beam"):
             _, log_prob = clf.predict_topk(X, k=2, search=search)
-            assert np.isfinite(log_prob).all(), (objective, search)
-        assert all(np.isfinite(figure) for figure in evaluate(clf, X, y).as_dict().values()), objective
+            assert np.isfinite(log_prob).all(), (solver, search)
+        assert all(np.isfinite(figure) for figure in evaluate(clf, X, y).as_dict().values()), solver
         assert np.array_equal(pickle.loads(pickle.dumps(clf)).predict_proba(X), prob)
     clf.save(tmp_path / "model")
     assert np.array_equal(load_model(tmp_path / "model").predict_proba(X), prob)
@@ -90,7 +91,9 @@ def test_probabilities_identity(name: str, tmp_path: Path) -> None:
 )
 def test_row_beyond_the_weights_rejects(method: str) -> None:
     X, y = make_rows()
-    clf = ExtremeClassifier("softmax", noise="uniform", n_epochs=2, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None, noise="uniform"), n_epochs=2, random_state=0).fit(
+        X, y
+    )
     with pytest.raises(ValueError, match=r"The scores of X\[7\] overflow float32; scale the row down"):
         getattr(clf, method)(outlier(X, 3e38))
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import LabelBinarizer, normalize
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate
-from extremax.data import TextFeatures, load_icd10cm
+from extremax.data import NgramFeatures, load_icd10cm
 
 pytestmark = pytest.mark.skipif(find_spec("simple_icd_10_cm") is None, reason="needs the codes of ICD-10-CM")
 
@@ -47,29 +49,18 @@ def test_default_on_icd10cm() -> None:
     assert report.calibration_error < 0.10
 
 
-@pytest.mark.slow
-def test_dense_features_on_icd10cm() -> None:
-    data = load_icd10cm()
-    classifier = TextClassifier(ExtremeClassifier(random_state=0), features=TextFeatures())
-    report = evaluate(classifier.fit(*data.rows(data.train)), *data.rows(data.test))
-    assert 0.650 < report.accuracy[1] < 0.70  # 0.672 (shared softmax 0.619); class frequencies 0.001
-    assert 0.878 < report.accuracy[5] < 0.91  # 0.891 (0.887)
-    assert -1.76 < report.log_likelihood < -1.6  # -1.673 (-1.704)
-    assert report.calibration_error < 0.10
-
-
 def test_default_is_ahead_of_nearest_class_means() -> None:
     X, y, X_test, y_test = _frequent_codes(n_codes=300, n_features=64)
     nearest = _nearest_mean_accuracy(X, y, X_test, y_test)
     assert 0.50 < nearest < 0.58  # 0.538: the problem is the one that the next lines are about
     fitted = ExtremeClassifier(random_state=0).fit(X, y)
-    assert nearest + 0.13 < fitted.score(X_test, y_test) < 0.78  # 0.699, 0.703, 0.704
-    assert -1.40 < fitted.log_likelihood(X_test, y_test) < -1.1  # -1.331, -1.330, -1.332
+    assert nearest + 0.13 < fitted.score(X_test, y_test) < 0.78
+    assert -1.55 < fitted.log_likelihood(X_test, y_test) < -1.3  # -1.471
 
 
 def _frequent_codes(n_codes: int, n_features: int) -> tuple[Any, ...]:
     texts, codes, test_texts, test_codes = _frequent_texts(n_codes)
-    features = TextFeatures(n_components=n_features, n_random=0).fit(texts)
+    features = make_pipeline(NgramFeatures(), TruncatedSVD(n_features, random_state=0)).fit(texts)
     return features.transform(texts), codes, features.transform(test_texts), test_codes
 
 

@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
+from extremax.solvers import NegativeSampling
 from extremax.tuned import DEFAULTS, replace_numbers
 
 N_CLASSES, N_FEATURES = 40, 24
@@ -22,7 +23,7 @@ def data():
 
 
 def accuracy(X, y, **options):
-    clf = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(X[:2000], y[:2000])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(X[:2000], y[:2000])
     return clf.score(X[2000:], y[2000:]), clf
 
 
@@ -52,21 +53,21 @@ def outlying_entry(X):
 
 @pytest.mark.planted
 @pytest.mark.parametrize("change", [large_column, column_far_away, many_scales, outlying_row, outlying_entry])
-@pytest.mark.parametrize("objective", ["auto", "candidate_softmax", "shared_softmax"])
-def test_accuracy_survives(data, change, objective):
+@pytest.mark.parametrize("solver", ["auto", "candidate_softmax", "minibatch_softmax"])
+def test_accuracy_survives(data, change, solver):
     X, y = data
-    found, clf = accuracy(change(X), y, objective=objective)
+    found, clf = accuracy(change(X), y, solver=solver)
     assert found > 0.985  # 0.9935 with the features as they were
     assert clf.choices_.get("limited_rows", 0) == (1 if "outlying" in change.__name__ else 0)
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize("change", [large_column, column_far_away, many_scales, outlying_row, outlying_entry])
-@pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
-def test_negatives_of_each_row_reach_what_they_reach_on_ordinary_features(data, change, objective):
+@pytest.mark.parametrize("solver", ["negative_sampling", "nce"])
+def test_negatives_of_each_row_reach_what_they_reach_on_ordinary_features(data, change, solver):
     X, y = data
-    ordinary, _ = accuracy(X, y, objective=objective)
-    found, clf = accuracy(change(X), y, objective=objective)
+    ordinary, _ = accuracy(X, y, solver=solver)
+    found, clf = accuracy(change(X), y, solver=solver)
     assert ordinary > 0.92
     assert found > ordinary - 0.02
     assert clf.choices_.get("limited_rows", 0) == (1 if "outlying" in change.__name__ else 0)
@@ -77,10 +78,10 @@ def test_negatives_of_each_row_reach_what_they_reach_on_ordinary_features(data, 
 def test_scaled_columns_train_on_disk_resumed_and_saved_the_same(data, tmp_path, n_jobs):
     X, y = data
     X = many_scales(outlying_row(X))[:800]
-    options = {"objective": "negative_sampling", "n_epochs": 3, "random_state": 0}
-    whole = ExtremeClassifier(n_jobs=1, **options).fit(X, y[:800])
+    options = {"solver": "negative_sampling", "n_epochs": 3, "random_state": 0}
+    whole = ExtremeClassifier.with_solver(n_jobs=1, **options).fit(X, y[:800])
     np.save(tmp_path / "X.npy", X)
-    stopped = ExtremeClassifier(n_jobs=n_jobs, **options)
+    stopped = ExtremeClassifier.with_solver(n_jobs=n_jobs, **options)
     stopped.fit(np.load(tmp_path / "X.npy", mmap_mode="r"), y[:800], callbacks=[lambda r: r["epoch"] == 1])
     stopped.save(tmp_path / "model")
     resumed = load_model(tmp_path / "model").resume_fit(X, y[:800])
@@ -102,7 +103,7 @@ def test_likelihood_does_not_depend_on_scales_of_columns(data, spread):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("options", [{}, {"objective": "candidate_softmax"}])
+@pytest.mark.parametrize("options", [{}, {"solver": "candidate_softmax"}])
 def test_columns_times_powers_of_two_predict_the_same(data, options):
     X, y = data
     X = many_scales(X)
@@ -149,9 +150,9 @@ def test_one_huge_entry_of_a_sparse_matrix():
     X, y = words()
     dirty = X.copy()
     dirty.data[dirty.indptr[40]] = 1e6
-    for options in ({}, {"objective": "negative_sampling", "n_epochs": 5}):
-        usual = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(X[:1000], y[:1000])
-        found = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
+    for options in ({}, {"solver": "negative_sampling", "n_epochs": 5}):
+        usual = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(X[:1000], y[:1000])
+        found = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
         assert found.choices_["limited_rows"] == 1
         assert "limited_rows" not in usual.choices_
         assert found.score(X[1000:], y[1000:]) > usual.score(X[1000:], y[1000:]) - 0.02
@@ -170,11 +171,11 @@ def with_large_word(X):
 
 @pytest.mark.planted
 @pytest.mark.parametrize("change", [with_column, with_large_word])
-@pytest.mark.parametrize("options", [{}, {"objective": "negative_sampling", "n_epochs": 5}])
+@pytest.mark.parametrize("options", [{}, {"solver": "negative_sampling", "n_epochs": 5}])
 def test_one_huge_column_of_a_sparse_matrix(change, options, tmp_path):
     X, y = words()
     dirty = change(X)
-    clf = ExtremeClassifier(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
+    clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=1, **options).fit(dirty[:1000], y[:1000])
     assert clf.choices_["scaled_columns"] == [dirty.shape[1] - 1 if change is with_column else 1500]
     assert clf.score(dirty[1000:], y[1000:]) > 0.99  # 0.06 to 0.1 once
     clf.save(tmp_path / "model")
@@ -188,6 +189,6 @@ def test_one_huge_column_of_a_sparse_matrix(change, options, tmp_path):
 def test_coefficients_are_those_of_columns_as_given():
     X, y = words()
     dirty = with_large_word(X)
-    clf = ExtremeClassifier("negative_sampling", "uniform", random_state=0, n_jobs=1).fit(dirty, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), random_state=0, n_jobs=1).fit(dirty, y)
     expected = clf.decision_function(dirty)
     np.testing.assert_allclose(dirty @ clf.coef_.T + clf.intercept_, expected, rtol=1e-4, atol=1e-4)

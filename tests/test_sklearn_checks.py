@@ -1,4 +1,4 @@
-"""scikit-learn's own checks, on what users get: the default with nothing set, every objective, and texts."""
+"""scikit-learn's own checks, on what users get: the default with nothing set, every solver, and texts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from extremax import ExtremeClassifier, TextClassifier
-from extremax.data import TextFeatures
+from extremax.data import NgramFeatures
 
 # All names of the documentation; the first is the default.
-OBJECTIVES = (
+SOLVERS = (
     "auto",
     "negative_sampling",
     "nce",
     "sampled_softmax",
     "one_vs_each",
     "augment_reduce",
-    "shared_softmax",
+    "minibatch_softmax",
     "softmax",
     "candidate_softmax",
     "sparse_softmax",
@@ -44,15 +44,15 @@ EXPECTED_FAILURES = {
 }
 # They differ from negative_sampling in the loss of a row, and from softmax in how many classes share a step:
 # nothing that a check could see.
-SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce", "shared_softmax")
+SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax")
 
 
 def classifiers(names: Iterable[str]) -> list[ExtremeClassifier]:
-    return [ExtremeClassifier(name, n_epochs=5, n_jobs=1, random_state=0) for name in names]
+    return [ExtremeClassifier.with_solver(name, n_epochs=5, n_jobs=1, random_state=0) for name in names]
 
 
 @parametrize_with_checks(
-    [ExtremeClassifier(), *classifiers(name for name in OBJECTIVES[1:] if name not in SIMILAR)],
+    [ExtremeClassifier(), *classifiers(name for name in SOLVERS[1:] if name not in SIMILAR)],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
     xfail_strict=True,
 )
@@ -68,12 +68,12 @@ def test_classifier_of_a_similar_objective(estimator: Any, check: Callable[[Any]
     check(estimator)
 
 
-def test_every_objective_is_checked() -> None:
+def test_every_solver_is_checked() -> None:
     with pytest.raises(ValueError, match="must be one of") as error:
         ExtremeClassifier("none").fit([[0.0, 1.0], [1.0, 0.0]], ["a", "b"])
     offered, _ = str(error.value).split("Got")
-    assert set(re.findall(r"'(\w+)'", offered)) - {"objective"} - REMOVED == set(OBJECTIVES)
-    assert set(SIMILAR) < set(OBJECTIVES)
+    assert set(re.findall(r"'(\w+)'", offered)) - {"solver"} - REMOVED == set(SOLVERS)
+    assert set(SIMILAR) < set(SOLVERS)
 
 
 # -- texts ---------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ CHECKS_WITHOUT_ROWS = (
 
 def _text_classifier() -> TextClassifier:
     classifier = ExtremeClassifier(n_epochs=2, n_jobs=1, random_state=0)
-    return TextClassifier(classifier, features=TextFeatures(n_components=4, n_random=0))
+    return TextClassifier(classifier, features=NgramFeatures(hash_bits=10))
 
 
 @pytest.mark.parametrize("name", CHECKS_WITHOUT_ROWS)

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.base import clone
+from sklearn.decomposition import TruncatedSVD
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.features.text import TextFeatures
+from extremax.features.ngrams import NgramFeatures
 from planted import around_means
 
 TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 6
 LABELS = ["fall", "fall", "bite", "bite"] * 6
-OBJECTIVES = (
-    "negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce", "shared_softmax",
+SOLVERS = (
+    "negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax",
     "softmax", "sparse_softmax",
 )  # fmt: skip
 
@@ -42,36 +43,31 @@ def rare_and_frequent(n_rows: int = 1500, seed: int = 0) -> tuple[Any, Any]:
 def test_grid_search_over_parameters_of_classifier_and_features() -> None:
     search = GridSearchCV(TextClassifier(), {"classifier__n_epochs": [0, 1]}, cv=2, refit=False)
     assert search.fit(TEXTS, LABELS).cv_results_["mean_test_score"].shape == (2,)
-    dense = TextClassifier(ExtremeClassifier("softmax"), features=TextFeatures(n_random=0))
-    search = GridSearchCV(dense, {"features__n_components": [2, 3], "classifier__random_state": [0]}, cv=2)
-    best = search.fit(TEXTS, LABELS).best_estimator_
-    assert best.features_.n_features == best.get_params()["features__n_components"] in (2, 3)
+    grid = {"features__hash_bits": [8], "classifier__random_state": [0]}
+    search = GridSearchCV(TextClassifier(), grid, cv=2)
+    assert search.fit(TEXTS, LABELS).best_estimator_.features_.hash_bits == 8
 
 
 def test_nested_parameters_of_none_are_those_of_the_default() -> None:
     texts = TextClassifier().set_params(classifier__n_epochs=3)
     assert isinstance(texts.classifier, ExtremeClassifier)
     assert texts.classifier.n_epochs == 3
-    dense = TextClassifier().set_params(
-        classifier=ExtremeClassifier("softmax"), features__n_components=7, classifier__n_epochs=2
-    )
-    assert isinstance(dense.features, TextFeatures)
-    assert dense.features.n_components == 7
-    assert dense.get_params()["classifier__n_epochs"] == 2
+    texts = TextClassifier().set_params(features__hash_bits=12, classifier__n_epochs=2)
+    assert isinstance(texts.features, NgramFeatures)
+    assert texts.features.hash_bits == 12
+    assert texts.get_params()["classifier__n_epochs"] == 2
     with pytest.raises(ValueError, match="Invalid parameter 'n_epoch'"):
         TextClassifier().set_params(classifier__n_epoch=3)
 
 
 def test_text_features_are_a_scikit_learn_transformer() -> None:
-    features = TextFeatures(n_components=4, n_random=0, hash_bits=12)
-    copy = clone(features).set_params(n_components=3)
-    assert features.n_components == 4
-    assert copy.fit(TEXTS).n_features == 3
-    assert copy.get_feature_names_out().tolist() == ["textfeatures0", "textfeatures1", "textfeatures2"]
-    before = copy.transform(TEXTS)
+    features = NgramFeatures(hash_bits=12)
+    copy = clone(features).set_params(word_ngrams=1)
+    assert features.word_ngrams == 2
+    before = copy.fit(TEXTS).transform(TEXTS)
     copy.set_params(hash_bits=14)  # waits for the next fit
-    np.testing.assert_array_equal(copy.transform(TEXTS), before)
-    pipeline = make_pipeline(TextFeatures(n_components=4, n_random=0), LogisticRegression())
+    np.testing.assert_array_equal(copy.transform(TEXTS).toarray(), before.toarray())
+    pipeline = make_pipeline(NgramFeatures(), TruncatedSVD(4), LogisticRegression())
     assert cross_val_score(pipeline, TEXTS, LABELS, cv=3).min() == 1.0
 
 
@@ -84,10 +80,10 @@ def test_first_argument_is_X_and_texts_warns() -> None:
     assert ExtremeClassifier(random_state=0, n_epochs=1).fit(X=X, y=y).score(X=X, y=y) > 0.5
 
 
-@pytest.mark.parametrize("objective", ["auto", "negative_sampling", "sparse_softmax"])
-def test_log_loss_takes_probabilities_without_a_warning(objective: str) -> None:
+@pytest.mark.parametrize("solver", ["auto", "negative_sampling", "sparse_softmax"])
+def test_log_loss_takes_probabilities_without_a_warning(solver: str) -> None:
     X, y = around_means(400, 8, 6)
-    clf = ExtremeClassifier(objective, random_state=0, n_epochs=2).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, random_state=0, n_epochs=2).fit(X, y)
     prob = clf.predict_proba(X)
     np.testing.assert_allclose(prob.sum(axis=1), 1.0, rtol=0, atol=1e-14)
     with warnings.catch_warnings():
@@ -114,14 +110,14 @@ def test_eval_set_as_in_lightgbm_identity() -> None:
 # -- weights -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_class_weight_recovers_rare_classes(objective: str) -> None:
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_class_weight_recovers_rare_classes(solver: str) -> None:
     X, y = rare_and_frequent()
     X_test, y_test = rare_and_frequent(seed=1)
     settings: dict[str, Any] = {"random_state": 0, "n_epochs": 3}
 
     def balanced_accuracy(**more: Any) -> float:
-        clf = ExtremeClassifier(objective, **settings, **more).fit(X, y)
+        clf = ExtremeClassifier.with_solver(solver, **settings, **more).fit(X, y)
         return float(balanced_accuracy_score(y_test, clf.predict(X_test)))
 
     plain, balanced = balanced_accuracy(), balanced_accuracy(class_weight="balanced")
@@ -184,17 +180,17 @@ def test_balanced_weights_in_a_stream_rejects() -> None:
 
 @pytest.mark.parametrize("n_classes", [2, 5])
 @pytest.mark.parametrize(
-    ("objective", "noise"),
-    [("auto", "adversarial"), ("negative_sampling", "frequency"), ("sparse_softmax", "adversarial")],
+    ("solver", "noise"),
+    [("auto", "tree"), ("negative_sampling", "frequency"), ("sparse_softmax", "tree")],
 )
-def test_coefficients_give_the_decision_function_identity(objective: str, noise: str, n_classes: int) -> None:
+def test_coefficients_give_the_decision_function_identity(solver: str, noise: str, n_classes: int) -> None:
     X, y = around_means(500, n_classes, 6)
     X = np.abs(X)
-    clf = ExtremeClassifier(objective, noise, random_state=0, n_epochs=2).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, noise=noise, random_state=0, n_epochs=2).fit(X, y)
     n_lines = 1 if n_classes == 2 else n_classes
     assert clf.coef_.shape == (n_lines, 6)
     assert clf.intercept_.shape == (n_lines,)
-    assert sparse.issparse(clf.coef_) == (objective == "sparse_softmax")
+    assert sparse.issparse(clf.coef_) == (solver == "sparse_softmax")
     scores = X @ clf.coef_.T + clf.intercept_
     np.testing.assert_allclose(scores.squeeze(), clf.decision_function(X), rtol=1e-4, atol=1e-4)
 
@@ -208,7 +204,7 @@ def test_no_coefficients_says_why() -> None:
             getattr(clf, name)
     clf.fit(X, y)
     assert not hasattr(clf, "coef_")
-    with pytest.raises(AttributeError, match="objective 'negative_sampling' with a label tree has no coef_"):
+    with pytest.raises(AttributeError, match="solver 'negative_sampling' with a label tree has no coef_"):
         _ = clf.coef_
 
 
@@ -274,7 +270,7 @@ def test_stream_is_as_good_per_pass_as_sgd_reference(size: int) -> None:
         pass_over(clf, X[:4000], y[:4000], size)
         pass_over(sgd, X[:4000], y[:4000], size)
         assert clf.score(X[4000:], y[4000:]) > sgd.score(X[4000:], y[4000:])
-    assert clf.choices_["objective"] == "shared_softmax"
+    assert clf.choices_["solver"] == "minibatch_softmax"
 
 
 def test_first_part_of_few_rows_or_classes_is_not_what_features_are_whitened_by() -> None:

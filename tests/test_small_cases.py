@@ -13,7 +13,8 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, LabelTree, load_model
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers import MinibatchSoftmax, NegativeSampling
+from extremax.solvers.registry import SOLVERS
 
 pytestmark = pytest.mark.small
 
@@ -45,15 +46,19 @@ def check_model(clf: ExtremeClassifier, X: Any, y: Any) -> None:
 def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     X, y = make_data()
     features = sparse.csr_array(X) if storage == "sparse" else X
-    clf = ExtremeClassifier(optimizer=optimizer, n_epochs=2, n_negatives=2, tree_components=4, random_state=0)
+    clf = ExtremeClassifier(
+        NegativeSampling(optimizer=optimizer, n_negatives=2, tree_components=4), n_epochs=2, random_state=0
+    )
     check_model(clf.fit(features, y), features, y)
 
 
-@pytest.mark.parametrize("objective", list(OBJECTIVES))
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
-def test_every_objective_and_noise(objective: str, noise: str) -> None:
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
+def test_every_solver_and_noise(solver: str, noise: str) -> None:
     X, y = make_data()
-    clf = ExtremeClassifier(objective, noise, n_epochs=1, n_negatives=3, tree_components=4, random_state=0)
+    clf = ExtremeClassifier.with_solver(
+        solver, noise=noise, n_negatives=3, tree_components=4, n_epochs=1, random_state=0
+    )
     clf.fit(X, y, sample_weight=np.linspace(0.5, 1, len(y)))
     prob = clf.predict_proba(X)
     np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-5)  # rounding of eleven float32
@@ -64,7 +69,9 @@ def test_memmap_save_load_and_further_epochs(tmp_path: Path) -> None:
     X, y = make_data()
     mapped = np.memmap(tmp_path / "X", dtype=np.float32, mode="w+", shape=X.shape)
     mapped[:] = X
-    clf = ExtremeClassifier(n_epochs=1, tree_components=4, random_state=0).fit(mapped, y, eval_set=(X, y))
+    clf = ExtremeClassifier(MinibatchSoftmax(tree_components=4), n_epochs=1, random_state=0).fit(
+        mapped, y, eval_set=(X, y)
+    )
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(X), clf.predict_proba(X))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier
-from extremax.solvers.config import RESOLVED, FitConfig, resolve, resume_config
+from extremax.examples import FeatureLayout
+from extremax.solvers import NCE, MinibatchSoftmax, SparseSoftmax
+from extremax.solvers.config import FitConfig, resolve, resume
 from extremax.tree.noise import UniformNoise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize, replace_numbers
 
@@ -44,8 +46,12 @@ NUMBERS = replace_numbers(
 
 
 def config_of(problem=PROBLEM, *, numbers=NUMBERS, streaming=False, **parameters):
-    given = ExtremeClassifier(**parameters).get_params(deep=False)
-    return resolve(given, problem, streaming=streaming, numbers=numbers)
+    clf = ExtremeClassifier.with_solver(**parameters)
+    return resolve(clf.solver, problem, n_epochs=clf.n_epochs, streaming=streaming, numbers=numbers)
+
+
+def shared(problem=PROBLEM, **parameters):
+    return config_of(problem, solver="minibatch_softmax", **parameters)
 
 
 def sized(**changes):
@@ -55,25 +61,28 @@ def sized(**changes):
 # -- what is left open
 
 
-def test_auto_is_shared_softmax_where_whitening_is_cheap():
-    assert config_of().objective == "shared_softmax"
-    assert config_of(sized(n_features=10)).objective == "shared_softmax"
-    assert config_of(sized(n_features=11)).objective == "negative_sampling"
-    assert config_of(noise=UniformNoise(300)).objective == "negative_sampling"
-    assert config_of(prior_variance=1.0).objective == "negative_sampling"
-    assert config_of(streaming=True).objective == "shared_softmax"
-    assert config_of(objective="softmax", streaming=True).objective == "softmax"
+def test_auto_is_minibatch_softmax_where_whitening_is_cheap():
+    assert config_of().solver.name == "minibatch_softmax"
+    assert config_of(sized(n_features=10)).solver.name == "minibatch_softmax"
+    assert config_of(sized(n_features=11)).solver.name == "negative_sampling"
+    assert config_of(streaming=True).solver.name == "minibatch_softmax"
+
+
+def test_auto_trains_texts_and_pairs_with_sparse_weights():
+    for layout in (FeatureLayout(8, groups=(2, 5)), FeatureLayout(8, n_dense=3)):
+        assert resolve("auto", PROBLEM, layout=layout).solver == SparseSoftmax()
+    with pytest.raises(ValueError, match="NCE cannot use a pair of sparse and dense features"):
+        resolve("nce", PROBLEM, layout=FeatureLayout(8, n_dense=3))
 
 
 def test_step_size_is_larger_where_classes_are_met_rarely():
     # 6 classes for each of 50 shared ones are not many; one more is.
-    assert config_of(n_shared=50).learning_rate == 0.5
-    assert config_of(sized(n_classes=301), n_shared=50).learning_rate == 1.5
-    assert config_of(sized(n_classes=301), n_shared=51).learning_rate == 0.5
+    assert shared(n_shared=50).solver.learning_rate == 0.5
+    assert shared(sized(n_classes=301), n_shared=50).solver.learning_rate == 1.5
+    assert shared(sized(n_classes=301), n_shared=51).solver.learning_rate == 0.5
     # each class is met in every step
-    assert config_of(sized(n_classes=301), n_shared=50, objective="softmax").learning_rate == 0.5
-    plain = {"precondition": False, "objective": "shared_softmax"}
-    assert config_of(sized(n_classes=301), n_shared=50, **plain).learning_rate == 0.125
+    assert shared(sized(n_classes=301), n_shared=None).solver.learning_rate == 0.5
+    assert shared(sized(n_classes=301), n_shared=50, precondition=False).solver.learning_rate == 0.125
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_step_size_is_larger_where_classes_are_met_rarely():
     ],
 )
 def test_minibatch_that_shares_classes(n_pairs, n_shared, size):
-    assert config_of(sized(n_pairs=n_pairs), n_shared=n_shared).batch_size == size
+    assert shared(sized(n_pairs=n_pairs), n_shared=n_shared).solver.batch_size == size
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,7 @@ def test_minibatch_that_shares_classes(n_pairs, n_shared, size):
 )
 def test_minibatch_of_rows(n_pairs, n_classes, size):
     problem = sized(n_pairs=n_pairs, n_classes=n_classes)
-    assert config_of(problem, objective="negative_sampling").batch_size == size
+    assert config_of(problem, solver="negative_sampling").solver.batch_size == size
 
 
 @pytest.mark.parametrize(
@@ -103,28 +112,28 @@ def test_minibatch_of_rows(n_pairs, n_classes, size):
     [(1000, 30), (200, 10), (400, 20), (50, 4)],  # 500 steps of 10, 50, 25 and 200 minibatches
 )
 def test_number_of_epochs_gives_enough_steps(batch_size, n_epochs):
-    assert config_of(batch_size=batch_size).n_epochs == n_epochs
+    assert shared(batch_size=batch_size).n_epochs == n_epochs
 
 
-def test_row_objectives_have_defaults_of_their_own():
-    config = config_of(objective="nce")
-    assert (config.n_epochs, config.learning_rate, config.optimizer) == (3, 0.25, "sgd")
-    assert config_of(objective="softmax").optimizer == "adagrad"
+def test_row_solvers_have_defaults_of_their_own():
+    config = config_of(solver="nce")
+    assert (config.n_epochs, config.solver.learning_rate, config.solver.optimizer) == (3, 0.25, "sgd")
+    assert shared(n_shared=None).solver.optimizer == "adagrad"
 
 
-@pytest.mark.parametrize("objective", ["softmax", "negative_sampling"])
-def test_given_parameters_stay(objective):
-    given = {"n_epochs": 7, "learning_rate": 0.01, "optimizer": "adagrad_row", "batch_size": 33}
-    config = config_of(objective=objective, n_negatives=9, tree_share=0.3, **given)
-    assert {name: getattr(config, name) for name in given} == given
-    assert (config.n_negatives, config.tree_share) == (9, 0.3)
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "negative_sampling"])
+def test_given_parameters_stay(solver):
+    given = {"learning_rate": 0.01, "optimizer": "adagrad_row", "batch_size": 33, "tree_components": 7}
+    config = config_of(solver=solver, n_epochs=7, **given)
+    assert {name: getattr(config.solver, name) for name in given} == given
+    assert config.n_epochs == 7
     assert config.numbers is NUMBERS
 
 
 def test_set_size():
-    assert config_of(n_shared=50).set_size(300) == 50
-    assert config_of(n_shared=500).set_size(300) == 300
-    assert config_of(n_shared=50, objective="softmax").set_size(300) == 300
+    assert shared(n_shared=50).solver.set_size(300) == 50
+    assert shared(n_shared=500).solver.set_size(300) == 300
+    assert shared(n_shared=None).solver.set_size(300) == 300
 
 
 # -- stored
@@ -133,8 +142,8 @@ def test_set_size():
 @pytest.mark.identity
 @pytest.mark.parametrize("numbers", [DEFAULTS, NUMBERS], ids=["defaults", "others"])
 def test_config_survives_json(numbers):
-    config = config_of(numbers=numbers, prior_variance=2.0, tree_regularization=0.5)
-    again = FitConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    config = config_of(solver="nce", numbers=numbers, prior_variance=2.0, tree_regularization=0.5)
+    again = FitConfig.from_dict(json.loads(json.dumps(config.to_dict())), 8)
     assert again == config
     assert again.numbers == numbers
 
@@ -163,7 +172,7 @@ def test_every_number_survives_json():
     }
     numbers = replace_numbers(DEFAULTS, **parts)
     config = FitConfig(**{**config_of().__dict__, "numbers": numbers})
-    again = FitConfig.from_dict(json.loads(json.dumps(config.to_dict()))).numbers
+    again = FitConfig.from_dict(json.loads(json.dumps(config.to_dict())), 8).numbers
     assert again == numbers
     for part in fields(Defaults):
         ours, default = getattr(again, part.name), getattr(DEFAULTS, part.name)
@@ -180,45 +189,41 @@ def test_numbers_of_other_versions():
     content = config_of().to_dict()
     content["numbers"] = {"rows": {"min_batch": 99, "gone": 1}, "component of the future": {"a": 1}}
     content["parameter of the future"] = 3
-    config = FitConfig.from_dict(content)
+    config = FitConfig.from_dict(content, 8)
     without = {"max_tempered_classes": 0}
     assert config.numbers == replace_numbers(DEFAULTS, rows={"min_batch": 99}, calibration=without)
 
 
 def test_noise_object_is_put_back():
     noise = UniformNoise(300)
-    content = config_of(noise=noise).to_dict()
+    content = config_of(solver="nce", noise=noise).to_dict()
     json.dumps(content)
-    assert FitConfig.from_dict(content, noise).noise is noise
+    assert FitConfig.from_dict(content, 8, noise).solver.noise is noise
 
 
 # -- resumed
 
 
-def test_resumed_fit_keeps_what_was_left_open():
-    begun = config_of(n_shared=50)
-    given = ExtremeClassifier(n_shared=50).get_params(deep=False)
-    # Other rows and other defaults would resolve to something else.
-    resumed = resume_config(begun, given, sized(n_pairs=100, n_features=999), None)
-    assert resumed == begun
+@pytest.mark.parametrize("given", ["auto", MinibatchSoftmax(n_shared=50), NCE(n_negatives=9)])
+def test_resumed_fit_keeps_what_was_left_open(given):
+    begun = shared(n_shared=50)
+    assert resume(begun, given) == begun
 
 
 def test_resumed_fit_takes_parameters_that_are_given():
-    begun = config_of(n_shared=50)
-    given = ExtremeClassifier(n_shared=50, n_epochs=77, objective="nce").get_params(deep=False)
-    resumed = resume_config(begun, given, PROBLEM, None)
-    assert resumed.n_epochs == 77
-    assert resumed.objective == begun.objective  # the weights are those of this one
-    assert {name: getattr(resumed, name) for name in RESOLVED if name != "n_epochs"} == {
-        name: getattr(begun, name) for name in RESOLVED if name != "n_epochs"
-    }
+    begun = shared(n_shared=50)
+    given = MinibatchSoftmax(n_shared=60, learning_rate=0.7, noise="uniform")
+    resumed = resume(begun, given, n_epochs=77)
+    assert (resumed.n_epochs, resumed.solver.n_shared, resumed.solver.learning_rate) == (77, 60, 0.7)
+    assert resumed.solver.noise == "tree"  # that of the first call
+    assert resumed.solver.batch_size == begun.solver.batch_size
 
 
-def test_resumed_fit_uses_the_noise_of_the_model():
-    noise, other = UniformNoise(300), UniformNoise(300)
-    begun = config_of(noise=noise)
-    given = ExtremeClassifier(noise=other).get_params(deep=False)
-    assert resume_config(begun, given, PROBLEM, noise).noise is noise
+def test_stream_that_was_whitened_on_the_way_takes_the_rate_of_whitened_rows():
+    begun = config_of(solver="minibatch_softmax", precondition=False, streaming=True)
+    assert resume(begun, "auto", is_whitened=True).solver.learning_rate == 0.5
+    given = MinibatchSoftmax(precondition=False, learning_rate=0.3)
+    assert resume(begun, given, is_whitened=True).solver.learning_rate == 0.3
 
 
 def test_replaced_numbers_leave_the_others():
@@ -234,5 +239,7 @@ def test_numpy_numbers_as_parameters_can_be_saved(tmp_path):
     y = rng.integers(4, size=60)
     X = rng.normal(size=(4, 3))[y] + 0.1 * rng.normal(size=(60, 3))
     given = {"n_epochs": np.int64(2), "learning_rate": np.float32(0.25), "batch_size": np.int32(20)}
-    clf = ExtremeClassifier(random_state=np.int64(0), precondition=np.bool_(True), **given).fit(X, y)
+    clf = ExtremeClassifier.with_solver(
+        "minibatch_softmax", precondition=np.bool_(True), random_state=np.int64(0), **given
+    ).fit(X, y)
     clf.save(tmp_path / "model")

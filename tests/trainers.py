@@ -11,15 +11,14 @@ from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.solvers.base import TrainState
-from extremax.solvers.batch_trainer import BatchTrainer, PreparedBatches
 from extremax.solvers.config import resolve
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.minibatch import MinibatchTrainer, PreparedBatches
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.solvers.optimizers import Tables
-from extremax.solvers.row_trainer import RowTrainer
+from extremax.solvers.registry import SOLVERS
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 
-ROW_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "rows"]
-BATCH_OBJECTIVES = [name for name, objective in OBJECTIVES.items() if objective.trainer == "batch"]
+SAMPLING = [name for name, solver in SOLVERS.items() if solver.uses_noise]
 
 
 class Progress:
@@ -40,7 +39,8 @@ class Progress:
 def make_config(data: Examples, n_classes: int, *, numbers=DEFAULTS, **parameters):
     """The resolved parameters of an `ExtremeClassifier` for these examples."""
     problem = ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes)
-    return resolve(ExtremeClassifier(**parameters).get_params(deep=False), problem, numbers=numbers)
+    clf = ExtremeClassifier.with_solver(**parameters)
+    return resolve(clf.solver, problem, n_epochs=clf.n_epochs, numbers=numbers)
 
 
 @dataclass
@@ -79,12 +79,18 @@ class Run:
 
 def run_by_rows(data, noise, *, projection=None, scale=0.4, first_bias=None, seed=3, n_threads=1, **options):
     """A `RowTrainer` whose weights start at zero and whose negatives come from `noise`."""
-    objective = options.setdefault("objective", "negative_sampling")
-    options = {"n_negatives": 2, "score_penalty": 0.01, "batch_size": 16, "optimizer": "adagrad", **options}
+    options = {
+        "solver": "negative_sampling",
+        "n_negatives": 2,
+        "score_penalty": 0.01,
+        "batch_size": 16,
+        "optimizer": "adagrad",
+        **options,
+    }
     n_classes = noise.n_classes
     config = make_config(data, n_classes, noise="uniform", **options)
-    tables = Tables.zeros(n_classes, int(data.X.shape[1]), config.optimizer)
-    starts_at_noise = OBJECTIVES[objective].starts_at_noise
+    tables = Tables.zeros(n_classes, int(data.X.shape[1]), config.solver.optimizer)
+    starts_at_noise = config.solver.starts_at_noise
     tables.biases[:] = (-np.log(n_classes) if starts_at_noise else 0.0) if first_bias is None else first_bias
     state = TrainState(tables, scale, noise, projection)
     trainer = RowTrainer(config, Context(seed, n_threads))
@@ -104,12 +110,12 @@ def run_by_batches(
     n_threads=1,
     score_penalty=None,
 ):
-    """A `BatchTrainer` with given tables and class sets, whose steps have the rate that they are given."""
+    """A `MinibatchTrainer` with given tables and class sets, whose steps have the rate they are given."""
     numbers = replace_numbers(DEFAULTS, batch={"warm_up": 0.0})
-    options = {"objective": "shared_softmax", "score_penalty": score_penalty}
+    options = {"solver": "minibatch_softmax", "score_penalty": score_penalty}
     config = make_config(data, tables.n_classes, numbers=numbers, **options)
     state = TrainState(tables, scale, whitening=whitening)
-    trainer = BatchTrainer(config, Context(7, n_threads))
+    trainer = MinibatchTrainer(config, Context(7, n_threads))
     return Run(trainer, state, PreparedBatches(data, sets, cells, batch_size, max_step))
 
 

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from extremax.classifier import ExtremeClassifier as ExtremeClassifier
     from extremax.evaluation import calibrate as calibrate
     from extremax.evaluation import evaluate as evaluate
-    from extremax.loading import load_model as load_model
     from extremax.report import analyse as analyse
     from extremax.text import TextClassifier as TextClassifier
+    from extremax.text import load_model as load_model
     from extremax.tree import LabelTree as LabelTree
     from extremax.tree.noise import FrequencyNoise as FrequencyNoise
     from extremax.tree.noise import MixtureNoise as MixtureNoise
@@ -32,7 +32,7 @@ _MODULES = {
     "analyse": "report",
     "calibrate": "evaluation",
     "evaluate": "evaluation",
-    "load_model": "loading",
+    "load_model": "text",
 }
 # Packages that are attributes without an import of their own: `extremax.data` works at once.
 _PACKAGES = (

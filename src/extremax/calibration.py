@@ -25,7 +25,6 @@ a logistic regression on rows that the model was not trained on.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,16 +60,6 @@ class Calibration(NamedTuple):
     temperature: float = 1.0
     uniform_mix: float = 0.0
     temperature_slope: float = 0.0
-
-    @property
-    def floor(self) -> float:
-        """Deprecated name of `uniform_mix`."""
-        warnings.warn(
-            "Calibration.floor is now called uniform_mix; the old name goes with the next release.",
-            FutureWarning,
-            stacklevel=2,
-        )
-        return self.uniform_mix
 
     def check(self) -> None:
         """Raise ValueError where the values make no probabilities."""

@@ -1,4 +1,4 @@
-"""Fewer classes, merged classes, further classes: a fitted model turned into another, with no new fit.
+"""Add, remove and merge classes: a fitted model turned into another, without a new fit.
 
 Every function returns a new `Fitted` and leaves the given one as it is.
 """
@@ -14,22 +14,21 @@ import numpy as np
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores import Search
-from extremax.scores.parts import Parts, parts_of
-from extremax.scores.sparse_weights import SparseWeights
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores.base import Search, Weights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.merged import LabelMap
+from extremax.scores.sparse import SparseWeights
 from extremax.solvers.base import Trainer, TrainState
 from extremax.solvers.config import FitConfig
-from extremax.solvers.dense_part import MakeTrainer
 from extremax.solvers.growth import (
     Discriminant,
     SparseRecord,
     estimate_discriminant,
     projected_discriminant,
 )
-from extremax.solvers.objectives import OBJECTIVES
-from extremax.solvers.sparse_start import ClassSums
-from extremax.tree.noise import Noise, changed_noise
+from extremax.solvers.registry import SOLVERS
+from extremax.solvers.sparse.start import ClassSums
+from extremax.tree.noise import EditedNoise
 from extremax.types import Bool, Float32, Float64, Int64
 
 if TYPE_CHECKING:
@@ -43,66 +42,57 @@ def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
     mixing keeps its share of each class that is left.
     """
     model = fitted.model
-    lines, parts = parts_of(model.parts, model.weights.n_classes).take(kept)
+    lines, label_map = model.lines.take(kept)
     index = np.flatnonzero(lines)
     mix, share = model.calibration.uniform_mix, len(index) / len(lines)
     calibration = model.calibration._replace(uniform_mix=mix * share / (1.0 - mix + mix * share))
     classes = _take_classes(model.classes, np.flatnonzero(kept))
-    changed = replace(model, calibration=calibration, classes=classes, parts=parts)
+    changed = replace(model, calibration=calibration, classes=classes, label_map=label_map)
     return _take_lines(replace_model(fitted, changed), index)
 
 
 def merge_classes(fitted: Fitted, target: Int64) -> Fitted:
     """Return the model with classes merged; `target` is the number of each class afterwards."""
     model = fitted.model
-    before = parts_of(model.parts, model.weights.n_classes)
-    parts = Parts(target[before.class_of].astype(np.int32))
-    classes = _merge_classes(model.classes, target, parts.n_classes)
-    order = np.argsort(parts.class_of, kind="stable")
-    if parts.n_classes == parts.n_parts:  # new names in another order
-        return _take_lines(replace_model(fitted, replace(model, classes=classes, parts=None)), order)
+    label_map = LabelMap(target[model.lines.class_of].astype(np.int32))
+    classes = _merge_classes(model.classes, target, label_map.n_classes)
+    if label_map.n_classes == label_map.n_lines:  # new names in another order
+        renamed = replace_model(fitted, replace(model, classes=classes, label_map=None))
+        return _take_lines(renamed, label_map.order.astype(np.int64))
     state = _new_state(fitted.state, noise=fitted.state.noise, class_means=classes.means)
-    return replace_model(fitted, replace(model, classes=classes, parts=parts), state)
+    return replace_model(fitted, replace(model, classes=classes, label_map=label_map), state)
 
 
-def add_classes(
-    fitted: Fitted, data: Examples, place: Int64, make_trainer: MakeTrainer, context: Context
-) -> Fitted:
-    """Return the model with further classes.
+def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) -> Fitted:
+    """Return the model with new classes.
 
     Parameters
     ----------
     data
-        Rows of the further classes, which are numbered from 0.
+        Rows of the new classes, which are numbered from 0.
     place : (n_classes + n_new,)
-        Classes in the order that they have afterwards: those of the model from 0, then the further ones.
-    make_trainer
-        Returns the trainer of a config.
+        Classes in the order that they have afterwards: those of the model from 0, then the new ones.
     """
     model = fitted.model
     config = model.config
     if config is None:
-        raise ValueError("this model has no record of how it was trained, so it takes no further class.")
+        raise ValueError("this model has no record of how it was trained, so it takes no new class.")
     n_new = len(place) - model.n_classes
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
     counts = data.class_counts(n_new).astype(np.int64)
     classes = _plus_classes(model.classes, counts, data)
-    parts = model.parts
-    if parts is not None:
+    label_map = model.label_map
+    if label_map is not None:
         more = model.n_classes + np.arange(n_new, dtype=np.int32)
-        parts = Parts(np.concatenate([parts.class_of, more]))
-    grown = replace(model, weights=weights, noise=noise, classes=classes, parts=parts, searches={})
+        label_map = LabelMap(np.concatenate([label_map.class_of, more]))
+    grown = replace(model, weights=weights, noise=noise, classes=classes, label_map=label_map, searches={})
     if noise is None:
         grown = replace(grown, projection=None, classes=replace(classes, means=None))
         state.projection = state.class_means = None
-    searches = {}
-    for name, index in model.searches.items():
-        found = _change_search(name, index, "plus_classes", grown.scorer)
-        if found is not None:
-            searches[name] = found
+    searches = _follow(model, "plus_classes", grown.scorer)
     changed = replace_model(fitted, replace(grown, searches=searches), state)
     return _order_classes(changed, place)
 
@@ -125,17 +115,18 @@ def _new_state(state: TrainState, **changes: Any) -> TrainState:
     return replace(state, pair_values=None, pair_key=0, **changes)
 
 
-def _keeps_noise(model: Model) -> bool:
-    """Whether the noise is a part of scores or of training; else it only told where to look for classes."""
-    return model.noise is not None and OBJECTIVES[model.objective].trainer == "rows"
+def _noise_to_edit(model: Model) -> EditedNoise | None:
+    """Return the noise that scores or training contain; None where it only told where to look for classes."""
+    if model.noise is None or not SOLVERS[model.solver].uses_noise:
+        return None
+    return EditedNoise.of(model.noise)
 
 
 def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     """Return the model with some lines of the weights, in a given order."""
     model, state = fitted.model, fitted.state
-    noise: Noise | None = None
-    if _keeps_noise(model) and model.noise is not None:
-        noise = changed_noise(model.noise).take(index)
+    noise = _noise_to_edit(model)
+    noise = None if noise is None else noise.take(index)
     stream = None if state.stream is None else state.stream.take(index)
     tables = state.tables.take(index)
     projection = None if noise is None else model.projection
@@ -150,11 +141,7 @@ def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     )
     weights = _weights_of(model, changed, index)
     found = replace(model, weights=weights, noise=noise, projection=projection, classes=classes, searches={})
-    searches = {}
-    for name, search in model.searches.items():
-        taken = _change_search(name, search, "take_classes", index, found.scorer)
-        if taken is not None:
-            searches[name] = taken
+    searches = _follow(model, "take_classes", index, found.scorer)
     return replace_model(fitted, replace(found, searches=searches), changed)
 
 
@@ -171,17 +158,20 @@ def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
     return tables.weights  # type: ignore[no-any-return]
 
 
-def _change_search(name: str, search: Search, method: str, *arguments: Any) -> Search | None:
-    change = getattr(search, method, None)
-    if change is None:
-        warnings.warn(
-            f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
-            " again with add_search.",
-            stacklevel=5,
-        )
-        return None
-    found: Search = change(*arguments)
-    return found
+def _follow(model: Model, method: str, *arguments: Any) -> dict[str, Search]:
+    """Return the searches of a model after a change of its classes; one that cannot follow is left out."""
+    searches: dict[str, Search] = {}
+    for name, search in model.searches.items():
+        change = getattr(search, method, None)
+        if change is None:
+            warnings.warn(
+                f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
+                " again with add_search.",
+                stacklevel=5,
+            )
+        else:
+            searches[name] = change(*arguments)
+    return searches
 
 
 def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
@@ -190,13 +180,13 @@ def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
         return fitted
     model = fitted.model
     changed = replace(model, classes=_take_classes(model.classes, place))
-    if model.parts is None:
+    if model.label_map is None:
         return _take_lines(replace_model(fitted, changed), place)
     number = np.empty(len(place), np.int32)
     number[place] = np.arange(len(place), dtype=np.int32)
-    parts = Parts(number[model.parts.class_of])
+    label_map = LabelMap(number[model.label_map.class_of])
     fitted.state.class_means = changed.classes.means
-    return replace_model(fitted, replace(changed, parts=parts))
+    return replace_model(fitted, replace(changed, label_map=label_map))
 
 
 # -- what is known about the classes
@@ -247,13 +237,13 @@ def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInf
     )
 
 
-# -- weights of further classes
+# -- weights of new classes
 
 
 def _grow(
     fitted: Fitted, data: Examples, n_new: int, trainer: Trainer, context: Context
 ) -> tuple[TrainState, Weights]:
-    """Return a state and weights with further classes behind the others."""
+    """Return a state and weights with new classes behind the others."""
     state, config = fitted.state, trainer.config
     if state.tables.kind in ("dense", "sharded"):
         return _grow_dense(fitted, data, n_new, config, context)
@@ -262,7 +252,7 @@ def _grow(
         if record is None:
             raise ValueError(
                 "this model was fitted by an earlier version, which kept nothing that the weights of a"
-                " further class could follow from; fit it again."
+                " new class could follow from; fit it again."
             )
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
         if record.mix.get("svm", 0.0) > 0.0:
@@ -289,10 +279,10 @@ def _grow_dense(
         weights, biases = found.grow(data, n_new, total)
     else:
         weights, biases = _estimated(model, data, n_new, config, context)
-    noise: Noise | None = None
-    if _keeps_noise(model) and model.noise is not None:
+    noise = _noise_to_edit(model)
+    if noise is not None:
         constants = np.maximum(counts, 0.5) / total
-        noise = changed_noise(model.noise).plus(constants)
+        noise = noise.plus(constants)
         if model.noise_term is not None:  # prediction adds it
             biases = biases - np.log(constants).astype(np.float32)
     stream = None if state.stream is None else state.stream.plus_classes(n_new)
@@ -304,10 +294,10 @@ def _grow_dense(
 def _estimated(
     model: Model, data: Examples, n_new: int, config: FitConfig, context: Context
 ) -> tuple[Float32, Float32]:
-    """Return weights of further classes of a model without whitened rows.
+    """Return weights of new classes of a model without whitened rows.
 
-    The discriminant is that of the further rows.  Its scale, and how far it is ahead of or behind the other
-    classes, are those under which the further rows, each left out of its class, and what stands for rows of
+    The discriminant is that of the new rows.  Its scale, and how far it is ahead of or behind the other
+    classes, are those under which the new rows, each left out of its class, and what stands for rows of
     the other classes are most probable.
     """
     rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
@@ -338,7 +328,7 @@ def _estimated(
 def _lead(
     record: SparseRecord, tables: Any, data: Examples, n_new: int, model: Model, context: Context
 ) -> float:
-    """Return the median lead of further classes on rows of their own, that half of these which they were not
+    """Return the median lead of new classes on rows of their own, that half of these which they were not
     made from; nothing where no class has two rows.
 
     What is far ahead on its own rows is ahead on rows of others, too, and no such row is there to show it.
@@ -361,7 +351,7 @@ def _lead(
 
 
 def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:
-    """Return rows such as the other classes may have: a mean of a class, and a residual of a further row.
+    """Return rows such as the other classes may have: a mean of a class, and a residual of a new row.
 
     The means are those that the projection of the tree shows or, without a tree, those that the weights would
     have come from, were they a linear discriminant.
@@ -377,7 +367,5 @@ def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) 
         back = np.linalg.pinv(projection.components.astype(np.float64))
         centres = projection.mean + means[chosen].astype(np.float64) @ back.T
     else:
-        lines = parts_of(model.parts, model.weights.n_classes)
-        first = lines.order[lines.starts[chosen]]
-        centres = found.centres(model.weights.to_dense()[first], data)
+        centres = found.centres(model.weights.to_dense()[model.lines.first(chosen)], data)
     return (centres + residuals).astype(np.float32)

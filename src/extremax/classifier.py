@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,188 +13,73 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as changes
-from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning
-from extremax.examples import Examples
+from extremax.base import Classifier, check_count, row_weight, warn_unlabelled
+from extremax.errors import ModelFileError, TrainingInterruptedWarning, warn_caller
+from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
 from extremax.features.scaling import LargeColumns
-from extremax.fit import (
-    Fitted,
-    Request,
-    fit_index,
-    fit_model,
-    fit_sparse_index,
-    make_trainer,
-    problem_size,
-    resume_model,
-    train_epoch,
-)
+from extremax.fit import Fitted, Request, fit_model, problem_size, resume_model, train_epoch
 from extremax.model import Model
 from extremax.model_card import make_card
-from extremax.monitor import Monitor
 from extremax.params import (
-    BATCH_OBJECTIVES,
-    RENAMED,
-    accept_old_names,
-    canonical_noise,
-    check_estimator_parameters,
+    CLASSIFIER,
+    CLASSIFIER_PARAMETERS,
+    SOLVER_PARAMETERS,
     check_patience,
-    check_saved_parameters,
-    rename_parameters,
+    check_values,
+    documented,
+    refuse_misplaced,
+    says_where,
 )
-from extremax.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
-from extremax.scores import Search
-from extremax.solvers.config import FitConfig, resolve, resume_config
+from extremax.scores.sparse import SparseWeights
+from extremax.solvers.config import FitConfig, resolve, resume
 from extremax.solvers.loop import Callback, Record
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.registry import (
+    PAPER,
+    Solver,
+    find_solver,
+    make_solver,
+    restore_solver,
+    solver_names,
+)
 from extremax.storage import checks
 from extremax.storage.labels import check_savable
 from extremax.storage.models import SavedModel, save_model
 from extremax.storage.state import State
-from extremax.tree.noise import Noise, as_noise
-from extremax.tuned import DEFAULTS, Defaults, ProblemSize
-from extremax.types import Features, Float32, Float64, Int32
-from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
+from extremax.tuned import DEFAULTS, Defaults
+from extremax.types import Features, Float32, Int32
+from extremax.validation.constraints import Choice, check_parameters
 from extremax.validation.features import check_features, copied_bytes, join_pair
 from extremax.validation.frames import as_frame, frame_inputs
 from extremax.validation.labels import LabelIndex, check_classes, encode_labels, join_labels
 from extremax.validation.random_state import check_random_state
-from extremax.validation.sample_weight import check_sample_weight, class_weights
+from extremax.validation.sample_weight import class_weights
 from extremax.validation.targets import encode_targets, indicator_format, lookup_targets
 
 EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
-_RENAMED_CHOICES = {
-    "floor": "uniform_mix",
-    "sharpness": "init_scale",
-    "regularization": "tree_regularization",
-    "beam_agreement": "beam_recall",
-}
-
-
 _CHANGED = (
     "_fitted", "model_", "history_", "interrupted_", "classes_", "_label_index", "_changes", "class_weight",
 )  # fmt: skip
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 _CHANGE_FIELDS = ("what", "when", "n_changed", "n_rows", "n_classes")
 
 
-class Choices(dict[str, Any]):
-    """What a fit chose; names of version 0.1 still work, with a warning."""
-
-    def __missing__(self, name: str) -> Any:
-        if name not in _RENAMED_CHOICES:
-            raise KeyError(name)
-        new = _RENAMED_CHOICES[name]
-        warnings.warn(f"choices_[{name!r}] is now called choices_[{new!r}].", FutureWarning, stacklevel=2)
-        return self[new]
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(_RENAMED_CHOICES.get(str(name), name))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a choice, or a default where there is none."""
-        return self[name] if name in self else default  # noqa: SIM401 (`[]` knows old names)
-
-
-class ExtremeClassifier(ClassifierMixin, BaseEstimator):
+@documented(CLASSIFIER_PARAMETERS)
+class ExtremeClassifier(Classifier):
     """Linear softmax classifier over very many classes.
 
-    By default, the rows of a minibatch share about a thousand classes, drawn with known probabilities, so
-    that the loss estimates that of the softmax over all classes. Training starts from a linear discriminant
-    on whitened features. The paper's method, negatives drawn for each row from a label tree, is
-    ``objective="negative_sampling"``.
+    By default each row is compared with the classes that score highest for it, or with about a thousand
+    classes that the rows of a minibatch share, so that the loss estimates that of the softmax over all
+    classes. Training starts from a linear discriminant on whitened features. The paper's method, negatives
+    drawn for each row from a label tree, is ``solver="negative_sampling"``.
 
-    Parameters
-    ----------
-    objective : str
-        The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper's Eq. 6), "nce",
-        "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row. "shared_softmax"
-        compares the rows of a minibatch with `n_shared` classes, "softmax" with all; "candidate_softmax"
-        compares each row with the classes that score highest for it, and `learning_rate`, `optimizer` and
-        `batch_size` have no effect on it. "sparse_softmax" is for sparse features of any number, such as
-        words: weights are stored where they are not zero, on top of a naive Bayes start; `learning_rate`,
-        `optimizer` and `batch_size` have no effect on it, `noise` and `prior_variance` on its dense features
-        alone. "auto" is "sparse_softmax" for sparse matrices of at least 1,024 columns and at most 5% of
-        non-zero entries, else for up to 1,024 features "candidate_softmax" where classes are more than
-        `n_shared` and all scores of the training rows are affordable, and "shared_softmax" where not and in
-        `partial_fit`; for more, and with an own noise object, it is "negative_sampling".
-    noise : {"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise
-        Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes
-        with the same probability, the class frequencies, a mixture of tree and frequencies, or an object
-        of your own, such as a `LabelTree`, or `TreeNoise` for a tree of projected features.
-    n_negatives : int
-        Negatives per row and epoch, of objectives that draw negatives for each row.
-    n_shared : int
-        Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the
-        rows' cell of the tree.
-    precondition : bool
-        For "shared_softmax" and "softmax": start from a linear discriminant, and train on whitened
-        features with step sizes that fall to zero.
-    n_epochs : int, optional
-        Passes over the data; 0 gives the start as classifier: the noise distribution, or the
-        discriminant.
-    learning_rate : float, optional
-        Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to
-        zero over the epochs.
-    optimizer : {"adagrad", "adagrad_row", "sgd"}, optional
-        Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.
-    score_penalty : float, optional
-        The paper's lambda. For objectives that draw negatives for each row, a square penalty on the
-        scores of the label and of the negatives (Eq. 6), 1e-4 unless given; for "shared_softmax" and
-        "softmax" on the score of the label and the mean over all classes, 0 unless given. No effect on
-        other objectives.
-    penalized_scores : {"debiased", "raw"}
-        What `score_penalty` is on under "negative_sampling": scores plus log p_n, as in the text of the
-        paper, or scores alone, as in its authors' code for noise that does not depend on x.
-    prior_variance : float, optional
-        Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.
-    class_weight : dict, "balanced" or None
-        Factor of the weight of each pair by its label, 1 for labels that a dict does not name; "balanced"
-        gives every class the same total weight.
-    batch_size : int, optional
-        Rows whose coefficients are computed from the same weights; chosen from the size of the problem
-        unless given.
-    tree_components : int
-        Principal components of the features that the label tree is fitted on (the paper's k, 16 there).
-    tree_regularization : float or "auto"
-        Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); "auto" chooses
-        one per level of the tree, on held-out rows.
-    tree_fit : {"default", "paper"}
-        How the label tree is fitted. "paper" is the algorithm of the paper's section 3 to the letter, for
-        comparisons with it: slower.
-    whiten_components : bool
-        Whether the components of the label tree are scaled to unit variance, as in the paper's published
-        code; for objectives that draw negatives for each row.
-    scale_features : bool
-        Whether rows are scaled to a mean square length of one before training, so that one learning rate
-        serves every data set; False trains on features as given, as the paper does. No effect with
-        `precondition`, where it is used.
-    noise_exponent : float
-        Power of the class frequencies in "frequency" and "mixture" noise.
-    tree_share : float
-        Weight of the tree in "mixture" noise.
-    validation_fraction : float
-        Fraction of the rows held out for validation, if no `eval_set` is given; one row of each class
-        always stays in training.
-    patience : int, optional
-        Stop after this many epochs without a better validation log-likelihood, and keep the best epoch.
-    memory_limit : int, optional
-        Bytes that training may need; by default what the machine has free.
-    max_model_bytes : int, optional
-        Bytes of the weights of a "sparse_softmax" model: those that matter least are dropped after training
-        (``choices_["pruning_loss"]`` says what they were worth on held-out rows).
-    n_jobs : int, optional
-        Threads; None and -1 mean all processors. The model is the same at any number.
-    random_state : int, Generator, RandomState or None
-        Seed of all random draws.
-    verbose : int
-        1 shows memory needs, choices, a progress bar in a terminal, and a line per epoch.
+    {parameters}
 
     Attributes
     ----------
@@ -206,7 +90,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     model_ : Model
         Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was left open and chosen: ``objective``, ``n_epochs`` and others, ``temperature``,
+        What was left open and chosen: ``solver``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
         ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
         rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
@@ -240,36 +124,16 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     """
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
-    _large_columns: LargeColumns | None = None  # columns of sparse features that are scaled down
     _changes: Sequence[Mapping[str, Any]] = ()  # of the classes since the fit
-    _text_bytes = 0  # of features that a `TextClassifier` has made of texts
-    _held: Mapping[str, int] = MappingProxyType({})  # bytes that a first call holds before training, by part
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
-    @accept_old_names
+    @says_where
     def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
-        objective: str = "auto",
-        noise: str | Noise = "adversarial",
+        solver: str | Solver = "auto",
         *,
-        n_negatives: int = 4,
-        n_shared: int = 1024,
-        precondition: bool = True,
         n_epochs: int | None = None,
-        learning_rate: float | None = None,
-        optimizer: str | None = None,
-        score_penalty: float | None = None,
-        penalized_scores: str = "debiased",
-        prior_variance: float | None = None,
         class_weight: dict[Any, float] | str | None = None,
-        batch_size: int | None = None,
-        tree_components: int = 32,
-        tree_regularization: float | str = "auto",
-        tree_fit: str = "default",
-        whiten_components: bool = False,
-        scale_features: bool = True,
-        noise_exponent: float = 1.0,
-        tree_share: float = 0.9,
         validation_fraction: float = 0.0,
         patience: int | None = None,
         memory_limit: int | None = None,
@@ -278,26 +142,9 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         random_state: int | np.random.Generator | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
-        self.objective = objective
-        self.noise = noise
-        self.n_negatives = n_negatives
-        self.n_shared = n_shared
-        self.precondition = precondition
+        self.solver = solver
         self.n_epochs = n_epochs
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.score_penalty = score_penalty
-        self.penalized_scores = penalized_scores
-        self.prior_variance = prior_variance
         self.class_weight = class_weight
-        self.batch_size = batch_size
-        self.tree_components = tree_components
-        self.tree_regularization = tree_regularization
-        self.tree_fit = tree_fit
-        self.whiten_components = whiten_components
-        self.scale_features = scale_features
-        self.noise_exponent = noise_exponent
-        self.tree_share = tree_share
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.memory_limit = memory_limit
@@ -307,9 +154,31 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         self.verbose = verbose
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; old names work with a warning."""
-        super().set_params(**rename_parameters(params))
+        """Set parameters; those of the solver as ``solver__learning_rate``."""
+        refuse_misplaced(params.items(), ValueError)
+        solver = params.get("solver", self.solver)
+        if isinstance(solver, str) and any(name.startswith("solver__") for name in params):
+            if solver == "auto":
+                raise ValueError(
+                    'solver="auto" has no parameters; name one first, such as solver="negative_sampling".'
+                )
+            params["solver"] = find_solver(solver)
+        super().set_params(**params)
         return self
+
+    @classmethod
+    def with_solver(cls, solver: str = "auto", **parameters: Any) -> Self:
+        """Return a classifier from its parameters and those of a named solver side by side.
+
+        A recipe and the command line have them so.
+
+        Examples
+        --------
+        >>> ExtremeClassifier.with_solver("nce", noise="uniform", n_epochs=3)
+        ExtremeClassifier(n_epochs=3, solver=NCE(noise='uniform'))
+        """
+        own = {name: parameters.pop(name) for name in SOLVER_PARAMETERS if name in parameters}
+        return cls(make_solver(solver, own), **parameters)
 
     @classmethod
     def paper(cls, **parameters: Any) -> Self:
@@ -322,12 +191,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Examples
         --------
         >>> clf = ExtremeClassifier.paper(learning_rate=0.003, random_state=0)
-        >>> clf.n_negatives, clf.tree_components, clf.tree_fit, clf.scale_features
-        (1, 16, 'paper', False)
+        >>> clf.solver.n_negatives, clf.solver.tree_components, clf.solver.tree_fit, clf.random_state
+        (1, 16, 'paper', 0)
         """
-        from extremax.solvers.paper_parameters import PAPER_PARAMETERS
-
-        return cls(**{**PAPER_PARAMETERS, **rename_parameters(parameters)})
+        return cls.with_solver("negative_sampling", **PAPER | parameters)
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -369,16 +236,35 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         Ctrl-C, once training has started, ends it with the model as far as it got.
         """
+        return self._fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
+
+    def _fit(  # noqa: PLR0913 (those of `fit`, and two for texts)
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None,
+        *,
+        eval_set: EvalSet,
+        classes: ArrayLike | None,
+        callbacks: Sequence[Callback],
+        groups: tuple[int, ...] = (),
+        held: Mapping[str, int] = _NOTHING,
+    ) -> Self:
+        """Train from the beginning.
+
+        `groups` are those of the layout of texts; `held` are the bytes that their features take, by part.
+        """
         self._forget()
-        check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        self.check_params()
         X, y = frame_inputs(X, y)
         with self._nothing_left_on_failure():
-            data = self._class_weighted(self._read_first(X, y, classes, sample_weight)).usable()
+            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
+            data = self._class_weighted(first).usable()
             self._require_two_classes(data)
             context = self._context(check_random_state(self.random_state))
             data, validation = self._split_validation(data, eval_set, context.seed)
-            config = resolve(self._parameters(), self._problem(data), numbers=self._numbers)
-            request = Request(validation, callbacks, self._publish, self.patience, self._held)
+            config = self._resolve(data)
+            request = Request(validation, callbacks, self._publish, self.patience, held)
             return self._finish(fit_model(data, len(self.classes_), config, context, request))
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
@@ -387,14 +273,14 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
         """
         X, y = frame_inputs(X, y)
-        features = self._check_fitted(X)
+        features = self.to_features(X)
         if self._changes:
             raise ValueError(
                 f"the classes of this model were changed ({self._changes[-1]['what']}) after its fit, which"
                 " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
             )
         data = self._class_weighted(self._lookup(y, features)).usable()
-        config = self._resume_config(data)
+        config = self._resume_config()
         context = self._context(self.seed_)
         request = Request(None, callbacks, self._publish, self.patience)
         return self._finish(resume_model(self._fitted, data, config, context, request))
@@ -418,7 +304,21 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
         the epoch; by default they are an error. A row of a merged class trains the part of it that scores
         highest."""
-        check_estimator_parameters(self.get_params(deep=False), OBJECTIVES)
+        return self._partial_fit(X, y, classes, sample_weight, new_classes=new_classes)
+
+    def _partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        *,
+        new_classes: str,
+        groups: tuple[int, ...] = (),
+        held: Mapping[str, int] = _NOTHING,
+    ) -> Self:
+        """Train one more epoch; arguments are those of `partial_fit` and `_fit`."""
+        self.check_params()
         check_parameters(
             "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
         )
@@ -432,24 +332,18 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         with self._nothing_left_on_failure():
             if begun is None:
                 self._forget()
-                data = self._class_weighted(self._read_first(X, y, classes, sample_weight))
+                first, held = self._read_first(X, y, classes, sample_weight, groups, held)
+                data = self._class_weighted(first)
                 if len(self.classes_) < 2:
                     raise ValueError(
                         f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
                         " Declare them: partial_fit(X, y, classes=...)."
                     )
-                n_seen = len(np.unique(data.y))
-                config = resolve(
-                    self._parameters(),
-                    self._problem(data),
-                    streaming=True,
-                    n_seen=n_seen,
-                    numbers=self._numbers,
-                )
+                config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
                 context = self._context(check_random_state(self.random_state))
             else:
                 return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
-            request = Request(publish=self._publish, patience=self.patience, held=self._held)
+            request = Request(publish=self._publish, patience=self.patience, held=held)
             return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
 
     def _train_more(
@@ -459,7 +353,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
         What goes wrong before that changes nothing; what goes wrong in it takes added classes back.
         """
-        features = self._same_features(X)
+        features = self.to_features(X)
         self._check_same_classes(classes)
         before = {name: getattr(self, name) for name in _CHANGED if hasattr(self, name)}
         try:
@@ -470,10 +364,10 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                 ' partial_fit(X, y, new_classes="add").'
             )
             found = self._lookup(y, features, hint=hint)
-            data = self._class_weighted(self._weighted(found, sample_weight, stacklevel=5))
-            if self.model_.parts is not None:
-                data = self.model_.merged(self._threads).assign(data)
-            config, context = self._resume_config(data), self._context(self.seed_)
+            data = self._class_weighted(self._weighted(found, sample_weight))
+            if self.model_.label_map is not None:
+                data = self.model_.merged_predictor(self._threads).assign(data)
+            config, context = self._resume_config(), self._context(self.seed_)
             request = Request(publish=self._publish, patience=self.patience)
             n_lines = self.model_.weights.n_classes
             trained = train_epoch(self._fitted, data, n_lines, config, context, request)
@@ -519,7 +413,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         True
         """
         X, y = frame_inputs(X, y)
-        features = self._check_fitted(X)
+        features = self.to_features(X)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         data = self._weighted(targets.with_features(features), sample_weight)
         ids = self._find_labels(known)
@@ -558,7 +452,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
         labels, place = join_labels(self.classes_, new, in_order=self._indicator is None)
         context = self._context(self.seed_)
-        fitted = changes.add_classes(self._fitted, rows, place, make_trainer, context)
+        fitted = changes.add_classes(self._fitted, rows, place, context)
         return self._change("add_classes", fitted, labels, len(new), rows.n_rows)
 
     def _add_unseen(self, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
@@ -568,7 +462,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         known, targets = encode_targets(y, n_samples=features.shape[0])
         ids = self._find_labels(known)
         if (ids < 0).any():
-            weight = _row_weight(targets, sample_weight)
+            weight = row_weight(targets, sample_weight)
             self._add(known, ids, targets.with_features(features).with_row_weight(weight))
 
     def remove_classes(self, labels: Any) -> Self:
@@ -591,7 +485,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         (['a', 'b'], 1.0)
         """
         self._require_fitted("before remove_classes")
-        ids = self._label_ids(_as_labels(labels))
+        ids = self.label_ids(_as_labels(labels))
         kept = np.ones(len(self.classes_), np.bool_)
         kept[ids] = False
         self._require_classes_left(int(kept.sum()), "remove_classes")
@@ -623,7 +517,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(names, Mapping) or not names:
             raise TypeError("merge_classes takes a dict from labels to their new names, with one or more.")
         labels = self.classes_.tolist()
-        for label, name in zip(self._label_ids(list(names)).tolist(), names.values(), strict=True):
+        for label, name in zip(self.label_ids(list(names)).tolist(), names.values(), strict=True):
             labels[label] = name
         known, target = encode_labels(labels, name="names")
         check_savable(known)
@@ -650,12 +544,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         rows = np.ones(len(target)) if counts is None else np.maximum(counts, 0.5)
         found = np.bincount(target, weights=rows * weights) / np.bincount(target, weights=rows)
         return {labels.item(int(i)): float(found[i]) for i in np.flatnonzero(named)}
-
-    def _label_ids(self, labels: Sequence[Any]) -> Int32:
-        index = self._label_index
-        return index.find(
-            list(labels), where=lambda i: "the label", hint="See classes_ for them.", allow_unseen=False
-        )
 
     def _require_classes_left(self, n_classes: int, method: str) -> None:
         if n_classes < 2:
@@ -698,31 +586,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """Changes of the classes since the fit, oldest first: what, when, of how many classes and rows."""
         return [dict(change) for change in self._changes]
 
-    def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
-        """Fit the index for beam search again, on rows like those to be predicted.
-
-        `held_out`, rows that the model was not trained on, choose the default width; without them, some rows
-        of X. `fit` does this by itself; `partial_fit` does not."""
-        features = self._check_fitted(X)
-        unseen = None if held_out is None else self._same_features(held_out, name="held_out")
-        options: dict[str, Any] = {"seed": self.seed_, "n_threads": self._threads}
-        index: Search | None
-        if self.model_.weights.row_major:
-            index = fit_sparse_index(self.model_, features if unseen is None else unseen, **options)
-        else:
-            index = fit_index(self.model_, features, held_out=unseen, **options)
-        return self if index is None else self._replace_model(self.model_.with_search("beam", index))
-
-    def add_search(self, name: str, search: Search) -> Self:
-        """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
-        self._require_fitted()
-        return self._replace_model(self.model_.with_search(name, search))
-
-    def describe_classes(self, texts: Sequence[str]) -> Self:
-        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
-        self._require_fitted()
-        return self._replace_model(self.model_.with_descriptions(texts))
-
     # -- the fitted state ----------------------------------------------------------------------------------
 
     def _forget(self) -> None:
@@ -731,7 +594,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
-        for name in ("_fitted", "_label_index", "_indicator", "_large_columns", "_changes"):
+        for name in ("_fitted", "_label_index", "_indicator", "_changes"):
             self.__dict__.pop(name, None)
 
     @contextmanager
@@ -753,27 +616,20 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
     def _finish(self, fitted: Fitted) -> Self:
         self._publish(fitted)
         if fitted.interrupted:
-            warnings.warn(
+            warn_caller(
                 f"Training was interrupted after {fitted.model.n_epochs} epochs; the model is kept as it is.",
                 TrainingInterruptedWarning,
-                stacklevel=3,
             )
         return self
 
-    def _replace_model(self, model: Model) -> Self:
-        self._fitted.model = model
-        self.model_ = model
+    @property
+    def _inner(self) -> ExtremeClassifier:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Find parameters under their old names, with a warning."""
         if name in ("coef_", "intercept_"):  # their own AttributeError ends here
             raise AttributeError(self._no_coefficients)
-        if name not in RENAMED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        new = RENAMED[name]
-        warnings.warn(f"{name} is now called {new}.", FutureWarning, stacklevel=2)
-        return getattr(self, new)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def coef_(self) -> Any:
@@ -796,8 +652,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         weights, intercept = scorer.weights.coefficients()
         if scorer.offsets is not None:
             intercept = intercept + scorer.offsets
-        if self._large_columns is not None:
-            weights = self._large_columns.to_given(weights)
+        if self.layout_.scaling is not None:
+            weights = self.layout_.scaling.to_given(weights)
         if len(self.classes_) == 2:
             return weights[1:2] - weights[0:1], intercept[1:2] - intercept[0:1]
         return weights, intercept
@@ -808,26 +664,26 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
-        if self.model_.parts is not None:
+        if self.model_.label_map is not None:
             return (
                 "a model with merged classes has no coef_ and intercept_: the score of a merged class is the"
                 " log of a sum over its parts, whose weights are in model_.weights."
             )
         if not scorer.linear_scores:
             return (
-                f"a model of objective {self.model_.objective!r} with a label tree has no coef_ and"
+                f"a model of solver {self.model_.solver!r} with a label tree has no coef_ and"
                 " intercept_: log p_n of the tree, a part of its scores, is not linear in the features."
             )
         return scorer.weights.nonlinear_part
 
     @property
-    def choices_(self) -> Choices:
+    def choices_(self) -> dict[str, Any]:
         """What was left open and chosen, as the model has it now."""
         if "model_" not in vars(self):
             raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
-        large = self._large_columns
-        scaled = {} if large is None else {"scaled_columns": large.columns.tolist()}
-        return Choices(scaled | self.model_.describe())
+        scaling = self.layout_.scaling
+        scaled = {} if scaling is None else {"scaled_columns": scaling.columns.tolist()}
+        return scaled | self.model_.describe()
 
     @property
     def _threads(self) -> int:
@@ -835,56 +691,70 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _threads_for(self, features: Features) -> int:
         """Return the threads of a search: one for a single row that one thread scores anyway."""
-        alone = features.shape[0] == 1 and self.model_.weights.row_major
+        alone = features.shape[0] == 1 and isinstance(self.model_.weights, SparseWeights)
         return 1 if alone and self.n_jobs != 0 else self._threads
 
     def _context(self, seed: int) -> Context:
         self.seed_ = seed
         return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
 
-    def _parameters(self) -> dict[str, Any]:
-        parameters = self.get_params(deep=False)
-        noise = canonical_noise(parameters["noise"])
-        return {**parameters, "noise": noise if isinstance(noise, str) else as_noise(noise)}
+    def check_params(self) -> None:
+        """Raise for parameters that are wrong, of the classifier or of its solver."""
+        values = self.get_params(deep=False)
+        if isinstance(self.solver, str):  # a name may have been registered since the table was written
+            check_parameters(CLASSIFIER, {"solver": values.pop("solver")}, {"solver": [solver_names()]})
+        check_values(CLASSIFIER, values)
+        if not isinstance(self.solver, str):
+            self.solver.check()
 
-    def _problem(self, data: Examples) -> ProblemSize:
-        layout = vars(self).get("_n_dense", 0), vars(self).get("_column_groups", ())
-        return problem_size(data, len(self.classes_), *layout)
+    def _resolve(self, data: Examples, **streaming: Any) -> FitConfig:
+        """Return the configuration of a first call."""
+        options: dict[str, Any] = {"n_epochs": self.n_epochs, "max_model_bytes": self.max_model_bytes}
+        problem = problem_size(data, len(self.classes_))
+        options |= {"layout": self.layout_, "numbers": self._numbers, **streaming}
+        return resolve(self.solver, problem, **options)
 
-    def _resume_config(self, data: Examples) -> FitConfig:
+    def _resume_config(self) -> FitConfig:
         model = self.model_
         if model.config is None:
             raise ValueError(
                 "this model has no record of how it was trained, so training cannot go on; fit it again."
             )
-        return resume_config(
-            model.config,
-            self._parameters(),
-            self._problem(data),
-            model.noise,
-            is_whitened=self._fitted.state.whitening is not None,
-        )
+        is_whitened = self._fitted.state.whitening is not None
+        options: dict[str, Any] = {"n_epochs": self.n_epochs, "max_model_bytes": self.max_model_bytes}
+        return resume(model.config, self.solver, is_whitened=is_whitened, **options)
 
     # -- input ---------------------------------------------------------------------------------------------
 
-    def _read_first(self, X: Any, y: Any, classes: Any, sample_weight: ArrayLike | None) -> Examples:
-        """Check the rows of a first call and fix the classes and the columns."""
+    def _read_first(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any,
+        sample_weight: ArrayLike | None,
+        groups: tuple[int, ...],
+        held: Mapping[str, int],
+    ) -> tuple[Examples, Mapping[str, int]]:
+        """Check the rows of a first call and fix the classes and the columns.
+
+        Returns the examples, and the bytes that are held for the fit by now, by part.
+        """
         given = X
-        X, self._n_dense = join_pair(given)
+        X, n_dense = join_pair(given)
         features = check_features(X)
-        held = {"text features": self._text_bytes, "converted features": copied_bytes(given, features)}
-        self._held = {part: size for part, size in held.items() if size}
+        n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
         known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
         check_savable(known)
         self._indicator = indicator_format(y)
+        scaling = None
         if sparse.issparse(features):
-            n_sparse = int(features.shape[1]) - self._n_dense
-            self._large_columns = LargeColumns.find(features, self._numbers.scale, n_sparse)
-        if self._large_columns is not None:
-            features = self._large_columns.scale(features)
-        data = self._weighted(targets.with_features(features), sample_weight, stacklevel=5)
+            scaling = LargeColumns.find(features, self._numbers.scale, n_columns - n_dense)
+        if scaling is not None:
+            features = scaling.scale(features)
+        self.layout_ = FeatureLayout(n_columns, n_dense, groups, scaling)
+        data = self._weighted(targets.with_features(features), sample_weight)
         self._remember(X, features, known)
-        return data
+        return data, {**held, "converted features": copied} if copied else held
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes
@@ -922,29 +792,27 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         if pair is None:
             return None
         given, y = frame_inputs(*pair)
-        X = self._same_features(given, name="eval_set[0]")
+        X = self.to_features(given, name="eval_set[0]")
         data = self._lookup(y, X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
         if unseen == data.n_pairs:
             raise ValueError(
                 "eval_set has no row of a class that occurs in y; validate on rows of the same classes."
             )
-        _warn_unlabelled(data, "eval_set[1]", stacklevel=5)
+        warn_unlabelled(data, "eval_set[1]")
         if unseen:
             what = "rows of eval_set are of" if data.row_index is None else "labels of eval_set are"
-            warnings.warn(
-                f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.", stacklevel=4
-            )
+            warn_caller(f"{unseen} of {data.n_pairs} {what} classes that y lacks; they are left out.")
         return data.usable().compact()
 
     def _lookup(self, y: Any, features: Features, **options: Any) -> Examples:
         targets = lookup_targets(y, self._label_index, n_samples=features.shape[0], **options)
         return targets.with_features(features)
 
-    def _weighted(self, data: Examples, sample_weight: ArrayLike | None, stacklevel: int = 4) -> Examples:
+    def _weighted(self, data: Examples, sample_weight: ArrayLike | None) -> Examples:
         """Give the pairs the weights of their rows, and warn of rows without a label."""
-        weight = _row_weight(data, sample_weight)
-        _warn_unlabelled(data, "y", stacklevel)
+        weight = row_weight(data, sample_weight)
+        warn_unlabelled(data, "y")
         return data.with_row_weight(weight)
 
     def _class_weighted(self, data: Examples) -> Examples:
@@ -957,231 +825,29 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             given = ids
         return data.with_class_weight(class_weights(given, data, len(self.classes_)))
 
-    def _require_fitted(self, before: str = "first") -> None:
-        if not hasattr(self, "model_"):
-            raise NotFittedError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) {before}.")
+    def to_features(self, X: Any, name: str = "X") -> Features:
+        """The features of rows as the model reads them, checked: dense float32, or CSR.
 
-    def _check_fitted(self, X: Any) -> Features:
-        self._require_fitted()
-        return self._same_features(X)
-
-    def _same_features(self, X: Any, name: str = "X") -> Features:
-        """Check that X has the columns of the first call, by number and, where both have them, by name."""
+        `name` is what error messages call the rows.
+        """
+        if name == "X":
+            self._require_fitted()
         X = self._join(as_frame(X, name), name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
         if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
             validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
-        return features if self._large_columns is None else self._large_columns.scale(features)
+        scaling = self.layout_.scaling
+        return features if scaling is None else scaling.scale(features)
 
     def _join(self, X: Any, name: str) -> Any:
         """Return a pair of sparse and dense features as one matrix, if its parts have the right widths."""
         joined, n_dense = join_pair(X, name)
-        expected = vars(self).get("_n_dense", 0)
+        expected = self.layout_.n_dense
         if joined is not X and n_dense != expected:
             raise ValueError(
                 f"{name} has {n_dense} dense features beside sparse ones; the model was fitted on {expected}."
             )
         return joined
-
-    # -- prediction ----------------------------------------------------------------------------------------
-
-    def predict(self, X: Any) -> Any:
-        """Return the most probable label of each row.
-
-        A model fitted on an indicator matrix returns one, (n_samples, n_classes), as scikit-learn's
-        multi-label scorers expect: 1 for the labels of `predict_labels`, sparse where that of `fit` was.
-        """
-        features = self._check_fitted(X)
-        if self._indicator is not None:
-            rows, ids, _ = self._labels_above(features, None)
-            return self._make_indicator(rows, ids, features.shape[0])
-        return self._named(*self.model_.topk(features, 1, n_threads=self._threads_for(features)))[:, 0]
-
-    def predict_topk(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
-    ) -> tuple[NDArray[Any], Float32]:
-        """Return the k most probable labels of each row, best first, and their log-probabilities.
-
-        Parameters
-        ----------
-        X : array or sparse matrix (n_samples, n_features)
-        k : int
-            At most the number of classes.
-        search : {"exact", "beam"} or the name of another search of the model
-            "exact" scores every class. "beam" scores those with the highest approximate scores and estimates
-            the normaliser from the others; where the tree's probabilities are part of the scores, it scores
-            the classes that a beam reaches in the tree and **normalises over them**.
-        beam_width : int, optional
-            Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
-            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
-            tree is used.
-        """
-        ids, log_prob = self._predict_ids(X, k, search, beam_width)
-        return self.classes_[ids], log_prob
-
-    def _predict_ids(
-        self, X: Any, k: int, search: str = "exact", beam_width: int | None = None
-    ) -> tuple[Int32, Float32]:
-        """Return what `predict_topk` does, with numbers of classes in place of labels."""
-        features = self._check_fitted(X)
-        options: ConstraintTable = {
-            "k": [Interval(int, 1, len(self.classes_))],
-            "search": [Choice(self.model_.search_names)],
-            "beam_width": [Interval(int, 1), None],
-        }
-        check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
-        ids, log_prob = self.model_.topk(
-            features, k, search=search, width=beam_width, n_threads=self._threads_for(features)
-        )
-        _check_scores(ids, log_prob)
-        return ids, log_prob
-
-    def _named(self, ids: Int32, log_prob: Float32) -> NDArray[Any]:
-        _check_scores(ids, log_prob)
-        return self.classes_[ids]
-
-    def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
-        """Return all labels that apply to each row, the most probable first; there may be none.
-
-        Parameters
-        ----------
-        X : array or sparse matrix (n_samples, n_features)
-        threshold : float, optional
-            Probability of a label by itself, `predict_label_proba`, from which it applies. By default the one
-            with the best micro F1 on rows that `fit` or `extremax.calibrate` kept back
-            (``choices_["label_threshold"]``), or 0.5 where there are none.
-        """
-        features = self._check_fitted(X)
-        rows, ids, _ = self._labels_above(features, threshold)
-        ends = np.searchsorted(rows, np.arange(1, features.shape[0] + 1))
-        names = self.classes_[ids]
-        return [part.tolist() for part in np.split(names, ends[:-1])]
-
-    def predict_label_proba(self, X: Any) -> Float64:
-        """Return for every class the probability that it applies, each by itself: (n_samples, n_classes).
-
-        Rows need not sum to one. Chosen by rows that `fit` kept back, where rows have several labels; without
-        such rows it is the probability of `predict_proba` times the mean number of labels, at most one.
-        Refuses results too large for memory.
-        """
-        features = self._check_fitted(X)
-        return self.model_.label_prob_all(features, n_threads=self._threads)
-
-    def _labels_above(
-        self, features: Features, threshold: float | None
-    ) -> tuple[NDArray[np.int64], Int32, Float64]:
-        """Return row, class and probability of the labels from a threshold on."""
-        options: ConstraintTable = {"threshold": [Interval(float, 0.0, 1.0, closed="right"), None]}
-        check_parameters("predict_labels", {"threshold": threshold}, options)
-        least = self.model_.labels.threshold if threshold is None else float(threshold)
-        return self.model_.labels_above(features, least, n_threads=self._threads)
-
-    def _make_indicator(self, rows: NDArray[np.int64], ids: Int32, n_rows: int) -> Any:
-        """Return pairs of row and class as a matrix like that of `fit`."""
-        is_sparse, dtype = self._indicator or (False, "int64")
-        shape = n_rows, len(self.classes_)
-        if is_sparse:
-            return sparse.csr_matrix((np.ones(len(ids), dtype), (rows, ids)), shape=shape)
-        table = np.zeros(shape, dtype)
-        table[rows, ids] = 1
-        return table
-
-    def decision_function(self, X: Any) -> Float32:
-        """Return debiased scores, (n_samples, n_classes); for two classes the second's minus the first's."""
-        features = self._check_fitted(X)
-        scores = self.model_.debiased_scores(features, n_threads=self._threads)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
-
-    def predict_log_proba(self, X: Any) -> Float32:
-        """Return log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
-        features = self._check_fitted(X)
-        return self.model_.log_prob_all(features, n_threads=self._threads)
-
-    def predict_proba(self, X: Any) -> Float64:
-        """Return p(y|x) of every class, in float64; refuses results too large for memory."""
-        features = self._check_fitted(X)
-        return self.model_.prob_all(features, n_threads=self._threads)
-
-    def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the mean log p(y|x), normalised over all classes; with several labels per row, over the
-        pairs.
-        """
-        X, y = frame_inputs(X, y)
-        features = self._check_fitted(X)
-        hint = "Leave out rows of classes that were not in the training data."
-        data = self._weighted(self._lookup(y, features, hint=hint), sample_weight)
-        return self.model_.log_likelihood(data.compact(), n_threads=self._threads)
-
-    def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the accuracy; a label that was not in the training data counts as missed.
-
-        With several labels per row it is precision@1: the fraction of rows with the predicted label among
-        theirs."""
-        X, y = frame_inputs(X, y)
-        features = self._check_fitted(X)
-        data = self._lookup(y, features, allow_unseen=True)
-        weight = _row_weight(data, sample_weight)
-        _warn_unlabelled(data, "y")
-        best, _ = self.model_.topk(features, 1, n_threads=self._threads)
-        hit = np.bincount(data.rows, weights=data.y == best[data.rows, 0], minlength=data.n_rows)
-        labelled = data.labels_per_row > 0
-        chosen = None if weight is None else weight[labelled].astype(np.float64)
-        return float(np.average(hit[labelled], weights=chosen))
-
-    def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
-        """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
-        self._require_fitted("before evaluate")
-        X, y = frame_inputs(X, y)
-        return self.model_, self._lookup(y, self._same_features(X), allow_unseen=True), self._threads
-
-    def monitor(
-        self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
-    ) -> Monitor:
-        """Return a monitor of drift, for a stream of rows that this model answers.
-
-        Parameters
-        ----------
-        alpha : float
-            Probability of a false alarm over the whole stream, at most.
-        reference : array or sparse matrix (n_samples, n_features), optional
-            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
-            for calibration.
-        state : str, optional
-            What `Monitor.to_json` returned, to go on with.
-        seed : int
-            Seed of the draws that break ties.
-        """
-        self._require_fitted("before monitor")
-        found = self._reference(
-            None if reference is None else self._same_features(reference, name="reference")
-        )
-        monitor = Monitor(self, found, alpha=alpha, seed=seed)
-        return monitor if state is None else monitor.restore(state)
-
-    def _reference(self, rows: Features | None) -> Reference:
-        """Return what a monitor compares with: rows given as features, or those of the fit."""
-        model = self.model_
-        if rows is None:
-            if model.reference is None:
-                raise ValueError(
-                    "this model has no reference rows: its fit held none back, it was trained or calibrated"
-                    " afterwards, or an older version saved it. Give rows that training has not seen:"
-                    " clf.monitor(reference=X)."
-                )
-            return model.reference
-        if rows.shape[0] < MIN_ROWS:
-            raise ValueError(f"reference has {rows.shape[0]:,} rows; give at least {MIN_ROWS}.")
-        best, log_prob = model.topk(rows, 1, n_threads=self._threads)
-        _check_scores(best, log_prob)
-        return reference_of_rows(
-            rows,
-            (best[:, 0], log_prob[:, 0]),
-            model.classes.counts,
-            model.n_classes,
-            before=model.reference,
-            of_texts=model.config is not None and len(model.config.column_groups) > 0,
-            n_dense=vars(self).get("_n_dense", 0),
-        )
 
     # -- explanations --------------------------------------------------------------------------------------
 
@@ -1200,7 +866,7 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         Explanation
             Features have the names of the training data's columns, or their numbers.
         """
-        features = self._check_fitted(x)
+        features = self.to_features(x)
         check_count("explain", k)
         if features.shape[0] != 1:
             raise ValueError(f"x has {features.shape[0]:,} rows; explain takes one.")
@@ -1239,14 +905,11 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     # -- files ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, all at once or not at all; `load_model` opens it."""
-        self._save(path)
-
-    def _save(self, path: str | os.PathLike[str], parts: dict[str, State] | None = None) -> None:
-        self._require_fitted("before save")
+    def _save(self, path: str | os.PathLike[str], parts: Mapping[str, State]) -> None:
         header, defaults = self._header(), type(self)().get_params(deep=False)
         given = self.get_params(deep=False)
+        if not isinstance(self.solver, str):
+            given["solver"] = self.solver.changed()
         card = make_card(
             self.model_,
             self.classes_,
@@ -1260,11 +923,13 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
 
     def _header(self) -> dict[str, Any]:
         """Return what a saved model holds beside the model: parameters, history, seed."""
-        plain = {
+        plain: dict[str, Any] = {
             name: value
             for name, value in self.get_params(deep=False).items()
             if isinstance(value, str | int | float | np.generic | None)
         }
+        if not isinstance(self.solver, str):
+            plain["solver"] = self.solver.header()
         history = [
             {name: None if value != value else value for name, value in record.items()}
             for record in self.history_
@@ -1272,8 +937,8 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
         header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
         if self._indicator is not None:
             header["indicator"] = list(self._indicator)
-        if self._large_columns is not None:
-            header["large_columns"] = self._large_columns.header()
+        if self.layout_.scaling is not None:
+            header["large_columns"] = self.layout_.scaling.header()
         if self._changes:
             header["changes"] = [dict(change) for change in self._changes]
         if isinstance(self.class_weight, dict):
@@ -1290,23 +955,22 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
             raise ModelFileError(
                 f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
             )
-        given = checks.get_mapping(saved.header, "parameters")
-        if "penalized_scores" not in given and saved.model.objective in BATCH_OBJECTIVES:
-            given = {**given, "score_penalty": None}  # it had no effect there in the version that wrote it
-        if not isinstance(given.get("noise", ""), str):
-            checks.reject(f"its parameter 'noise' is {checks.shown(given['noise'])}")
-        # A noise object is no plain parameter, but the model has it.
-        estimator = cls(**{"noise": saved.model.noise, **given})
-        check_saved_parameters({**estimator.get_params(deep=False), **given}, saved.model.config, OBJECTIVES)
+        given = dict(checks.get_mapping(saved.header, "parameters"))
+        solver = given.pop("solver", "auto")
+        if not isinstance(solver, str):
+            solver = restore_solver(solver, saved.model.noise)
+        estimator = cls(solver, **given)
+        estimator.check_params()
         columns = np.empty((1, saved.model.n_features), np.float32)
         estimator._remember(columns, columns, saved.labels)
         if "indicator" in saved.header:
             is_sparse, dtype = saved.header["indicator"]
             estimator._indicator = bool(is_sparse), np.dtype(dtype).name
+        estimator.layout_ = saved.model.layout
         if "large_columns" in saved.header:
-            estimator._large_columns = LargeColumns.from_header(
-                checks.get_mapping(saved.header, "large_columns"), saved.model.n_features
-            )
+            stored = checks.get_mapping(saved.header, "large_columns")
+            scaling = LargeColumns.from_header(stored, saved.model.n_features)
+            estimator.layout_ = replace(estimator.layout_, scaling=scaling)
         if "changes" in saved.header:
             estimator._changes = _check_changes(checks.get_list(saved.header, "changes", (dict,)))
         if "class_weight" in saved.header:
@@ -1318,9 +982,6 @@ class ExtremeClassifier(ClassifierMixin, BaseEstimator):
                     f"there are not as many feature names as the {saved.model.n_features:,} features"
                 )
             estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
-        if saved.model.config is not None:
-            estimator._n_dense = saved.model.config.n_dense
-            estimator._column_groups = saved.model.config.column_groups
         seed = checks.get_text(saved.header, "seed")
         if not (seed.isascii() and seed.isdigit() and len(seed) <= 20 and int(seed) < 2**64):
             checks.reject(f"the seed is {checks.shown(seed)}")
@@ -1378,35 +1039,3 @@ def _as_labels(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
         return [labels]
     return labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
-
-
-def _check_scores(ids: Int32, log_prob: Float32) -> None:
-    """Raise for rows whose scores are not numbers: with k <= n_classes, no class can be missing."""
-    known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])
-    if not known.all():
-        raise ScoreOverflowError(int(np.argmin(known)))
-
-
-def check_count(method: str, k: Any) -> None:
-    """Raise unless k is a whole number of at least one."""
-    check_parameters(method, {"k": k}, {"k": [Interval(int, 1)]})
-
-
-def _row_weight(data: Examples, sample_weight: ArrayLike | None) -> Float32 | None:
-    """Return the weights of the rows, which must not all be zero where there are labels."""
-    weight = check_sample_weight(sample_weight, data.n_rows)
-    if weight is not None and not weight[data.rows].any():
-        raise ValueError(
-            "sample_weight is zero for every row with a label; at least one of their weights must be"
-            " above zero."
-        )
-    return weight
-
-
-def _warn_unlabelled(data: Examples, name: str, stacklevel: int = 3) -> None:
-    """Warn of rows without any label, which are left out, in the name of the method that a user called."""
-    if data.n_unlabelled:
-        warnings.warn(
-            f"{data.n_unlabelled:,} of {data.n_rows:,} rows of {name} have no label; they are left out.",
-            stacklevel=stacklevel,
-        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class ModelFileError(ValueError):
     """Raised for a folder that is not a model, is damaged, or was written by a newer version."""
@@ -26,3 +29,11 @@ class ScoreOverflowError(ValueError):
 
 class TrainingInterruptedWarning(UserWarning):
     """Issued when Ctrl-C ends a fit early and the model is kept as far as it got."""
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn in the name of the first caller outside this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("extremax."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

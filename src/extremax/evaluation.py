@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,11 +16,13 @@ from scipy import sparse
 
 from extremax import metrics
 from extremax.calibration import Calibration
-from extremax.classifier_protocol import Classifier
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
+
+if TYPE_CHECKING:
+    from extremax.base import Classifier
 
 KS = (1, 3, 5)
 
@@ -87,14 +89,11 @@ class Report:
     def as_dict(self) -> dict[str, float]:
         """All figures by name, those at k as ``precision@1`` and so on: for tables and JSON."""
         flat: dict[str, float] = {}
-        for name, value in self.__dict__.items():
-            flat |= (
-                {f"{name}@{k}": figure for k, figure in value.items()}
-                if isinstance(value, dict)
-                else {}
-                if value is None
-                else {name: value}
-            )
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                flat |= {f"{name}@{k}": figure for k, figure in value.items()}
+            elif value is not None:
+                flat[name] = value
         return flat
 
 

@@ -1,4 +1,4 @@
-"""Labelled rows: pairs of a row of X and one of its classes, each with a weight.
+"""What the columns of X are, and labelled rows: pairs of a row and one of its classes, each with a weight.
 
 With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by
 their pairs; X is never copied per pair.
@@ -8,14 +8,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.splits import split_rows
 from extremax.types import Bool, Features, Float32, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.features.scaling import LargeColumns
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """What the columns of X are.
+
+    Attributes
+    ----------
+    n_columns
+        All columns.
+    n_dense
+        Last columns, which every row has, beside sparse ones: those of an embedding.
+    groups
+        First columns of groups of n-grams, words and runs of words; those before are of characters. None
+        where rows are not those of texts.
+    scaling
+        Sparse columns that are far larger than others, which are scaled down; None where there are none.
+    """
+
+    n_columns: int
+    n_dense: int = 0
+    groups: tuple[int, ...] = ()
+    scaling: LargeColumns | None = None
+
+    @property
+    def n_sparse(self) -> int:
+        """Columns without those of an embedding."""
+        return self.n_columns - self.n_dense
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the columns are n-grams of texts."""
+        return len(self.groups) > 0
+
+    @property
+    def first_word(self) -> int:
+        """The first column that is a word; 0 where rows are not those of texts."""
+        return self.groups[0] if self.groups else 0
 
 
 @dataclass(frozen=True)
@@ -185,3 +225,83 @@ class Examples:
         weights = (None, None) if self.weight is None else (self.weight[~chosen], self.weight[chosen])
         rest = Examples(self.X, self.y[~chosen], rows[~chosen], weights[0])
         return rest, Examples(self.X, self.y[chosen], rows[chosen], weights[1]).compact()
+
+
+def split_rows(
+    y: Any, *, fractions: tuple[float, ...] = (0.1,), seed: int = 0, keep_classes: bool = True
+) -> tuple[NDArray[np.int64], ...]:
+    """Row numbers for training, then for each fraction held out, at random.
+
+    Parameters
+    ----------
+    y : (n_samples,) array, CSR indicator matrix (n_samples, n_labels), or int
+        Labels, or the number of rows if `keep_classes` is False.
+    fractions : tuple of float
+        Share of each held-out part, for example ``(0.1, 0.1)`` for validation and test.
+    seed : int
+        Seed of the choice.
+    keep_classes : bool
+        Keep one row of every class, chosen at random, in training: rows of an unseen class say nothing about
+        a model. The held-out parts are then smaller than asked for where most classes have one row.
+
+    Returns
+    -------
+    tuple of int64 arrays
+        Sorted row numbers: training first, then one array per fraction.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from extremax.data import split_rows
+    >>> train, valid = split_rows(np.array([0, 0, 0, 0, 1, 2, 2, 2]), fractions=(0.25,))
+    >>> len(train), len(valid)
+    (6, 2)
+    """
+    if any(fraction < 0 for fraction in fractions) or sum(fractions) >= 1:
+        raise ValueError(f"fractions are {fractions}; they must be >= 0 and leave something for training.")
+    several = sparse.issparse(y)
+    n_samples = int(y.shape[0]) if several else int(y) if np.ndim(y) == 0 else len(y)
+    order = np.random.default_rng(seed).permutation(n_samples)
+    if keep_classes and several:
+        # In random order, the first row with each label stays; of the others those with any label are free.
+        if hasattr(y, "check_format"):
+            y.check_format(full_check=True)  # a conversion follows indices wherever they lead
+        shuffled = sparse.csr_array(y)[order]
+        shuffled.eliminate_zeros()
+        free = np.diff(shuffled.indptr) > 0
+        _, first = np.unique(shuffled.indices, return_index=True)
+        free[np.searchsorted(shuffled.indptr, first, side="right") - 1] = False
+        order = order[free]
+    elif keep_classes:
+        if np.ndim(y) != 1:
+            raise ValueError(
+                "keep_classes needs one label per row; pass keep_classes=False for a number of rows."
+            )
+        # In random order, the first row of each class stays; the others keep their random order.
+        _, first = np.unique(np.asarray(y)[order], return_index=True)
+        free = np.ones(n_samples, dtype=bool)
+        free[first] = False
+        order = order[free]
+    taken = 0
+    parts: list[NDArray[np.int64]] = []
+    for fraction in fractions:
+        size = min(round(fraction * n_samples), len(order) - taken)
+        parts.append(np.sort(order[taken : taken + size]).astype(np.int64))
+        taken += size
+    train = np.ones(n_samples, dtype=bool)
+    for part in parts:
+        train[part] = False
+    return (np.flatnonzero(train).astype(np.int64), *parts)
+
+
+def seen_classes(y: Any, y_train: Any) -> NDArray[np.bool_]:
+    """Whether the class of each row occurs in training: rows of other classes are left out of test figures,
+    and counted.
+
+    Examples
+    --------
+    >>> from extremax.data import seen_classes
+    >>> seen_classes(["a", "b"], ["a", "a", "c"]).tolist()
+    [True, False]
+    """
+    return np.isin(np.asarray(y), np.unique(np.asarray(y_train)))

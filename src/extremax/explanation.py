@@ -10,7 +10,7 @@ is a factor of e between two probabilities where the temperature is 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from extremax.features.ngrams import Occurrences
 from extremax.model import Model
+from extremax.scores.base import RowTerms
+from extremax.scores.sparse import EMBEDDING
 from extremax.types import Features, Float32, Float64, Int32
 
 Terms = list[tuple[str, float]]
-EMBEDDING = "(embedding)"  # the name of all dense columns beside sparse ones
 _SHOWN = 8  # terms that are printed; the others are added up
 
 
@@ -121,13 +122,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
-        return {
-            "labels": self.labels,
-            "probabilities": self.probabilities,
-            "is_known": self.is_known,
-            "score": _plain(self.score),
-            "against": [_plain(part) for part in self.against],
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -163,12 +158,7 @@ class LabelExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
-        return {
-            "label": self.label,
-            "n_samples": self.n_samples,
-            "features": [[name, value] for name, value in self.features],
-            "confusable": [[label, value] for label, value in self.confusable],
-        }
+        return asdict(self)
 
 
 Names = Callable[[NDArray[np.integer[Any]]], Sequence[str]]
@@ -198,8 +188,7 @@ def explain_row(
         Where the n-grams of the text are, if the row is one of a text.
     """
     ids = best[0][0]
-    columns, values = _row(X, _n_sparse(model.weights))
-    pieces, rest = _class_contributions(model, X, columns, values, ids)
+    columns, pieces, rest = _class_contributions(model, X, ids)
     named = list(names(columns))
     scores = model.debiased_scores(X)[0, ids].astype(np.float64)
     if model.noise_term is not None:
@@ -258,8 +247,7 @@ def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names,
     k
         Features, and classes, to list.
     """
-    lines = [label] if model.parts is None else model.parts.of(label).tolist()
-    columns, values = _mean_weights([_class_weights(model.weights, line) for line in lines])
+    columns, values = _mean_weights([model.weights.class_weights(int(i)) for i in model.lines.of(label)])
     strongest = np.argsort(-values, kind="stable")[:k]
     ids, likeness = model.confusable(label, min(k, len(classes) - 1))
     counts = model.classes.counts
@@ -271,89 +259,27 @@ def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names,
     )
 
 
-def _n_sparse(weights: Any) -> int:
-    """Return the number of columns that are features of their own: an embedding beside words is one term."""
-    return int(weights.n_features - (weights.n_dense if weights.row_major else 0))
+def _class_contributions(model: Model, X: Features, ids: Int32) -> RowTerms:
+    """Return how the scores of classes add up, some of which may be merged.
 
-
-def _row(X: Any, n_columns: int) -> tuple[Int32, Float64]:
-    """Return the columns of one row below `n_columns` that are not zero, and their values."""
-    if hasattr(X, "indptr"):
-        inside = X.indices < n_columns
-        return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
-    columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
-    return columns, X[0, columns].astype(np.float64)
-
-
-def _class_contributions(
-    model: Model, X: Any, columns: Int32, values: Float64, ids: Int32
-) -> tuple[Float64, list[tuple[str, Float64]]]:
-    """Return the same as `_contributions` for classes, which may have several parts.
-
-    With shares r of the parts, the score of a merged class is the mean of those of its parts, weighted by r,
-    plus the temperature of the row times the entropy of r.
+    With shares r of its lines, the score of a merged class is the mean of theirs, weighted by r, plus the
+    temperature of the row times the entropy of r.
     """
-    if model.parts is None:
-        return _contributions(model, X, columns, values, ids)
-    lines, starts = model.parts.expand(ids)
-    merged, sizes = model.merged(), model.parts.sizes[ids]
+    if model.label_map is None:
+        return model.weights.contributions(X, ids)
+    lines, starts = model.label_map.expand(ids)
+    sizes = model.label_map.sizes[ids]
     share, entropy = np.ones(len(lines)), np.zeros(len(ids))
-    for i, label in enumerate(ids.tolist()):
-        if sizes[i] > 1:
-            r, temperature = merged.weigh_parts(X, label)
-            share[starts[i] : starts[i] + sizes[i]] = r
-            entropy[i] = -temperature * float((r * np.log(np.maximum(r, 1e-300))).sum())
-    pieces, rest = _contributions(model, X, columns, values, lines)
+    for i in np.flatnonzero(sizes > 1):
+        r, temperature = model.merged_predictor().weigh_lines(X, int(ids[i]))
+        share[starts[i] : starts[i] + sizes[i]] = r
+        entropy[i] = -temperature * float((r * np.log(np.maximum(r, 1e-300))).sum())
+    columns, pieces, others = model.weights.contributions(X, lines)
     summed = np.add.reduceat(pieces * share, starts, axis=1) if len(columns) else np.zeros((0, len(ids)))
-    rest = [(name, np.add.reduceat(part * share, starts)) for name, part in rest]
-    return summed, [*rest, ("(classes merged into one)", entropy)] if entropy.any() else rest
-
-
-def _contributions(
-    model: Model, X: Any, columns: Int32, values: Float64, ids: Int32
-) -> tuple[Float64, list[tuple[str, Float64]]]:
-    """Return what each column adds to the scores of some classes, (n_columns, k), and what no column does."""
-    weights: Any = model.weights
-    rest: list[tuple[str, Float64]] = [("(class bias)", weights.biases[ids].astype(np.float64))]
-    if not weights.row_major:
-        pieces = weights.to_dense()[np.ix_(ids, columns)].T * (weights.feature_scale * values)[:, None]
-        return pieces.astype(np.float64), rest
-    pieces = np.zeros((len(columns), len(ids)))
-    for i, column in enumerate(columns.tolist()):
-        classes, found = weights.column(column)
-        at = np.minimum(np.searchsorted(classes, ids), max(0, len(classes) - 1))
-        if len(classes):
-            pieces[i] = np.where(classes[at] == ids, found[at], 0.0)
-    dense = weights.dense
-    if dense is not None:
-        factors = dense.factors[ids].astype(np.float64)
-        pieces += _projected(dense, columns, values) @ factors[:, : dense.n_projected].T
-        if dense.n_dense:
-            last = X[:, _n_sparse(weights) :]
-            embedding = (last.toarray() if hasattr(last, "indptr") else last)[0].astype(np.float64)
-            rest.append((EMBEDDING, factors[:, dense.n_projected :] @ embedding))
-    rest.append(("(length of the row)", values.sum() * weights.length_biases[ids].astype(np.float64)))
-    return pieces * values[:, None], rest
-
-
-def _projected(dense: Any, columns: Int32, values: Float64) -> Float64:
-    """Return the projection of one unit of each column of a row."""
-    found = np.zeros((len(columns), dense.n_projected))
-    if dense.n_projected and len(dense.columns):
-        at = np.minimum(np.searchsorted(dense.columns, columns), len(dense.columns) - 1)
-        is_read = dense.columns[at] == columns
-        length = max(float(np.sqrt(np.square(values[is_read]).sum())), 1e-9) if dense.unit_rows else 1.0
-        found[is_read] = dense.projection[at[is_read]] / length
-    return found
-
-
-def _class_weights(weights: Any, label: int) -> tuple[Int32, Float32]:
-    """Return the features on which a class has a weight, and the weights."""
-    if weights.row_major:
-        found: tuple[Int32, Float32] = weights.class_weights(label)
-        return found
-    row = weights.to_dense()[label]
-    return np.arange(len(row), dtype=np.int32), row
+    others = [(name, np.add.reduceat(part * share, starts)) for name, part in others]
+    if entropy.any():
+        others.append(("(classes merged into one)", entropy))
+    return RowTerms(columns, summed, others)
 
 
 def _mean_weights(found: list[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
@@ -418,16 +344,6 @@ def _lines(terms: Terms, total: float, name: str) -> list[str]:
     shown.append((name, total))
     width = max(len(term) for term, _ in shown)
     return [f"  {term:<{width}}  {value:+8.2f}" for term, value in shown]
-
-
-def _plain(part: Contributions) -> dict[str, Any]:
-    return {
-        "label": part.label,
-        "rather_than": part.rather_than,
-        "total": part.total,
-        "terms": [[name, value] for name, value in part.terms],
-        "words": [[name, value] for name, value in part.words],
-    }
 
 
 def _item(label: Any) -> Any:

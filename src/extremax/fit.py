@@ -9,50 +9,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from extremax import scores as search
+from extremax.drift import reference_of_fit
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
-from extremax.reference import reference_of_fit
 from extremax.runtime.context import Context
 from extremax.runtime.memory import (
     available_memory,
     check_memory,
     describe_memory,
 )
-from extremax.scores.pq import PQSearch
-from extremax.scores.sparse_search import SparseSearch
+from extremax.scores.pq import PQSearch, index_bytes, sample_size
+from extremax.scores.probabilities import summarize
 from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
-from extremax.solvers.batch_trainer import BatchTrainer
-from extremax.solvers.candidate_trainer import CandidateTrainer
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs
 from extremax.solvers.order import is_on_disk
-from extremax.solvers.row_trainer import RowTrainer
-from extremax.solvers.sparse_trainer import SparseTrainer
 from extremax.tuned import DEFAULTS, PQConfig, ProblemSize
 from extremax.types import Features, Float32, Int64
 
 _MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for
-
-
-def make_trainer(config: FitConfig, context: Context) -> Trainer:
-    """Return the trainer of the config's objective."""
-    return TRAINERS[config.definition.trainer](config, context)
-
-
-TRAINERS: dict[str, Callable[[FitConfig, Context], Trainer]] = {
-    "rows": RowTrainer,
-    "batch": BatchTrainer,
-    "candidates": CandidateTrainer,
-    "sparse": partial(SparseTrainer, make_dense_trainer=make_trainer),
-}
 
 
 @dataclass
@@ -96,12 +77,12 @@ def fit_model(
     """Train from the beginning."""
     whole = data
     data, calibration_rows = split_calibration(data, n_classes, config, context.seed)
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
     data = trainer.accept(data)
     fitted = start_model(trainer, data, n_classes, config, started)
-    schedule = Schedule(config.n_epochs, config.learning_rate, request.patience, _decay_epochs(config))
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
@@ -114,12 +95,12 @@ def resume_model(
     """Go on with a fit that was cut short, up to its number of epochs."""
     whole = data
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     for name in [name for name in fitted.history[-1] if name.startswith("held_out_")]:
         del fitted.history[-1][name]  # of the model that was cut short
     left = max(0, config.n_epochs - fitted.state.n_epochs)
-    schedule = Schedule(left, config.learning_rate, request.patience, _decay_epochs(config))
+    schedule = Schedule(left, config.solver.learning_rate, request.patience, config.decay_epochs)
     run_training(trainer, fitted, data, schedule, context, request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
     return fitted
@@ -134,7 +115,7 @@ def train_epoch(
     request: Request,
 ) -> Fitted:
     """Train one more epoch, or the first one, on these rows; nothing is calibrated or indexed."""
-    trainer = make_trainer(config, context)
+    trainer = config.make_trainer(context)
     if fitted is None:
         require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
@@ -142,13 +123,9 @@ def train_epoch(
     if fitted is None:
         fitted = start_model(trainer, data, n_classes, config, started)
     fitted.model = fitted.model.with_reference(None)  # that of the model before
-    schedule = Schedule(1, config.learning_rate, request.patience)
+    schedule = Schedule(1, config.solver.learning_rate, request.patience)
     run_training(trainer, fitted, data, schedule, context, request)
     return fitted
-
-
-def _decay_epochs(config: FitConfig) -> int | None:
-    return config.n_epochs if config.decays else None
 
 
 def split_calibration(
@@ -159,14 +136,14 @@ def split_calibration(
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
     min_pairs, least = numbers.min_pairs, numbers.min_rows
-    if config.definition.trainer == "sparse":  # the rows also choose how the parts are mixed
+    if config.solver.sparse_weights:  # the rows also choose how the parts are mixed
         mixing = config.numbers.sparse
         wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * data.n_rows)))
         min_pairs = mixing.min_held_out_pairs
     elif data.label_edges is not None:  # the rows also choose which labels apply
         wanted = max(wanted, min(numbers.max_rows, int(numbers.label_row_fraction * data.n_rows), scored))
         min_pairs, least = 0, numbers.label_min_rows
-    if not config.decays or data.n_pairs < min_pairs or wanted < least:
+    if not config.solver.decays or data.n_pairs < min_pairs or wanted < least:
         return data, None
     rest, held_out = data.set_aside(wanted, seed)
     return (rest, held_out) if held_out.n_rows >= least else (data, None)
@@ -185,9 +162,9 @@ def start_model(
     used = labelled_rows(data)
     n_samples = data.n_rows if used is None else int(used.sum())
     classes = ClassInfo(data.class_counts(n_classes), n_samples)
-    model = Model(trainer.export(state), config.objective, classes=classes).trained(state, config)
+    model = Model(trainer.export(state), config.solver.name, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
-    return Fitted(model, state, [{**record, "learning_rate": config.learning_rate}])
+    return Fitted(model, state, [{**record, "learning_rate": config.solver.learning_rate}])
 
 
 def run_training(
@@ -286,19 +263,18 @@ def measure_held_out(
     rows = held_out.sample_rows(max(numbers.min_rows, numbers.max_scores // model.n_classes))
     try:
         ranked = model.rank_pairs(rows, n_threads=context.n_threads)
-        figures = search.summarize(ranked, rows)
+        figures = summarize(ranked, rows)
     except ScoreOverflowError:
         return model, {}
-    config = model.config
-    groups = () if config is None else config.column_groups
+    layout = model.layout
     reference = reference_of_fit(
         rows.X,
         (ranked.labels[:, 0], ranked.log_prob[:, 0]),
         training,
         model.classes.counts,
         model.n_classes,
-        first_word=groups[0] if groups else None,
-        n_dense=0 if config is None else config.n_dense,
+        first_word=layout.first_word if layout.is_text else None,
+        n_dense=layout.n_dense,
     )
     found = {f"held_out_{name}": value for name, value in figures._asdict().items()}
     return model.with_reference(reference), {"held_out_rows": rows.n_rows} | found
@@ -306,8 +282,6 @@ def measure_held_out(
 
 def index_model(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
     """Return the model with an index for beam search, where one makes sense."""
-    if model.weights.row_major:
-        return _index_sparse(model, data, held_out, context)
     if not model.takes_index:
         return model
     context.progress.log("fitting the index of beam search")
@@ -320,30 +294,6 @@ def index_model(model: Model, data: Examples, held_out: Examples | None, context
         f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
     )
     return model.with_search("beam", index)
-
-
-def _index_sparse(model: Model, data: Examples, held_out: Examples | None, context: Context) -> Model:
-    """Return the model with a search that leaves out frequent columns, where that pays."""
-    rows: Features = data.X if held_out is None else held_out.X
-    index = fit_sparse_index(model, rows, seed=context.seed, n_threads=context.n_threads)
-    if index is None:
-        return model
-    context.progress.log(
-        f"beam search: width {index.width}, recall {index.recall:.1%} of the exact best classes"
-    )
-    return model.with_search("beam", index)
-
-
-def fit_sparse_index(model: Model, X: Features, *, seed: int = 0, n_threads: int = 1) -> SparseSearch | None:
-    """Return a search of sparse weights without their frequent columns; None where exact search is as fast.
-
-    Some rows of X choose its width.
-    """
-    numbers = (DEFAULTS if model.config is None else model.config.numbers).sparse
-    if not SparseSearch.takes(model.scorer, numbers):
-        return None
-    some = X[_some(X.shape[0], numbers.search_rows, seed)]
-    return SparseSearch.fit(model.scorer, some, numbers, n_epochs=model.n_epochs, n_threads=n_threads)
 
 
 def fit_index(
@@ -382,7 +332,7 @@ def index_rows(n_rows: int, n_features: int, numbers: PQConfig, seed: int) -> tu
 
     Without held-out rows, the last of them choose the width.
     """
-    some = _some(n_rows, search.sample_size(n_features, numbers), seed)
+    some = _some(n_rows, sample_size(n_features, numbers), seed)
     return some, np.random.default_rng((seed, 5)).permutation(len(some))
 
 
@@ -411,15 +361,11 @@ def _dense(X: Features) -> Float32:
     return rows
 
 
-def problem_size(
-    data: Examples, n_classes: int, n_dense: int = 0, column_groups: tuple[int, ...] = ()
-) -> ProblemSize:
+def problem_size(data: Examples, n_classes: int) -> ProblemSize:
     """Return the shape of a training problem."""
     X: Any = data.X
     n_entries = int(X.nnz) if sparse.issparse(X) else None
-    return ProblemSize(
-        data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries, n_dense, column_groups
-    )
+    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries)
 
 
 # Ways to need less of what a caller holds.
@@ -435,11 +381,11 @@ def require_memory(
 ) -> None:
     """Log an upper bound of what a fit needs beside X, and refuse it where less is available."""
     X: Any = data.X
-    problem = problem_size(data, n_classes, config.n_dense, config.column_groups)
+    problem, solver = problem_size(data, n_classes), config.solver
     need = {"training": trainer.memory(problem, data), **request.held}
-    linear = not config.definition.adds_log_noise or config.noise in ("uniform", "frequency")
-    if linear and config.definition.trainer != "sparse":
-        need["training"] += sum(search.index_bytes(n_classes, problem.n_features, config.numbers.pq))
+    linear = not solver.adds_log_noise or solver.noise in ("uniform", "frequency")
+    if linear and not solver.sparse_weights:
+        need["training"] += sum(index_bytes(n_classes, problem.n_features, config.numbers.pq))
     if request.patience is not None:
         need["training"] += 4 * n_classes * problem.n_features  # the best epoch
     if is_on_disk(X):

@@ -11,35 +11,27 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax import scores as search
 from extremax.calibration import Calibration, LabelCalibration
+from extremax.drift import Reference
 from extremax.errors import ModelFileError
-from extremax.examples import Examples
+from extremax.examples import Examples, FeatureLayout
 from extremax.features.pca import PCA
-from extremax.reference import Reference
 from extremax.runtime.threads import resolve_threads, split
-from extremax.scores import (
-    Evaluation,
-    ExactSearch,
-    RankedPairs,
-    RankedScores,
-    Scorer,
-    Search,
-    TreeBeamSearch,
-)
-from extremax.scores.merged import MergedClasses
-from extremax.scores.parts import Parts, parts_of
-from extremax.scores.weights import Weights
+from extremax.scores.base import Scorer, Search, Weights
+from extremax.scores.merged import LabelMap, MergedPredictor
+from extremax.scores.pq import PQSearch, index_bytes
+from extremax.scores.probabilities import Evaluation, Predictor, RankedPairs, summarize
+from extremax.scores.sparse import SparseWeights
+from extremax.scores.topk import ExactSearch, TreeBeamSearch
 from extremax.solvers.base import TrainState, chosen_header
 from extremax.solvers.config import FitConfig
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.registry import SOLVERS
 from extremax.storage import checks
 from extremax.storage.state import State, restore
 from extremax.tree.noise import Noise
@@ -54,6 +46,7 @@ if TYPE_CHECKING:
 
 
 _EXACT = ExactSearch()
+_MAX_MIXTURES = 4  # inside one another
 _LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose labels are found at a time
 
 
@@ -142,8 +135,8 @@ class Model:
     ----------
     weights
         Weights, biases and feature scale.
-    objective
-        Name of the objective: it decides whether log p_n is added to the scores.
+    solver
+        Name of the solver: it decides whether log p_n is added to the scores.
     noise
         The distribution that negatives or cells came from; None where none was used.
     projection
@@ -162,14 +155,14 @@ class Model:
         Epochs trained.
     chosen
         What was chosen from the data in training.
-    parts
+    label_map
         The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
-        How held-out rows and their answers looked, for `extremax.monitor`; None where there were none.
+        How held-out rows and their answers looked, for `extremax.drift`; None where there were none.
     """
 
     weights: Weights
-    objective: str
+    solver: str
     noise: Noise | None = None
     projection: PCA | None = None
     calibration: Calibration = field(default_factory=Calibration)
@@ -179,32 +172,28 @@ class Model:
     config: FitConfig | None = None
     n_epochs: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    parts: Parts | None = None
+    label_map: LabelMap | None = None
     reference: Reference | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Find attributes under their names of version 0.1, with a warning."""
-        if name in _OLD_ATTRIBUTES:
-            new = _OLD_ATTRIBUTES[name]
-            warnings.warn(f"model_.{name} is now called model_.{new}.", FutureWarning, stacklevel=2)
-            return attrgetter(new)(self)
-        hint = f"; use {_OLD_METHODS[name]}" if name in _OLD_METHODS else ""
-        raise AttributeError(f"'Model' object has no attribute {name!r}{hint}")
 
     # -- parts ---------------------------------------------------------------------------------------------
 
     @property
     def n_classes(self) -> int:
-        return self.weights.n_classes if self.parts is None else self.parts.n_classes
+        return self.weights.n_classes if self.label_map is None else self.label_map.n_classes
 
     @property
     def n_features(self) -> int:
         return self.weights.n_features
 
     @property
+    def layout(self) -> FeatureLayout:
+        """What the columns of the features are."""
+        return FeatureLayout(self.n_features) if self.config is None else self.config.layout
+
+    @property
     def noise_term(self) -> Noise | None:
         """What prediction adds to the scores; None where they are unbiased."""
-        return self.noise if OBJECTIVES[self.objective].adds_log_noise else None
+        return self.noise if SOLVERS[self.solver].adds_log_noise else None
 
     @property
     def tree(self) -> LabelTree | None:
@@ -220,16 +209,17 @@ class Model:
     def takes_index(self) -> bool:
         """Whether a product-quantization index makes sense: linear scores of many classes."""
         numbers = DEFAULTS.pq if self.config is None else self.config.numbers.pq
-        fits = any(search.index_bytes(self.weights.n_classes, self.n_features, numbers))
-        return fits and self.scorer.linear_scores and not self.weights.row_major
+        fits = any(index_bytes(self.weights.n_classes, self.n_features, numbers))
+        return fits and self.scorer.linear_scores and not isinstance(self.weights, SparseWeights)
 
     def describe(self) -> dict[str, Any]:
         """Return what was left open and chosen: resolved parameters, figures from the data, calibration,
         beam.
         """
-        names = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size")
-        found: dict[str, Any] = {} if self.config is None else {n: getattr(self.config, n) for n in names}
-        found |= {"objective": self.objective, **self.chosen, **self.calibration._asdict()}
+        found: dict[str, Any] = {"solver": self.solver}
+        if self.config is not None:
+            found |= {"n_epochs": self.config.n_epochs, **self.config.solver.chosen()}
+        found |= {**self.chosen, **self.calibration._asdict()}
         if self.label_calibration is not None:
             found |= {"label_threshold": self.labels.threshold, "label_rows": self.labels.n_rows}
         beam = self.searches.get("beam")
@@ -240,10 +230,20 @@ class Model:
             }
         return found
 
-    def merged(self, n_threads: int = 1) -> MergedClasses:
-        """Return what adds up the parts of merged classes; not where there are none."""
-        parts = parts_of(self.parts, self.weights.n_classes)
-        return MergedClasses(self.scorer, parts, n_threads)
+    def predictor(self, n_threads: int = 1) -> Predictor:
+        """Return what answers about rows; where classes were merged, it sums them."""
+        if self.label_map is None:
+            return Predictor(self.scorer, n_threads)
+        return self.merged_predictor(n_threads)
+
+    def merged_predictor(self, n_threads: int = 1) -> MergedPredictor:
+        """Return the predictor that sums merged classes; it knows the lines of each class."""
+        return MergedPredictor(self.scorer, n_threads, label_map=self.lines)
+
+    @property
+    def lines(self) -> LabelMap:
+        """The class of each line of the weights."""
+        return LabelMap.identity(self.weights.n_classes) if self.label_map is None else self.label_map
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -252,20 +252,16 @@ class Model:
     ) -> tuple[Int32, Float32]:
         """Return the k best classes of each row and their log-probabilities, best first."""
         found = self._find_search(search, width)
-        if self.parts is None:
-            labels, log_prob = found.topk(self.scorer, X, k, width=width, n_threads=n_threads)
-        else:
-            labels, log_prob = self.merged(n_threads).topk(found, X, k, width=width)
-        empty = self._empty_rows(X)
+        labels, log_prob = self.predictor(n_threads).topk(found, X, k, width=width)
+        empty = self.empty_rows(X)
         if len(empty):
             labels[empty], log_prob[empty] = self._most_frequent(k)
         return labels, log_prob
 
-    def _empty_rows(self, X: Features) -> Int64:
+    def empty_rows(self, X: Features) -> Int64:
         """Return the rows that are answered with the class frequencies: of texts without a known n-gram."""
         features: Any = X
-        of_texts = self.config is not None and len(self.config.column_groups) > 0
-        if not of_texts or self.classes.counts is None or not sparse.issparse(features):
+        if not self.layout.is_text or self.classes.counts is None or not sparse.issparse(features):
             return np.empty(0, np.int64)
         return np.flatnonzero(features.indptr[1:] == features.indptr[:-1])
 
@@ -274,6 +270,14 @@ class Model:
         """Log of the class frequencies, (n_classes,); a class without training rows counts as half a row."""
         counts = np.maximum(np.asarray(self.classes.counts, dtype=np.float64), 0.5)
         return np.asarray(np.log(counts / counts.sum()), dtype=np.float32)
+
+    @property
+    def label_frequencies(self) -> Float64:
+        """Fraction of the training rows with each label, (n_classes,); zeros where it is not known."""
+        counts, n_samples = self.classes.counts, self.classes.n_samples
+        if counts is None or n_samples == 0:
+            return np.zeros(self.n_classes)
+        return np.asarray(counts / n_samples, np.float64)
 
     def _most_frequent(self, k: int) -> tuple[Int32, Float32]:
         """Return the k most frequent classes and the log of their frequencies."""
@@ -320,30 +324,23 @@ class Model:
 
     def debiased_scores(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return the scores of every class, bias removed: (n, n_classes)."""
-        if self.parts is not None:
-            return self._fill_empty(X, self.merged(n_threads).debiased_scores(X))
-        return self._fill_empty(X, search.debiased_scores(self.scorer, X, n_threads=n_threads))
+        return self._fill_empty(X, self.predictor(n_threads).debiased_scores(X))
 
     def log_prob_all(self, X: Features, *, n_threads: int = 1) -> Float32:
         """Return log p(y|x) of every class: (n, n_classes)."""
-        if self.parts is not None:
-            return self._fill_empty(X, self.merged(n_threads).log_prob_all(X))
-        return self._fill_empty(X, search.log_prob_all(self.scorer, X, n_threads=n_threads))
+        return self._fill_empty(X, self.predictor(n_threads).log_prob_all(X))
 
     def _fill_empty(self, X: Features, table: Float32) -> Float32:
         """Put the log of the class frequencies into the rows of `table` that say nothing."""
-        empty = self._empty_rows(X)
+        empty = self.empty_rows(X)
         if len(empty):
             table[empty] = self.log_frequencies
         return table
 
     def prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return p(y|x) of every class, in float64: (n, n_classes)."""
-        if self.parts is None:
-            prob = search.prob_all(self.scorer, X, n_threads=n_threads)
-        else:
-            prob = self.merged(n_threads).prob_all(X)
-        empty = self._empty_rows(X)
+        prob = self.predictor(n_threads).prob_all(X)
+        empty = self.empty_rows(X)
         if len(empty):
             frequencies = np.exp(self.log_frequencies.astype(np.float64))
             prob[empty] = frequencies / frequencies.sum()
@@ -351,11 +348,8 @@ class Model:
 
     def rank_pairs(self, examples: Examples, *, k: int = 5, n_threads: int = 1) -> RankedPairs:
         """Return the k best classes of each row, their log-probabilities, and log p(y|x) of each pair."""
-        if self.parts is None:
-            ranked = search.rank_pairs(self.scorer, examples, k, n_threads=n_threads)
-        else:
-            ranked = self.merged(n_threads).rank_pairs(examples, k)
-        empty = self._empty_rows(examples.X)
+        ranked = self.predictor(n_threads).rank_pairs(examples, k)
+        empty = self.empty_rows(examples.X)
         if len(empty):
             ranked.labels[empty], ranked.log_prob[empty] = self._most_frequent(k)
             pairs = np.isin(examples.rows, empty)
@@ -364,7 +358,7 @@ class Model:
 
     def evaluate(self, examples: Examples, *, n_threads: int = 1) -> Evaluation:
         """Return mean log-likelihood, accuracy and top-5 accuracy."""
-        return search.summarize(self.rank_pairs(examples, n_threads=n_threads), examples)
+        return summarize(self.rank_pairs(examples, n_threads=n_threads), examples)
 
     @property
     def labels(self) -> LabelCalibration:
@@ -389,7 +383,7 @@ class Model:
             width = 0
             while True:  # as many of the best classes as it takes for the last one to be below
                 width = min(self.n_classes, max(_LABEL_WIDTH, 4 * width))
-                found = self._rank_scores(X[first:last], width, n_threads)
+                found = self.predictor(n_threads).rank_scores(X[first:last], width)
                 p = self.labels.prob(found.log_softmax, found.normalizer)
                 if width == self.n_classes or not (p[:, -1] >= threshold).any():
                     break
@@ -402,12 +396,6 @@ class Model:
             return empty
         return np.concatenate(rows), np.concatenate(labels), np.concatenate(prob)
 
-    def _rank_scores(self, X: Features, k: int, n_threads: int) -> RankedScores:
-        """Return the k best classes of each row by the softmax without calibration."""
-        if self.parts is not None:
-            return self.merged(n_threads).rank_scores(X, k)
-        return search.rank_scores(self.scorer, X, k, n_threads=n_threads)
-
     @property
     def label_min_prob(self) -> float:
         """Probability from which a label counts in the calibration error of labels."""
@@ -415,19 +403,15 @@ class Model:
 
     def label_prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return for every class the probability that it applies by itself: (n, n_classes)."""
-        if self.parts is None:
-            log_softmax, normalizer = search.log_softmax_all(self.scorer, X, n_threads=n_threads)
-        else:
-            log_softmax, normalizer = self.merged(n_threads).log_softmax_all(X)
-        return self.labels.prob(log_softmax, normalizer)
+        return self.labels.prob(*self.predictor(n_threads).log_softmax_all(X))
 
     def log_normalizers(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return the log of the summed exp of the scores of all classes, without calibration: (n,)."""
-        return self._rank_scores(X, 1, n_threads).normalizer
+        return self.predictor(n_threads).rank_scores(X, 1).normalizer
 
     def log_likelihood(self, examples: Examples, *, n_threads: int = 1) -> float:
         """Return the mean of log p(y|x) over the pairs, bias removed."""
-        return search.summarize(self.rank_pairs(examples, k=1, n_threads=n_threads), examples).log_likelihood
+        return summarize(self.rank_pairs(examples, k=1, n_threads=n_threads), examples).log_likelihood
 
     def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
         """Return the labelled rows for `extremax.evaluate`; labels are class numbers."""
@@ -444,12 +428,10 @@ class Model:
         means = self.classes.means
         if self.tree is not None and means is not None:
             hardness = np.exp(self.tree.log_prob_all(means[label : label + 1].astype(np.float32))[0])
-            hardness = hardness if self.parts is None else self.parts.sum(hardness)
-        elif self.parts is None:
-            hardness = self.weights.similarity(label)
-        else:  # of the two parts that are most alike
-            of_parts = [self.weights.similarity(int(part)) for part in self.parts.of(label)]
-            hardness = self.parts.max(np.max(of_parts, axis=0))
+            hardness = self.lines.reduce(np.add, hardness)
+        else:  # of the two lines that are most alike
+            of_lines = [self.weights.similarity(int(line)) for line in self.lines.of(label)]
+            hardness = self.lines.reduce(np.maximum, np.max(of_lines, axis=0))
         order = np.argsort(-hardness, kind="stable")
         order = order[order != label][:k].astype(np.int32)
         return order, hardness[order].astype(np.float32)
@@ -464,15 +446,11 @@ class Model:
     def calibrated(self, examples: Examples, *, n_threads: int = 1) -> Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
-        of_parts = examples if self.parts is None else self.merged(n_threads).assign(examples)
-        found = search.choose_calibration(self.scorer, of_parts, n_threads=n_threads, config=config)
+        predictor = self.predictor(n_threads)
+        found = predictor.choose_calibration(examples, config=config)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
-
-        def rank(X: Features, k: int) -> RankedScores:
-            return self._rank_scores(X, k, n_threads)
-
-        labels = search.choose_label_calibration(rank, examples, self.n_classes, config=config)
+        labels = predictor.choose_label_calibration(examples, self.n_classes, config=config)
         return replace(self, calibration=found, label_calibration=labels, reference=None)
 
     def with_reference(self, reference: Reference | None) -> Model:
@@ -505,14 +483,14 @@ class Model:
             parts["reference"] = self.reference.state()
         if self.projection is not None:
             parts["projection"] = self.projection.state()
-        if self.parts is not None:
-            parts["parts"] = self.parts.state()
+        if self.label_map is not None:
+            parts["parts"] = self.label_map.state()
         return parts | {f"search_{name}": index.state() for name, index in self.searches.items()}
 
     def header(self) -> dict[str, Any]:
         """Return what a model folder stores beside the states of the parts."""
         return {
-            "objective": self.objective,
+            "solver": self.solver,
             "n_epochs": self.n_epochs,
             "chosen": chosen_header(self.chosen),
             "config": None if self.config is None else self.config.to_dict(),
@@ -521,9 +499,9 @@ class Model:
     @classmethod
     def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
         """Build a model from what `header` and `components` gave."""
-        if checks.get_text(header, "objective") not in OBJECTIVES:
+        if checks.get_text(header, "solver") not in SOLVERS:
             raise ModelFileError(
-                f"the model's objective {header['objective']!r} is unknown (known: {', '.join(OBJECTIVES)});"
+                f"the model's solver {header['solver']!r} is unknown (known: {', '.join(SOLVERS)});"
                 " a newer extremax, or the module that registers it, may be able to read it."
             )
         for name in ("weights", "calibration", "classes"):
@@ -534,15 +512,20 @@ class Model:
             _check_noise_size(parts["noise"].header, weights.n_classes)
             noise = restore("noise", parts["noise"])
         stored = checks.get(header, "config")
-        config = None if stored is None else FitConfig.from_dict(checks.get_mapping(header, "config"), noise)
+        config = (
+            None
+            if stored is None
+            else FitConfig.from_dict(checks.get_mapping(header, "config"), weights.n_features, noise)
+        )
         searches = {
             name.removeprefix("search_"): restore("search", part)
             for name, part in parts.items()
-            if name.startswith("search_")
+            # the search of sparse weights that versions before 0.2 wrote is exact search now
+            if name.startswith("search_") and part.header.get("kind") != "sparse"
         }
         found = cls(
             weights=weights,
-            objective=header["objective"],
+            solver=header["solver"],
             noise=noise,
             projection=PCA.from_state(parts["projection"]) if "projection" in parts else None,
             calibration=Calibration.from_state(parts["calibration"]),
@@ -556,7 +539,7 @@ class Model:
             config=config,
             n_epochs=checks.get_int(header, "n_epochs"),
             chosen=checks.get_mapping(header, "chosen"),
-            parts=Parts.from_state(parts["parts"]) if "parts" in parts else None,
+            label_map=LabelMap.from_state(parts["parts"]) if "parts" in parts else None,
             reference=Reference.from_state(parts["reference"]) if "reference" in parts else None,
         )
         found.check()
@@ -565,17 +548,18 @@ class Model:
     def check(self) -> None:
         """Raise ModelFileError where the parts are not those of one model."""
         n_classes, n_features, projection = self.weights.n_classes, self.n_features, self.projection
-        if self.parts is not None:
-            _check_size("merging", "parts", self.parts.n_parts, n_classes)
+        if self.label_map is not None:
+            _check_size("merging", "parts", self.label_map.n_lines, n_classes)
         self.classes.check(self.n_classes)
         if self.reference is not None:
             _check_size("the reference", "classes", self.reference.n_classes, self.n_classes)
+        is_sparse = isinstance(self.weights, SparseWeights)
         sizes = {"noise": self.noise} if self.noise is not None else {}
         for name, part in {**sizes, **self.searches}.items():
             _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)
             _check_size(name, "features", getattr(part, "n_features", n_features), n_features)
             # the searches of this package that read dense weights do not take sparse ones
-            if self.weights.row_major and isinstance(part, search.PQSearch):
+            if is_sparse and isinstance(part, PQSearch):
                 checks.reject(f"search {name!r} is for dense weights, and the weights are sparse")
         trees = [getattr(part, "tree", None) for part in (self.noise, *self.searches.values())]
         for tree in (tree for tree in trees if tree is not None):
@@ -585,22 +569,21 @@ class Model:
         if projection is not None:
             _check_size("the projection", "features", projection.n_features, n_features)
         if self.config is not None:
-            if self.config.objective != self.objective:
-                checks.reject(f"objective is {self.objective!r}, and {self.config.objective!r} in its config")
-            _check_size("config", "dense columns", self.config.n_dense, getattr(self.weights, "n_dense", 0))
-            groups = self.config.column_groups
+            if self.config.solver.name != self.solver:
+                checks.reject(f"solver is {self.solver!r}, and {self.config.solver.name!r} in its config")
+            _check_size("config", "dense columns", self.layout.n_dense, getattr(self.weights, "n_dense", 0))
+            groups = self.layout.groups
             if list(groups) != sorted(groups) or (groups and not 0 <= groups[0] <= groups[-1] <= n_features):
                 checks.reject(f"column_groups is {checks.shown(groups)} for {n_features:,} features")
-        trainer = OBJECTIVES[self.objective].trainer
-        if (trainer == "sparse") != self.weights.row_major and trainer in ("rows", "batch", "sparse"):
-            checks.reject(f"objective {self.objective!r} does not have weights of this kind")
+        if SOLVERS[self.solver].sparse_weights != is_sparse:
+            checks.reject(f"solver {self.solver!r} does not have weights of this kind")
 
     def trained(self, state: TrainState, config: FitConfig) -> Model:
         """Return the model of a training state; calibration, indexes and descriptions stay as they are."""
         means = state.class_means if self.classes.means is None else self.classes.means
         return replace(
             self,
-            objective=config.objective,
+            solver=config.solver.name,
             noise=state.noise,
             projection=state.projection,
             classes=replace(self.classes, means=means),
@@ -624,33 +607,3 @@ def _check_noise_size(header: Mapping[str, Any], n_classes: int | None, depth: i
     for part in ("first", "second", "base"):  # what a changed distribution was may have had more classes
         if isinstance(header.get(part), dict):
             _check_noise_size(header[part], None if part == "base" else n_classes, depth + 1)
-
-
-_MAX_MIXTURES = 4
-
-# Names of version 0.1, and where their values are now.
-_OLD_ATTRIBUTES = {
-    "linear": "weights",
-    "base": "noise_term",
-    "temperature": "calibration.temperature",
-    "floor": "calibration.uniform_mix",
-    "class_counts": "classes.counts",
-    "class_means": "classes.means",
-    "n_samples": "classes.n_samples",
-    "descriptions": "classes.descriptions",
-}
-_OLD_METHODS = {
-    "top_k": "model_.topk",
-    "fit_index": "clf.fit_index",
-    "calibrate": "extremax.calibrate",
-    "judge": "model_.rank_pairs",
-    "save": "clf.save",
-    "index": 'model_.searches["beam"]',
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name != "ExtremeModel":
-        raise AttributeError(f"module 'extremax.model' has no attribute {name!r}")
-    warnings.warn("extremax.model.ExtremeModel is now called Model.", FutureWarning, stacklevel=2)
-    return Model

@@ -125,7 +125,7 @@ def _training(
 ) -> list[list[str]]:
     last: Mapping[str, Any] = history[-1] if history else {}
     rows = [
-        ["objective", escape(model.objective)],
+        ["solver", escape(model.solver)],
         ["training rows", f"{model.classes.n_samples:,}" if model.classes.n_samples else "not known"],
         ["epochs", f"{model.n_epochs:,}"],
     ]

@@ -1,16 +1,16 @@
-"""The public parameters of `ExtremeClassifier`: default, constraints and help, each stated once.
+"""The public parameters: default, bounds, help and the solver each belongs to, stated once.
 
-The estimator checks against this table, and the command line and recipes take names, defaults and help from
-it.  Importing it loads neither numpy nor numba: ``extremax --help`` reads it.
+Checks, docstrings and the options of the command line derive from this table.  Importing it loads neither
+numpy nor numba: ``extremax --help`` reads it.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from textwrap import fill
+from typing import Any, TypeVar
 
 from extremax.validation.constraints import (
     BOOLEAN,
@@ -22,19 +22,24 @@ from extremax.validation.constraints import (
     check_parameters,
 )
 
-ESTIMATOR = "ExtremeClassifier"
-ROW_OBJECTIVES = ("negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce")
-BATCH_OBJECTIVES = ("shared_softmax", "softmax")
-CANDIDATE_OBJECTIVES = ("candidate_softmax",)
-SPARSE_OBJECTIVES = ("sparse_softmax",)
-ALL_OBJECTIVES = (*ROW_OBJECTIVES, *BATCH_OBJECTIVES, *CANDIDATE_OBJECTIVES, *SPARSE_OBJECTIVES)
-NOISES = ("adversarial", "tree", "uniform", "frequency", "mixture")
+T = TypeVar("T", bound=type)
+
+CLASSIFIER = "ExtremeClassifier"
+# The class of each solver, by its name.
+SOLVER_CLASSES = {
+    "candidate_softmax": "CandidateSoftmax",
+    "minibatch_softmax": "MinibatchSoftmax",
+    "sparse_softmax": "SparseSoftmax",
+    "negative_sampling": "NegativeSampling",
+    "nce": "NCE",
+    "sampled_softmax": "SampledSoftmax",
+    "one_vs_each": "OneVsEach",
+    "augment_reduce": "AugmentReduce",
+}
+NOISES = ("tree", "uniform", "frequency", "mixture")
 OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
-PENALIZED = ("debiased", "raw")
-TREE_FITS = ("default", "paper")
-_RAW_PENALTY = ("negative_sampling", "nce")  # NCE's penalty is on its scores in either reading
-# Old names of parameters, accepted with a warning for one release.
-RENAMED = {"regularization": "tree_regularization", "n_components": "tree_components"}
+_SAMPLING, _MINIBATCH = "NegativeSampling", "MinibatchSoftmax"
+_BOTH = (_SAMPLING, _MINIBATCH)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Parameter:
     Attributes
     ----------
     name
-        Name in the signature of the class.
+        Name in the signature of its class.
     default
         Default value.
     constraints
@@ -53,6 +58,8 @@ class Parameter:
         Its type in words, for documentation.
     help
         What it means, in sentences; names of other parameters stand in backticks.
+    solvers
+        Classes of the solvers that take it, besides their subclasses; none for one of the classifier.
     """
 
     name: str
@@ -60,6 +67,7 @@ class Parameter:
     constraints: tuple[Constraint, ...]
     type_text: str
     help: str
+    solvers: tuple[str, ...] = ()
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -83,118 +91,25 @@ def _table(*entries: Parameter) -> dict[str, Parameter]:
 
 PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
-        "objective", "auto", (Choice(("auto", *ALL_OBJECTIVES)),), "str",
-        'The loss; formulas in `extremax.kernels.row_losses`. "negative_sampling" (the paper\'s Eq. 6),'
-        ' "nce", "sampled_softmax", "one_vs_each" and "augment_reduce" draw negatives for each row.'
-        ' "shared_softmax" compares the rows of a minibatch with `n_shared` classes, "softmax" with all;'
-        ' "candidate_softmax" compares each row with the classes that score highest for it, and'
-        ' `learning_rate`, `optimizer` and `batch_size` have no effect on it.'
-        ' "sparse_softmax" is for sparse features of any number, such as words: weights are stored where they'
-        ' are not zero, on top of a naive Bayes start; `learning_rate`, `optimizer` and `batch_size` have no'
-        ' effect on it, `noise` and `prior_variance` on its dense features alone. "auto" is "sparse_softmax"'
-        ' for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries, else'
-        ' for up to 1,024 features "candidate_softmax" where classes are more than `n_shared` and all scores'
-        ' of the training rows are affordable, and "shared_softmax" where not and in `partial_fit`; for more,'
-        ' and with an own noise object, it is "negative_sampling".',
-    ),
-    Parameter(
-        "noise", "adversarial",
-        (Choice(NOISES), Instance("a Noise", methods=("sample", "log_prob", "log_prob_all"))),
-        '{"adversarial", "tree", "uniform", "frequency", "mixture"} or Noise',
-        'Distribution that negatives are drawn from: the label tree ("adversarial" or "tree"), all classes'
-        ' with the'
-        " same probability, the class frequencies, a mixture of tree and frequencies, or an object of your"
-        " own, such as a `LabelTree`, or `TreeNoise` for a tree of projected features.",
-    ),
-    Parameter(
-        "n_negatives", 4, (Interval(int, 1),), "int",
-        "Negatives per row and epoch, of objectives that draw negatives for each row.",
-    ),
-    Parameter(
-        "n_shared", 1024, (Interval(int, 1),), "int",
-        'Classes that the rows of a minibatch share under "shared_softmax"; half of them come from the rows\''
-        ' cell of'
-        " the tree.",
-    ),
-    Parameter(
-        "precondition", True, (BOOLEAN,), "bool",
-        'For "shared_softmax" and "softmax": start from a linear discriminant, and train on whitened features'
-        ' with'
-        " step sizes that fall to zero.",
+        "solver", "auto",
+        (Choice(("auto", *SOLVER_CLASSES)), Instance("a solver", ("extremax.solvers:Solver",))),
+        "str or Solver",
+        "How the weights are trained: a name, or an object from `extremax.solvers` with parameters of its"
+        ' own, such as ``NegativeSampling(learning_rate=0.1)``. "auto" decides by the data: "sparse_softmax"'
+        " for sparse matrices of at least 1,024 columns and at most 5% of non-zero entries; for up to 1,024"
+        ' features "candidate_softmax" where rows and classes are many and all scores of the training rows'
+        ' affordable, else "minibatch_softmax", as in `partial_fit`; for more features "negative_sampling".',
     ),
     Parameter(
         "n_epochs", None, (Interval(int, 0), None), "int, optional",
-        "Passes over the data; 0 gives the start as classifier: the noise distribution, or the discriminant.",
-    ),
-    Parameter(
-        "learning_rate", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
-        "Step size, for rows of mean square length one; with `precondition`, where it is used, it falls to"
-        " zero over the epochs.",
-    ),
-    Parameter(
-        "optimizer", None, (Choice(OPTIMIZERS), None), '{"adagrad", "adagrad_row", "sgd"}, optional',
-        "Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.",
-    ),
-    Parameter(
-        "score_penalty", None, (Interval(float, 0.0), None), "float, optional",
-        "The paper's lambda. For objectives that draw negatives for each row, a square penalty on the scores"
-        ' of the label and of the negatives (Eq. 6), 1e-4 unless given; for "shared_softmax" and "softmax" on'
-        " the score of the label and the mean over all classes, 0 unless given. No effect on other"
-        " objectives.",
-    ),
-    Parameter(
-        "penalized_scores", "debiased", (Choice(PENALIZED),), '{"debiased", "raw"}',
-        'What `score_penalty` is on under "negative_sampling": scores plus log p_n, as in the text of the'
-        " paper, or scores alone, as in its authors' code for noise that does not depend on x.",
-    ),
-    Parameter(
-        "prior_variance", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
-        "Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.",
+        "Passes over the data; 0 skips training and keeps the initial model. Chosen by the solver unless"
+        " given.",
     ),
     Parameter(
         "class_weight", None, (Choice(("balanced",)), Instance("a dict", (dict,)), None),
         'dict, "balanced" or None',
-        "Factor of the weight of each pair by its label, 1 for labels that a dict does not name; \"balanced\""
+        'Factor of the weight of each pair by its label, 1 for labels that a dict does not name; "balanced"'
         " gives every class the same total weight.",
-    ),
-    Parameter(
-        "batch_size", None, (Interval(int, 1), None), "int, optional",
-        "Rows whose coefficients are computed from the same weights; chosen from the size of the problem"
-        " unless given.",
-    ),
-    Parameter(
-        "tree_components", 32, (Interval(int, 1),), "int",
-        "Principal components of the features that the label tree is fitted on (the paper's k, 16 there).",
-    ),
-    Parameter(
-        "tree_regularization", "auto", (Interval(float, 0.0, closed="neither"), Choice(("auto",))),
-        'float or "auto"',
-        "Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); \"auto\" chooses"
-        " one per level of the tree, on held-out rows.",
-    ),
-    Parameter(
-        "tree_fit", "default", (Choice(TREE_FITS),), '{"default", "paper"}',
-        "How the label tree is fitted. \"paper\" is the algorithm of the paper's section 3 to the letter, for"
-        " comparisons with it: slower.",
-    ),
-    Parameter(
-        "whiten_components", False, (BOOLEAN,), "bool",
-        "Whether the components of the label tree are scaled to unit variance, as in the paper's published"
-        " code; for objectives that draw negatives for each row.",
-    ),
-    Parameter(
-        "scale_features", True, (BOOLEAN,), "bool",
-        "Whether rows are scaled to a mean square length of one before training, so that one learning rate"
-        " serves every data set; False trains on features as given, as the paper does. No effect with"
-        " `precondition`, where it is used.",
-    ),
-    Parameter(
-        "noise_exponent", 1.0, (Interval(float, 0.0),), "float",
-        'Power of the class frequencies in "frequency" and "mixture" noise.',
-    ),
-    Parameter(
-        "tree_share", 0.9, (Interval(float, 0.0, 1.0, closed="neither"),), "float",
-        'Weight of the tree in "mixture" noise.',
     ),
     Parameter(
         "validation_fraction", 0.0, (Interval(float, 0.0, 1.0, closed="left"),), "float",
@@ -207,12 +122,12 @@ PARAMETERS: dict[str, Parameter] = _table(
     ),
     Parameter(
         "memory_limit", None, (Interval(int, 1), None), "int, optional",
-        "Bytes that training may need; by default what the machine has free.",
+        "Bytes that training may use; by default the free memory of the machine.",
     ),
     Parameter(
         "max_model_bytes", None, (Interval(int, 1), None), "int, optional",
-        'Bytes of the weights of a "sparse_softmax" model: those that matter least are dropped after training'
-        ' (``choices_["pruning_loss"]`` says what they were worth on held-out rows).',
+        "Upper limit on the bytes of sparse weights: the weights that matter least are dropped after training"
+        ' (``choices_["pruning_loss"]`` is the loss in log-likelihood on held-out rows).',
     ),
     Parameter(
         "n_jobs", None, (Interval(int), None), "int, optional",
@@ -226,59 +141,114 @@ PARAMETERS: dict[str, Parameter] = _table(
         "verbose", 0, (Interval(int, 0), BOOLEAN), "int",
         "1 shows memory needs, choices, a progress bar in a terminal, and a line per epoch.",
     ),
+    # -- of solvers --
+    Parameter(
+        "noise", "tree",
+        (Choice(NOISES), Instance("a Noise", methods=("sample", "log_prob", "log_prob_all"))),
+        '{"tree", "uniform", "frequency", "mixture"} or Noise',
+        "Distribution that classes are drawn from: a label tree fitted to the data, all classes alike, the"
+        " class frequencies, a mixture of tree and frequencies, or an object of your own, such as a"
+        " `TreeNoise`. Minibatches take the first three.",
+        _BOTH,
+    ),
+    Parameter(
+        "n_negatives", 4, (Interval(int, 1),), "int", "Negatives per row and epoch.", (_SAMPLING,)
+    ),
+    Parameter(
+        "n_shared", 1024, (Interval(int, 1), None), "int or None",
+        "Classes that the rows of a minibatch share, half of them from the rows' cell of the tree; None for"
+        " all classes, the exact softmax.",
+        (_MINIBATCH,),
+    ),
+    Parameter(
+        "learning_rate", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
+        "Step size, for rows of mean square length one; with `precondition` it falls to zero over the"
+        " epochs.",
+        _BOTH,
+    ),
+    Parameter(
+        "optimizer", None, (Choice(OPTIMIZERS), None), '{"adagrad", "adagrad_row", "sgd"}, optional',
+        "Adagrad with an accumulator per weight, or per class (half the memory), or plain gradient steps.",
+        _BOTH,
+    ),
+    Parameter(
+        "score_penalty", None, (Interval(float, 0.0), None), "float, optional",
+        "The paper's lambda: a square penalty on the scores of the label and of the negatives (Eq. 6), 1e-4"
+        " unless given; of minibatches on the score of the label and the mean over all classes, 0 unless"
+        " given.",
+        _BOTH,
+    ),
+    Parameter(
+        "batch_size", None, (Interval(int, 1), None), "int, optional",
+        "Rows whose gradients are computed from the same weights; chosen from the size of the problem unless"
+        " given.",
+        _BOTH,
+    ),
+    Parameter(
+        "precondition", True, (BOOLEAN,), "bool",
+        "Start from a linear discriminant, and train on whitened features with step sizes that fall to zero.",
+        (_MINIBATCH,),
+    ),
+    Parameter(
+        "tree_components", 32, (Interval(int, 1),), "int",
+        "Principal components of the features that the label tree is fitted on (the paper's k, 16 there).",
+        _BOTH,
+    ),
+    Parameter(
+        "tree_regularization", "auto", (Interval(float, 0.0, closed="neither"), Choice(("auto",))),
+        'float or "auto"',
+        "Square penalty on the weights of the label tree (the paper's lambda_n, 0.1 there); \"auto\" chooses"
+        " one per level of the tree, on held-out rows.",
+        _BOTH,
+    ),
+    Parameter(
+        "noise_exponent", 1.0, (Interval(float, 0.0),), "float",
+        'Power of the class frequencies in "frequency" and "mixture" noise.',
+        _BOTH,
+    ),
+    Parameter(
+        "tree_share", 0.9, (Interval(float, 0.0, 1.0, closed="neither"),), "float",
+        'Weight of the tree in "mixture" noise.',
+        (_SAMPLING,),
+    ),
+    Parameter(
+        "prior_variance", None, (Interval(float, 0.0, closed="neither"), None), "float, optional",
+        "Variance of a Gaussian prior on weights and biases (the paper's sigma_0^2); None for no prior.",
+        (_SAMPLING,),
+    ),
+    Parameter(
+        "penalized_scores", "debiased", (Choice(("debiased", "raw")),), '{"debiased", "raw"}',
+        "What `score_penalty` penalizes: scores plus log p_n, as in the text of the paper, or scores alone,"
+        " as in its authors' code for noise that does not depend on x.",
+        (_SAMPLING,),
+    ),
+    Parameter(
+        "tree_fit", "default", (Choice(("default", "paper")),), '{"default", "paper"}',
+        "How the label tree is fitted. \"paper\" is the algorithm of the paper's section 3 to the letter, for"
+        " comparisons with it: slower.",
+        (_SAMPLING,),
+    ),
+    Parameter(
+        "whiten_components", False, (BOOLEAN,), "bool",
+        "Whether the components of the label tree are scaled to unit variance, as in the paper's published"
+        " code.",
+        (_SAMPLING,),
+    ),
+    Parameter(
+        "scale_features", True, (BOOLEAN,), "bool",
+        "Whether rows are scaled to a mean square length of one before training, so that one learning rate"
+        " serves every data set; False trains on features as given, as the paper does. Preconditioned"
+        " minibatches do not depend on it.",
+        _BOTH,
+    ),
 )  # fmt: skip
+CLASSIFIER_PARAMETERS = tuple(name for name, entry in PARAMETERS.items() if not entry.solvers)
+SOLVER_PARAMETERS = tuple(name for name, entry in PARAMETERS.items() if entry.solvers)
 
 
-def check_estimator_parameters(params: Mapping[str, Any], objectives: Collection[str] = ()) -> None:
-    """Raise for parameters of `ExtremeClassifier` that are wrong, alone or together.
-
-    Parameters
-    ----------
-    params
-        All parameters by name, as from ``get_params(deep=False)``.
-    objectives
-        Names of the registered objectives, for those that are not in the table.
-    """
-    table = {name: entry.constraints for name, entry in PARAMETERS.items()}
-    more = tuple(name for name in objectives if name not in PARAMETERS["objective"].choices)
-    table["objective"] = (Choice((*PARAMETERS["objective"].choices, *more)),)
-    if params["objective"] == "sampled_softmax_masked":
-        raise ValueError(
-            "objective='sampled_softmax_masked' is gone, because it favoured frequent classes; use"
-            " 'sampled_softmax'."
-        )
-    check_parameters(ESTIMATOR, params, table)
-    if params["penalized_scores"] == "raw" and params["objective"] not in ("auto", *_RAW_PENALTY):
-        raise ValueError(
-            f"penalized_scores is 'raw', but objective={params['objective']!r} has one reading of its penalty"
-            " alone; it is for objective='negative_sampling'."
-        )
-    if params["tree_fit"] == "paper" and params["tree_regularization"] == "auto":
-        raise ValueError(
-            "tree_fit='paper' needs a number as tree_regularization, 0.1 in the paper: levels of their own"
-            " are not part of it."
-        )
-    if params["prior_variance"] is not None and params["objective"] in BATCH_OBJECTIVES:
-        raise ValueError(
-            f"prior_variance is {params['prior_variance']:g}, but objective={params['objective']!r} has no"
-            " prior; it is for objectives whose rows draw their own negatives."
-        )
-
-
-def check_saved_parameters(params: Mapping[str, Any], config: Any, objectives: Mapping[str, Any]) -> None:
-    """Raise for a parameter of a saved model, given or resolved, that no estimator could have had.
-
-    `config` is the resolved configuration of its fit, or None.
-    """
-    named = isinstance(params["noise"], str)
-    check_estimator_parameters({**params, "noise": params["noise"] if named else "uniform"}, objectives)
-    if config is None:
-        return
-    own = {"objective", "noise", "optimizer"}  # resolved names that are no parameters, such as "dual"
-    resolved = {n: getattr(config, n) for n in PARAMETERS if n not in own and hasattr(config, n)}
-    check_parameters(ESTIMATOR, resolved, {name: entry.constraints for name, entry in PARAMETERS.items()})
-    if config.optimizer not in (*PARAMETERS["optimizer"].choices, "dual"):
-        raise ValueError(f"the optimizer of its fit is {config.optimizer!r}.")
+def check_values(owner: str, values: Mapping[str, Any]) -> None:
+    """Raise for the first parameter of a class whose value is out of its bounds."""
+    check_parameters(owner, values, {name: PARAMETERS[name].constraints for name in values})
 
 
 def check_patience(patience: int | None) -> None:
@@ -290,63 +260,54 @@ def check_patience(patience: int | None) -> None:
         )
 
 
-def rename_parameters(
-    given: Mapping[str, Any], spell: Callable[[str], str] = str, *, stacklevel: int = 2
-) -> dict[str, Any]:
-    """Return parameters under their present names, with a warning for each old name.
-
-    `spell` turns a name into what a user wrote, such as ``--n-components``; `stacklevel` is that of a warning
-    issued by the caller.
+def misplaced(name: str, value: Any) -> str:
+    """Return the sentence for a parameter that was given to the classifier and belongs to a solver.
 
     Examples
     --------
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     rename_parameters({"noise": "tree", "n_components": 16})
-    {'noise': 'tree', 'tree_components': 16}
-    >>> str(caught[0].message)
-    'n_components is now called tree_components; the old name will go with the next release.'
+    >>> misplaced("n_negatives", 2)
+    'n_negatives belongs to a solver: ExtremeClassifier(solver=NegativeSampling(n_negatives=2)).'
     """
-    renamed: dict[str, Any] = {}
-    for name, value in given.items():
-        new = RENAMED.get(name, name)
-        if new != name:
-            if new in given:
-                raise ValueError(f"{spell(name)} is now called {spell(new)}; give one of them, not both.")
-            message = f"{spell(name)} is now called {spell(new)}; the old name will go with the next release."
-            warnings.warn(message, FutureWarning, stacklevel=stacklevel + 1)
-        renamed[new] = value
-    return renamed
+    if name == "objective":
+        return "objective is now called solver: ExtremeClassifier(solver=...)."
+    first, *others = PARAMETERS[name].solvers
+    also = "".join(f" or {other}" for other in others)
+    return f"{name} belongs to a solver: {CLASSIFIER}(solver={first}({name}={value!r})){also}."
 
 
-def accept_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor take parameters under their old names; its signature stays the same."""
+def refuse_misplaced(given: Iterable[tuple[str, Any]], error: type[Exception]) -> None:
+    """Raise for parameters of a solver among those given to the classifier."""
+    for name, value in given:
+        if name == "objective" or name in SOLVER_PARAMETERS:
+            raise error(misplaced(name, value))
+
+
+def says_where(init: Callable[..., None]) -> Callable[..., None]:
+    """Let the constructor of the classifier say which solver takes a parameter that is not its own."""
 
     @wraps(init)
-    def renaming(self: Any, *args: Any, **given: Any) -> None:
-        init(self, *args, **rename_parameters(given))
+    def checking(self: Any, *args: Any, **given: Any) -> None:
+        refuse_misplaced(given.items(), TypeError)
+        init(self, *args, **given)
 
-    return renaming
-
-
-def canonical_noise(noise: Any) -> Any:
-    """Return the one name of a noise that has two: "adversarial" for "tree".
-
-    Examples
-    --------
-    >>> canonical_noise("tree"), canonical_noise("uniform")
-    ('adversarial', 'uniform')
-    """
-    return "adversarial" if isinstance(noise, str) and noise == "tree" else noise
+    return checking
 
 
-def describe_parameters() -> str:
-    """Return the Parameters section of the docstring of `ExtremeClassifier`, in numpydoc format."""
-    from textwrap import fill
-
+def describe(names: Iterable[str]) -> str:
+    """Return the Parameters section of a docstring, in numpydoc format."""
     lines = ["Parameters", "----------"]
-    for entry in PARAMETERS.values():
+    for entry in (PARAMETERS[name] for name in names):
         text = fill(entry.help, width=102, initial_indent="    ", subsequent_indent="    ")
         lines += [f"{entry.name} : {entry.type_text}", text]
     return "\n".join(lines)
+
+
+def documented(names: Iterable[str]) -> Callable[[T], T]:
+    """Put the help of parameters in the place of ``{parameters}`` in the docstring of a class."""
+
+    def fill_in(cls: T) -> T:
+        section = describe(names).replace("\n", "\n    ")
+        cls.__doc__ = (cls.__doc__ or "").replace("{parameters}", section)
+        return cls
+
+    return fill_in

@@ -25,8 +25,6 @@ class ProblemSize:
     n_features: int
     n_classes: int
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
-    n_dense: int = 0  # last columns that every row has, beside sparse ones
-    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
 
 
 @dataclass(frozen=True)
@@ -192,15 +190,11 @@ class SparseConfig:
     rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
     max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
 
-    # frequent columns, approximated where classes are proposed or searched
+    # frequent columns, approximated where classes are proposed
     frequent_min_classes: int = 20_000  # classes; fewer are scored in no time
     frequent_classes: float = 0.08  # of the classes have a weight on such a column
     frequent_rank: int = 2  # of the factors that stand for their weights
     frequent_exact: int = 2  # classes scored exactly, per class that is wanted
-    search_widths: tuple[int, ...] = (16, 32, 64, 128)  # classes scored exactly by beam search, tried in turn
-    search_rows: int = 1000  # held-out rows that choose the width
-    search_recall: float = 0.997  # of the exact best classes of held-out rows, which the width must reach
-    search_min_saving: float = 0.5  # of the weights that a row touches; else beam search is exact
 
     # correction
     n_epochs: int = 3  # rounds with the wide support ...

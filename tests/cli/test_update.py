@@ -72,7 +72,7 @@ def test_mistakes_leave_the_model_as_it_was(model):
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     for arguments, sentence in [
         ((), "nothing to do"),
-        (("--remove", "nobody"), "'nobody' is none of the 5 classes"),
+        (("--remove", "nobody"), "'nobody' is none of the model's 5 labels"),
         (("--merge", "nobody=x"), "--merge takes OLD=NEW"),
         ([word for name in LABELS[2::3][1:] for word in ("--remove", name)], "would leave 1"),
     ]:

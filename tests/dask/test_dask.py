@@ -22,7 +22,7 @@ distributed = pytest.importorskip("distributed")
 from extremax.dask import DaskExtremeClassifier  # noqa: E402 (needs Dask)
 
 N_ROWS, N_FEATURES, N_CLASSES = 900, 21, 50
-PARAMETERS = {"objective": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
+PARAMETERS = {"solver": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
 # SVMs would leave so small a problem to one worker.
 NO_SVMS = replace_numbers(DEFAULTS, sparse={"svm_work": 0.0, "min_features": 64, "few_classes": 5})
 
@@ -130,7 +130,7 @@ def test_two_workers_make_the_model_of_one_machine(client, problem, noise, rows,
     if is_sparse:
         X = as_sparse(X)
         given, _ = sparse_blocks(X, [1, 400, 211, 288])
-    local = ExtremeClassifier(noise=noise, **PARAMETERS).fit(X, labels, weight)
+    local = ExtremeClassifier.with_solver(noise=noise, **PARAMETERS).fit(X, labels, weight)
     clf = DaskExtremeClassifier(client, noise=noise, rows=rows, **PARAMETERS)
     clf.fit(given, da.from_array(labels, chunks=150), da.from_array(weight, chunks=900))
     assert_same_model(clf.to_local(), local)
@@ -144,7 +144,7 @@ def test_uneven_columns_and_class_weights(client, problem) -> None:
     X = X * np.where(np.arange(N_FEATURES) == 3, 1e3, 1.0).astype(np.float32) + np.float32(4.0)
     X[5] *= 1e5
     parameters = {**PARAMETERS, "class_weight": "balanced", "noise": "uniform"}
-    local = ExtremeClassifier(**parameters).fit(X, labels)
+    local = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
     clf = DaskExtremeClassifier(client, n_shards=5, **parameters)
     clf.fit(da.from_array(X, chunks=(437, -1)), da.from_array(labels, chunks=437))
     assert local._fitted.state.scaling is not None
@@ -160,11 +160,11 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
     X = X * np.float32(factor)
     if factor != 1.0:
         X.data[::97] = 0.0  # stored zeros, which are left out
-    local = WithoutSVMs(objective="sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    local = WithoutSVMs("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     cuts = [slice(0, 700), slice(700, 703), slice(703, 1200), slice(1200, None)]
     bag = dask.bag.from_sequence([X[cut] for cut in cuts], npartitions=3)
     labels = dask.bag.from_sequence([y[cut] for cut in cuts], npartitions=3)
-    clf = DaskWithoutSVMs(client, objective="sparse_softmax", random_state=1).fit(bag, labels)
+    clf = DaskWithoutSVMs(client, solver="sparse_softmax", random_state=1).fit(bag, labels)
     assert local.choices_["limited_rows"] == 1
     assert "included_rows" in local.choices_
     found = clf.to_local()
@@ -177,9 +177,9 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
 @pytest.mark.invariance
 def test_a_small_sparse_problem_is_left_to_one_worker(client, words) -> None:
     X, y = words[0][:400], words[1][:400]
-    local = ExtremeClassifier(objective="sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    local = ExtremeClassifier("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     given, _ = sparse_blocks(X, [150, 180, 70])
-    clf = DaskExtremeClassifier(client, random_state=1, objective="sparse_softmax")
+    clf = DaskExtremeClassifier(client, random_state=1, solver="sparse_softmax")
     clf.fit(given, da.from_array(y, chunks=100))
     assert_same_model(clf.to_local(), local)
 
@@ -211,7 +211,10 @@ def test_predictions_are_lazy_and_those_of_one_machine(client, problem, tmp_path
     assert (clf.predict(some).compute() == local.predict(X[X[:, 0] > 0.0])).all()
 
     clf.save(tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").glob("shard-*")) == ["shard-0000", "shard-0001"]
+    assert sorted(path.name for path in (tmp_path / "model").glob("shards-0/shard-*")) == [
+        "shard-0000",
+        "shard-0001",
+    ]
     opened = load_model(tmp_path / "model", verify=True)
     assert (opened.predict_proba(X) == local.predict_proba(X)).all()
     assert (opened.predict_topk(X, k=3, search="beam")[1] == local.predict_topk(X, 3, search="beam")[1]).all()
@@ -233,7 +236,7 @@ def test_a_folder_of_files(client, problem, tmp_path) -> None:
 
     columns = {"label": labels[350:].tolist(), "vector": X[350:].tolist()}
     parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
-    local = ExtremeClassifier(noise="uniform", **PARAMETERS).fit(X, labels)
+    local = ExtremeClassifier.with_solver(noise="uniform", **PARAMETERS).fit(X, labels)
     clf = DaskExtremeClassifier(client, noise="uniform", **PARAMETERS).fit(tmp_path)
     assert_same_model(clf.to_local(), local)
 
@@ -259,13 +262,13 @@ def test_interrupted_training_keeps_the_model(client, problem) -> None:
     found = clf.to_local()
     assert found.interrupted_
     assert (clf.predict(given[0]).compute() == found.predict(X)).all()
-    whole = ExtremeClassifier(**parameters).fit(X, labels)
+    whole = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
     assert_same_model(found.resume_fit(X, labels), whole)
 
     def fail(record) -> None:
         raise KeyError("of the callback")
 
-    cut = ExtremeClassifier(**parameters)
+    cut = ExtremeClassifier.with_solver(**parameters)
     with pytest.raises(KeyError, match="of the callback"):
         cut.fit(X, labels, callbacks=[fail])
     with pytest.raises(KeyError, match="of the callback"):
@@ -323,8 +326,8 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
     from extremax.dask.sparse_fit import OneWorkerFit
 
     X, y = words[0][:300], words[1][:300]
-    given = WithoutSVMs(objective="sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
-    clf = DaskExtremeClassifier(objective="sparse_softmax", random_state=1)
+    given = WithoutSVMs("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    clf = DaskExtremeClassifier(solver="sparse_softmax", random_state=1)
     clf._job, clf.classes_, clf.n_features_in_ = Here(), given.classes_, X.shape[1]
     clf.seed_, clf._large_columns = 1, None
     clf._fit = OneWorkerFit(Here(), given.model_.config, given.history_, given._fitted)
@@ -343,7 +346,7 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
 def test_three_workers_one_of_them_killed(problem) -> None:
     X, labels = problem
     parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
-    local = ExtremeClassifier(**parameters).fit(X, labels)
+    local = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
     killed = []
 
     def kill(record) -> None:
@@ -371,10 +374,10 @@ def sharded_folder(tmp_path):
     from extremax.dask.row_fit import Head, Start, _Elsewhere
     from extremax.dask.shards import Plan
     from extremax.solvers.optimizers import Tables
-    from extremax.storage.models import save_shard, save_sharded_model
+    from extremax.storage.models import save_model, save_shard
 
     X, y = around_means(200, 12, 6)
-    local = ExtremeClassifier(noise="uniform", **PARAMETERS).fit(X, y)
+    local = ExtremeClassifier.with_solver(noise="uniform", **PARAMETERS).fit(X, y)
     state, model = local._fitted.state, local.model_
     plan = Plan(model.config, 3, 200, 6, 12, (0, 5, 12), 200.0, state.feature_scale)
     head = Head(plan, None, {}, local.history_)
@@ -388,13 +391,13 @@ def sharded_folder(tmp_path):
         return 2
 
     def save(path=tmp_path / "model"):
-        save_sharded_model(
+        save_model(
             path,
             head.model(empty, _Elsewhere(plan), model.classes.counts),
             empty,
-            write,
             labels=local.classes_,
             header=local._header(),
+            write_shards=write,
         )
         return path
 
@@ -404,7 +407,7 @@ def sharded_folder(tmp_path):
 
 @pytest.mark.identity
 def test_sharded_weights_score_as_one_array(sharded_folder) -> None:
-    from extremax.scores.weights import ShardedWeights
+    from extremax.scores.dense import ShardedWeights
 
     save, local, X = sharded_folder
     opened = load_model(save())
@@ -428,7 +431,7 @@ def test_workers_do_not_mix_two_saves_of_a_folder(sharded_folder) -> None:
     model = SavedModelAt(path, folder_checksum(path))
     assert (call_block(X, model, "predict", {}, 1) == local.predict(X)).all()
     late = SavedModelAt(path, model.checksum)  # on a worker that has not opened it yet
-    other = ExtremeClassifier(noise="uniform", **{**PARAMETERS, "random_state": 8}).fit(
+    other = ExtremeClassifier.with_solver(noise="uniform", **{**PARAMETERS, "random_state": 8}).fit(
         *around_means(200, 12, 6)
     )
     other.save(path)
@@ -455,7 +458,7 @@ def test_damaged_shards_are_refused(sharded_folder, tmp_path) -> None:
         shutil.rmtree(path)
 
     def flip(path) -> None:
-        file = path / "shard-0001" / "weights.safetensors"
+        (file,) = path.glob("shards-*/shard-0001/weights.safetensors")
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
@@ -464,10 +467,11 @@ def test_damaged_shards_are_refused(sharded_folder, tmp_path) -> None:
         from extremax.solvers.optimizers import Tables
         from extremax.storage.models import save_shard
 
-        save_shard(path, 1, 5, Tables.zeros(7, 6, "adagrad"))
+        save_shard(next(path.glob("shards-*")), 1, 5, Tables.zeros(7, 6, "adagrad"))
 
     def rename(path) -> None:
-        os.rename(path / "shard-0001", path / "shard-0000x")
+        (shard,) = path.glob("shards-*/shard-0001")
+        shard.rename(shard.with_name("shard-0000x"))
 
     refuse(flip, "damaged")
     refuse(exchange, "not the one that was saved")
@@ -475,14 +479,13 @@ def test_damaged_shards_are_refused(sharded_folder, tmp_path) -> None:
 
     def forge(change):
         """Change the list of shards and make the checksum of the header right."""
-        from extremax.storage.folder import _canonical_json, _checksum
+        from extremax.storage.folder import _checksum
 
         def apply(path) -> None:
             content = json.loads((path / "header.json").read_text())
             content.pop("checksum")
             change(content["header"]["shards"])
-            text = _canonical_json(content)
-            (path / "header.json").write_text(json.dumps({"checksum": _checksum(text), **content}))
+            (path / "header.json").write_text(json.dumps({"checksum": _checksum(content), **content}))
 
         return apply
 
@@ -534,10 +537,10 @@ def test_bad_input_is_named(client, problem, change, sentence) -> None:
     ("parameters", "sentence"),
     [
         (
-            {"objective": "shared_softmax"},
+            {"solver": "minibatch_softmax"},
             "compares the scores of classes with one another.*'negative_sampling'",
         ),
-        ({"objective": "sparse_softmax", "n_epochs": 2}, "n_epochs is 2; on a cluster"),
+        ({"solver": "sparse_softmax", "n_epochs": 2}, "n_epochs is 2; on a cluster"),
         ({"validation_fraction": 0.1}, "validation_fraction is 0.1; DaskExtremeClassifier cannot use it"),
         ({"rows": "all"}, "rows is 'all'"),
         ({"n_shards": 0}, "n_shards is 0"),

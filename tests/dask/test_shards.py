@@ -22,8 +22,9 @@ from extremax.dask.shards import (
 from extremax.examples import Examples
 from extremax.fit import problem_size
 from extremax.runtime.context import Context
+from extremax.solvers import NegativeSampling
 from extremax.solvers.config import resolve
-from extremax.solvers.row_trainer import RowTrainer
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.tuned import DEFAULTS, replace_numbers
 from planted import around_means
 
@@ -48,10 +49,10 @@ def make_problem(*, is_sparse: bool = False, uneven: bool = False):
 
 def train_both(X, y, n_shards, *, routed=False, weight=None, numbers=DEFAULTS, **parameters):
     """Train as one machine does, and by shards of classes and blocks of rows; return both tables."""
-    given = {**ExtremeClassifier(n_epochs=2, **parameters).get_params(), "random_state": 5}
+    solver = ExtremeClassifier.with_solver(**parameters).solver
     data = Examples(X, y.astype(np.int32), None, weight)
     n_classes = int(y.max()) + 1
-    config = resolve(given, problem_size(data, n_classes), numbers=numbers)
+    config = resolve(solver, problem_size(data, n_classes), n_epochs=2, numbers=numbers)
     context = Context(5, 2)
     trainer = RowTrainer(config, context)
     data = trainer.accept(data)
@@ -104,18 +105,18 @@ def assert_same_bits(state, shards):
 def test_shards_train_the_same_bits(noise, is_sparse) -> None:
     X, y = make_problem(is_sparse=is_sparse)
     routed = noise in ("frequency", "mixture")
-    assert_same_bits(*train_both(X, y, 3, noise=noise, objective="negative_sampling", routed=routed))
+    assert_same_bits(*train_both(X, y, 3, noise=noise, solver="negative_sampling", routed=routed))
 
 
 @pytest.mark.invariance
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"objective": "nce", "n_negatives": 3},
-        {"objective": "negative_sampling", "penalized_scores": "raw", "noise": "uniform"},
-        {"objective": "negative_sampling", "optimizer": "adagrad_row", "batch_size": 33},
-        {"objective": "negative_sampling", "optimizer": "sgd", "learning_rate": 0.01, "noise": "uniform"},
-        {"objective": "negative_sampling", "prior_variance": 0.5, "noise": "frequency"},
+        {"solver": "nce", "n_negatives": 3},
+        {"solver": "negative_sampling", "penalized_scores": "raw", "noise": "uniform"},
+        {"solver": "negative_sampling", "optimizer": "adagrad_row", "batch_size": 33},
+        {"solver": "negative_sampling", "optimizer": "sgd", "learning_rate": 0.01, "noise": "uniform"},
+        {"solver": "negative_sampling", "prior_variance": 0.5, "noise": "frequency"},
     ],
 )
 def test_parameters_of_shards(parameters) -> None:
@@ -132,7 +133,7 @@ def test_parameters_of_shards(parameters) -> None:
 def test_standardised_columns_and_windows(routed) -> None:
     X, y = make_problem(uneven=True)
     state, shards = train_both(
-        X, y, 3, routed=routed, numbers=SMALL_WINDOWS, objective="negative_sampling", noise="uniform"
+        X, y, 3, routed=routed, numbers=SMALL_WINDOWS, solver="negative_sampling", noise="uniform"
     )
     assert state.scaling is not None
     assert_same_bits(state, shards)
@@ -142,7 +143,7 @@ def test_standardised_columns_and_windows(routed) -> None:
 def test_a_shard_left_inside_an_epoch_has_weights_of_features() -> None:
     X, y = make_problem(uneven=True)
     state, shards = train_both(
-        X, y, 2, routed=True, numbers=SMALL_WINDOWS, objective="negative_sampling", noise="uniform"
+        X, y, 2, routed=True, numbers=SMALL_WINDOWS, solver="negative_sampling", noise="uniform"
     )
     plan = Plan(
         config=state_config(state, X, y), seed=5, n_rows=len(y), n_features=X.shape[1], n_classes=37,
@@ -162,7 +163,7 @@ def test_a_shard_left_inside_an_epoch_has_weights_of_features() -> None:
 def test_a_shard_trained_again_is_the_same() -> None:
     """A task that a worker began, and another repeats, must find its arguments as they were."""
     X, y = make_problem()
-    state, _ = train_both(X, y, 2, objective="negative_sampling", noise="uniform")
+    state, _ = train_both(X, y, 2, solver="negative_sampling", noise="uniform")
     plan = Plan(
         config=replace(state_config(state, X, y)), seed=5, n_rows=len(y), n_features=X.shape[1], n_classes=37,
         bounds=(0, 20, 37), whole_weight=float(len(y)), scale=state.feature_scale,
@@ -179,8 +180,7 @@ def test_a_shard_trained_again_is_the_same() -> None:
 
 
 def state_config(state, X, y):
-    given = ExtremeClassifier(objective="negative_sampling", noise="uniform", n_epochs=2).get_params()
-    return resolve(given, problem_size(Examples(X, y), 37))
+    return resolve(NegativeSampling(noise="uniform"), problem_size(Examples(X, y), 37), n_epochs=2)
 
 
 @pytest.mark.property

@@ -11,7 +11,7 @@ import pytest
 from experiment_files import write_comparison, write_run
 from extremax.experiments import plot
 from extremax.experiments.curve import read_curve
-from extremax.experiments.figures import bands, describe_data, method_styles, read_run
+from extremax.experiments.figures import band_of, describe_data, method_styles, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS, method_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -56,13 +56,13 @@ def test_methods_look_the_same_everywhere(comparison: Path, tmp_path: Path) -> N
     mine = read_run(write_run(tmp_path / "mine", "my own", [0.1]))
     assert method_styles([mine])["my own"].label == "my own"
     assert describe_data(mine) == "ICD-10-CM: 48,265 rows, 10,662 classes"
-    assert method_of({"objective": "negative_sampling", "noise": "uniform"}) == "uniform"
+    assert method_of({"solver": "negative_sampling", "noise": "uniform"}) == "uniform"
 
 
 def test_seeds_become_a_band(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, n_seeds=3)
     runs = [read_run(folder / "runs" / "nce" / f"seed-{seed}") for seed in range(3)]
-    (band,) = bands(runs, "accuracy", "cpu_seconds")
+    band = band_of(runs, "accuracy", "cpu_seconds")
     assert band.n_runs == 3
     np.testing.assert_allclose(band.times, [1.1, 11.0, 110.0])
     np.testing.assert_allclose(band.mean, [0.0, 0.11, 0.21])
@@ -74,16 +74,7 @@ def test_seeds_become_a_band(tmp_path: Path) -> None:
     assert "PolyCollection" not in single
     # a seed that was cut short narrows the band to the points that all have
     short = replace(runs[0], points=runs[0].points[:2])
-    assert len(bands([short, *runs[1:]], "accuracy", "cpu_seconds")[0].mean) == 2
-
-
-def test_old_runs_are_drawn_one_by_one(tmp_path: Path) -> None:
-    runs = [
-        read_run(write_run(tmp_path / str(seed), "nce", [0.1, 0.2 + 0.1 * seed], old=True))
-        for seed in range(2)
-    ]
-    found = bands(runs, "accuracy", "seconds")
-    assert [band.mean for band in found] == [[0.1, 0.2], [0.1, pytest.approx(0.3)]]
+    assert len(band_of([short, *runs[1:]], "accuracy", "cpu_seconds").mean) == 2
 
 
 @pytest.mark.parametrize(

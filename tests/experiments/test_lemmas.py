@@ -13,8 +13,7 @@ from extremax.experiments import lemmas
 from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.paper.reproduction import recipe_for
-from extremax.experiments.recipe import load_recipe
-from extremax.experiments.recipes import find_recipe
+from extremax.experiments.recipe import find_recipe, load_recipe
 from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import run
 

@@ -19,12 +19,11 @@ import pytest
 from experiment_files import make_recipe, write_recipe
 from extremax import ExtremeClassifier, load_model
 from extremax.experiments import load_recipe, run, runner
-from extremax.experiments.curve import CurveFile, Evaluator, Schedule, read_curve
-from extremax.experiments.recipe import MODEL_DEFAULTS, resolve
+from extremax.experiments.curve import Evaluator, Schedule, read_curve
+from extremax.experiments.recipe import EvaluationConfig, model_defaults, resolve
 from extremax.experiments.rows import load_rows
-from extremax.experiments.runner import RunWatcher, WatchPlan, read_test_rows
-from extremax.experiments.shared_noise import FittedNoise, open_shared_noise
-from extremax.params import BATCH_OBJECTIVES, ROW_OBJECTIVES
+from extremax.experiments.runner import RunOptions, RunWatcher, read_test_rows
+from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
 from extremax.storage.folder import load_folder
 from extremax.tuned import DEFAULTS, replace_numbers
 
@@ -59,7 +58,7 @@ def test_folder_of_a_run(tmp_path: Path) -> None:
         "test_rows",
     }
     config = json.loads((out / "config.json").read_text())
-    assert config["model"] == {**MODEL_DEFAULTS, **recipe.model}  # defaults filled in
+    assert config["model"] == {**model_defaults("negative_sampling"), **recipe.model}  # defaults filled in
     assert config["model"]["random_state"] == 0
     assert config["method"] == "adversarial"
     machine = json.loads((out / "machine.json").read_text())
@@ -86,17 +85,6 @@ def test_finished_run_is_not_repeated(tmp_path: Path) -> None:
     assert messages == [f"{tmp_path / 'out'} is finished already"]
 
 
-def test_run_of_an_older_version_has_the_same_recipe(tmp_path: Path) -> None:
-    recipe = make_recipe(tmp_path, n_epochs=1)
-    first = run(recipe, tmp_path / "out")
-    path = tmp_path / "out" / "config.json"
-    config = json.loads(path.read_text())
-    for old, new in (("n_components", "tree_components"), ("regularization", "tree_regularization")):
-        config["model"][old] = config["model"].pop(new)
-    path.write_text(json.dumps(config))
-    assert run(recipe, tmp_path / "out") == json.loads(json.dumps(first))
-
-
 def test_folder_of_another_recipe_rejects(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1)
     run(recipe, tmp_path / "out")
@@ -115,23 +103,21 @@ def test_run_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
     assert run(recipe, tmp_path / "out")["n_epochs"] == 1
 
 
-def test_text_run_saves_a_model_for_texts(tmp_path: Path) -> None:
+def test_text_run_reduces_ngrams(tmp_path: Path) -> None:
     lines = [f"{animal} {i},{animal}" for i in range(40) for animal in ("dog", "cat", "horse")]
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(lines))
     recipe_path = tmp_path / "recipe.toml"
-    recipe_path.write_text(
-        '[data]\npath = "rows.csv"\n[features]\nn_components = 4\nn_random = 0\n[model]\nn_epochs = 3'
-    )
-    run(
-        load_recipe(recipe_path),
-        tmp_path / "out",
-        rows=load_rows(load_recipe(recipe_path), cache=tmp_path / "cache"),
-    )
-    assert load_model(tmp_path / "out" / "model").predict(["a horse 7"]).tolist() == ["horse"]
-    # from the cache, with its text features
-    again = load_rows(load_recipe(recipe_path), cache=tmp_path / "cache")
-    assert again.text_features is not None
+    recipe_path.write_text('[data]\npath = "rows.csv"\n[features]\nn_components = 4\n[model]\nn_epochs = 3')
+    recipe = load_recipe(recipe_path)
+    rows = load_rows(recipe, cache=tmp_path / "cache")
+    assert run(recipe, tmp_path / "out", rows=rows)["last"]["test_accuracy"] == 1.0
+    again = load_rows(recipe, cache=tmp_path / "cache", log=pytest.fail)  # nothing is read anew
     assert again.X["train"].shape == (96, 4)
+    np.testing.assert_array_equal(again.X["test"], rows.X["test"])
+    assert again.classes.tolist() == ["cat", "dog", "horse"]
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])
+    np.testing.assert_array_equal(load_rows(recipe, cache=tmp_path / "cache").X["test"], rows.X["test"])
 
 
 # -- points and clock
@@ -171,25 +157,19 @@ def test_test_rows_of_a_point_have_its_figures(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out" / "test_rows").iterdir())) == len(points)
     for number, point in enumerate(points):
         by_row = read_test_rows(tmp_path / "out", number)
-        assert by_row is not None
         assert by_row[0].mean() == pytest.approx(point["test_accuracy"])
         assert by_row[1].mean(dtype=np.float64) == pytest.approx(point["test_log_likelihood"])
-    assert read_test_rows(tmp_path / "out", len(points)) is None
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
-def test_shared_tree_gives_the_same_curve(tmp_path: Path, objective: str) -> None:
+@pytest.mark.parametrize("solver", ["negative_sampling", "nce"])
+def test_shared_tree_gives_the_same_curve(tmp_path: Path, solver: str) -> None:
     """Bit by bit that of a run that fits the tree itself, with the time of the tree, and after a cut, too."""
-    plain = make_recipe(tmp_path, n_epochs=3, objective=objective, tree_fit="paper", random_state=5)
+    plain = make_recipe(tmp_path, n_epochs=3, solver=solver, tree_fit="paper", random_state=5)
     recipe = plain.with_model(scale_features=False)
     rows = load_rows(recipe)
     run(recipe, tmp_path / "own", rows=rows)
     parameters = resolve(recipe.with_model(random_state=0))["model"]
-    noise = open_shared_noise(tmp_path / "tree", parameters, rows)
-    again = open_shared_noise(tmp_path / "tree", parameters, rows)
-    assert (again.seconds, again.cpu_seconds) == (noise.seconds, noise.cpu_seconds)
-    np.testing.assert_array_equal(again.noise.tree.weights, noise.noise.tree.weights)
-    late = FittedNoise(again.noise, 100.0, 200.0)
+    late = FittedNoise(fit_shared_noise(parameters, rows).noise, 100.0, 200.0)
 
     def cut(point: Any) -> None:
         if point["epoch"] >= 2:
@@ -208,26 +188,12 @@ def test_shared_tree_gives_the_same_curve(tmp_path: Path, objective: str) -> Non
                 assert mine[name] == other[name] or name == "loss"
     assert shared[0]["seconds"] >= 100.0
     assert shared[0]["cpu_seconds"] >= 200.0
-    other = open_shared_noise(tmp_path / "tree", {**parameters, "tree_regularization": 1.0}, rows)
-    assert not np.array_equal(other.noise.tree.weights, noise.noise.tree.weights)
 
 
 def test_noise_without_a_tree_is_not_shared(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, noise="uniform")
     with pytest.raises(ValueError, match="noise without a tree is not shared"):
-        open_shared_noise(tmp_path / "tree", resolve(recipe)["model"], load_rows(recipe))
-
-
-def test_finished_run_of_wall_clock_points_is_read(tmp_path: Path) -> None:
-    """A run of version 0.1, whose points were spaced by the clock, is the same recipe."""
-    recipe = make_recipe(tmp_path, n_epochs=1)
-    first = run(recipe, tmp_path / "out")
-    path = tmp_path / "out" / "config.json"
-    config = json.loads(path.read_text())
-    config["evaluation"] = {"first_seconds": 0.3, **config["evaluation"]}
-    del config["evaluation"]["first_samples"]
-    path.write_text(json.dumps(config))
-    assert run(recipe, tmp_path / "out") == json.loads(json.dumps(first))
+        fit_shared_noise(resolve(recipe)["model"], load_rows(recipe))
 
 
 def test_evaluation_and_checkpoints_are_not_on_the_clock(
@@ -255,13 +221,13 @@ class OftenWatched(ExtremeClassifier):
 def test_points_within_an_epoch(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1)
     rows = load_rows(recipe)
-    clf = OftenWatched(**recipe.model, random_state=0)
-    plan = WatchPlan(Schedule(1, 1000), "seconds", None, None, 1e9, lambda point: None)
+    clf = OftenWatched.with_solver(**recipe.model, random_state=0)
+    options = RunOptions(1, 1e9, "seconds", None, True, print, lambda point: None)
     evaluate = Evaluator({split: rows.sample(split, 100, 0) for split in ("valid", "test")}, 1)
-    curve = CurveFile(tmp_path / "curve.jsonl")
-    watcher = RunWatcher(clf, tmp_path, curve, evaluate, ROWS_PER_EPOCH, plan)
+    often = EvaluationConfig(first_samples=1, points_per_decade=1000)
+    watcher = RunWatcher(clf, tmp_path, evaluate, ROWS_PER_EPOCH, often, None, options)
     clf.fit(rows.X["train"], rows.y["train"], callbacks=[watcher])
-    epochs = [point["epoch"] for point in read_curve(curve.path)]
+    epochs = [point["epoch"] for point in read_curve(tmp_path / "curve.jsonl")]
     assert epochs == sorted(epochs)
     assert sum(0 < epoch < 1 for epoch in epochs) >= 5
 
@@ -305,13 +271,18 @@ class Power(BaseException):
     """A failure that no handler of the program expects."""
 
 
-@pytest.mark.parametrize("objective", [*ROW_OBJECTIVES, *BATCH_OBJECTIVES])
-@pytest.mark.parametrize("patience", [None, 3])
-def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, patience: int | None) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"solver": "augment_reduce", "patience": 3},
+        {"solver": "minibatch_softmax", "n_negatives": None, "n_shared": 6},
+        {"solver": "minibatch_softmax", "n_negatives": None, "patience": 3},
+    ],
+    ids=str,
+)
+def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, parameters: dict[str, Any]) -> None:
     more = "[evaluation]\nfirst_samples = 1\npoints_per_decade = 1000\n"
-    parameters: dict[str, Any] = {"objective": objective} | (
-        {} if patience is None else {"patience": patience}
-    )
     recipe = make_recipe(tmp_path, n_epochs=5, more=more, n_rows=400, n_classes=12, **parameters)
     whole = run(recipe, tmp_path / "whole")
     # before the first checkpoint; in epoch 3; in epoch 4, when it is resumed from the second
@@ -342,24 +313,25 @@ def test_cut_run_is_resumed_to_the_same_model(tmp_path: Path, objective: str, pa
 KILLS = """
 import os, signal, sys
 import extremax.experiments.runner  # once, and no thread is started
+from extremax import ExtremeClassifier
 from extremax.cli.app import app
 
 def start(epoch, when):
-    # a process that ends itself before or after the checkpoint of an epoch gets its name
+    # a process that ends itself before or after the checkpoint of an epoch is saved
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    rename = os.rename
+    save = ExtremeClassifier.save
 
-    def rename_or_end(source, target):
-        here = os.path.basename(target) == f"checkpoint-{epoch:06d}"
+    def save_or_end(self, path):
+        here = path.name == "checkpoint" and self.model_.n_epochs == epoch
         if here and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, target)
+        save(self, path)
         if here and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    os.rename = rename_or_end
+    ExtremeClassifier.save = save_or_end
     try:
         app(["run", sys.argv[1], "--out", sys.argv[2], "--checkpoint-seconds", "0"])
     except SystemExit as end:
@@ -372,7 +344,7 @@ print(start(2, "after"), start(6, "before"), os.path.exists(sys.argv[2] + "/summ
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
-    """SIGKILL, when a checkpoint has just appeared, and again when one has been written and not yet named."""
+    """SIGKILL, when a checkpoint has just appeared, and again between its state and its model."""
     recipe = write_recipe(tmp_path, n_epochs=8)
     run(load_recipe(recipe), tmp_path / "whole")
     out = tmp_path / "killed"
@@ -382,7 +354,6 @@ def test_killed_process_is_resumed_to_the_same_model(tmp_path: Path) -> None:
     assert re.findall(r"is resumed from epoch (\d+)", done.stderr) == ["2", "5"]
     assert_same_model(out / "model", tmp_path / "whole" / "model")
     assert not list(out.glob("*checkpoint*"))
-    assert not list(out.glob(".checkpoint*"))
 
 
 def test_killed_between_last_checkpoint_and_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +362,7 @@ def test_killed_between_last_checkpoint_and_summary(tmp_path: Path, monkeypatch:
     def cut(*_: Any) -> None:
         raise Power
 
-    monkeypatch.setattr(runner, "_save_model", cut)
+    monkeypatch.setattr(ExtremeClassifier, "save", cut)
     with pytest.raises(Power):
         run(recipe, tmp_path / "out")
     monkeypatch.undo()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax import ExtremeClassifier, MixtureNoise, TextClassifier, UniformNoise, load_model
-from extremax.data import TextFeatures
 from extremax.features.ngrams import NgramFeatures
 from extremax.scores import PQSearch
 from extremax.tree.noise import FrequencyNoise
@@ -65,7 +64,6 @@ def make_bases(folder: Path) -> dict[str, Base]:
         for name, query, labels in (
             ("dense", X[:4], y), ("beam", X[:4], y), ("tree", X[:4], y), ("mixture", X[:4], y),
             ("sparse", csr[:4], y), ("unfinished", csr[:4], y), ("text", list(TEXTS[:3]), TEXT_LABELS),
-            ("dense_text", list(TEXTS[:3]), TEXT_LABELS),
         )
     ]  # fmt: skip
     with warnings.catch_warnings():
@@ -90,7 +88,7 @@ def fit(name: str, X: Any, csr: Any, y: Any) -> Any:
     options: dict[str, Any] = {"random_state": 0, "n_jobs": 1, "n_epochs": 1}
     if name in ("dense", "beam"):
         labels = y if name == "dense" else np.fromiter([("a", int(i), 0.5) for i in y], dtype=object)
-        clf = ExtremeClassifier("shared_softmax", **options).fit(X, labels)
+        clf = ExtremeClassifier.with_solver("minibatch_softmax", **options).fit(X, labels)
         clf.describe_classes([f"class {i}" for i in range(N_CLASSES)])
         if name == "beam":
             costs = dict.fromkeys(("class_cost", "entry_cost", "entry_cost_scalar", "row_cost"), 0.0)
@@ -98,18 +96,17 @@ def fit(name: str, X: Any, csr: Any, y: Any) -> Any:
             clf.add_search("beam", PQSearch.fit(X, clf.model_.weights, config=config, n_epochs=1))
         return clf
     if name == "tree":
-        return ExtremeClassifier("negative_sampling", tree_components=3, **options).fit(X, y.astype(str))
+        return ExtremeClassifier.with_solver("negative_sampling", tree_components=3, **options).fit(
+            X, y.astype(str)
+        )
     if name == "mixture":
         noise = MixtureNoise(UniformNoise(N_CLASSES), FrequencyNoise(np.bincount(y)), weight=0.5)
-        return ExtremeClassifier("negative_sampling", noise, **options).fit(X, [f"label {i}" for i in y])
+        return ExtremeClassifier.with_solver("negative_sampling", noise=noise, **options).fit(
+            X, [f"label {i}" for i in y]
+        )
     if name == "sparse":
-        return ExtremeClassifier("sparse_softmax", **options).fit(csr, y)
+        return ExtremeClassifier.with_solver("sparse_softmax", **options).fit(csr, y)
     if name == "unfinished":
-        return ExtremeClassifier("sparse_softmax", **options).partial_fit(csr, y)
-    features = (
-        NgramFeatures(hash_bits=6)
-        if name == "text"
-        else TextFeatures(n_components=3, n_random=2, hash_bits=6)
-    )
-    inner = ExtremeClassifier("auto" if name == "text" else "negative_sampling", **options)
-    return TextClassifier(inner, features=features).fit(list(TEXTS), list(TEXT_LABELS))
+        return ExtremeClassifier.with_solver("sparse_softmax", **options).partial_fit(csr, y)
+    clf = TextClassifier(ExtremeClassifier(**options), features=NgramFeatures(hash_bits=6))
+    return clf.fit(list(TEXTS), list(TEXT_LABELS))

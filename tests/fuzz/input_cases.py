@@ -17,6 +17,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, evaluate, load_model
 from extremax.data import iter_dataset, load_dataset
+from extremax.solvers import NegativeSampling
 from fuzz.bases import Base, rows
 from fuzz.outcome import PASSED, REJECTED, is_sentence, require
 
@@ -207,11 +208,11 @@ class InputCases:
             return objective.fit((matrix, self.X[: matrix.shape[0]]), y)
         if target == "labels":
             matrix.data = np.ones_like(matrix.data) if matrix.format != "lil" else matrix.data
-            clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=0, n_jobs=1, random_state=0)
+            clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=0, n_jobs=1, random_state=0)
             return clf.fit(self.X[: matrix.shape[0]], matrix)
         options: dict[str, Any] = {"n_epochs": 1, "n_jobs": 1, "random_state": 0}
-        clf = ExtremeClassifier(
-            rng.choice(("negative_sampling", "sparse_softmax", "shared_softmax")), **options
+        clf = ExtremeClassifier.with_solver(
+            rng.choice(("negative_sampling", "sparse_softmax", "minibatch_softmax")), **options
         )
         return clf.fit(matrix, y) if target == "fit" else clf.partial_fit(matrix, y, classes=range(6))
 

@@ -24,7 +24,8 @@ from scipy import sparse
 
 from extremax import load_model
 from extremax.calibration import CONFIDENCE_OFFSET
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.scores.sparse import SparseWeights
+from extremax.solvers.registry import SOLVERS
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from fuzz.bases import Base
 from fuzz.outcome import PASSED, REJECTED, is_sentence, require
@@ -181,7 +182,7 @@ def reference(model: Any, X: Any) -> NDArray[np.float64] | None:
     dense = np.asarray(X.toarray() if sparse.issparse(X) else X, np.float64)
     weights = model.weights
     with np.errstate(all="ignore"):
-        if weights.row_major:
+        if isinstance(weights, SparseWeights):
             scores = dense @ np.asarray(weights.to_matrix().toarray(), np.float64).T
             scores += dense.sum(axis=1, keepdims=True) * weights.length_biases
             if weights.dense is not None:
@@ -190,7 +191,7 @@ def reference(model: Any, X: Any) -> NDArray[np.float64] | None:
             scores = weights.feature_scale * (dense @ weights.weights.astype(np.float64).T)
         largest = np.abs(scores).max(initial=0.0)
         scores = scores + weights.biases
-        if model.noise is not None and OBJECTIVES[model.objective].adds_log_noise:
+        if model.noise is not None and SOLVERS[model.solver].adds_log_noise:
             Z = None
             if model.projection is not None:
                 pca = model.projection

@@ -226,6 +226,26 @@ def texts(n_rows: int, n_classes: int, seed: int) -> Callable[[], Data]:
 # -- fits ----------------------------------------------------------------------------------------------------
 
 
+def make(solver: str, **parameters: Any) -> ExtremeClassifier:
+    """Make a classifier by the code at hand: before solvers had parameters, the classifier took them all."""
+    if hasattr(ExtremeClassifier, "with_solver"):
+        return ExtremeClassifier.with_solver(solver, **parameters)
+    if solver == "minibatch_softmax":
+        solver = "softmax" if parameters.get("n_shared", 1) is None else "shared_softmax"
+        parameters = {name: value for name, value in parameters.items() if value is not None}
+    return ExtremeClassifier(solver, **parameters)
+
+
+def comparable_choices(choices: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices of any version in the names of this one."""
+    found = dict(choices)
+    named = found.pop("objective", found.pop("solver", None))
+    if found.get("optimizer") == "dual":  # exact steps have none of these
+        found = {n: v for n, v in found.items() if n not in ("optimizer", "learning_rate", "batch_size")}
+    both = {"shared_softmax": "minibatch_softmax", "softmax": "minibatch_softmax"}
+    return found | {"solver": both.get(named, named)}
+
+
 def stop_after(n_epochs: int) -> Callable[[dict[str, Any]], bool]:
     """Make a callback that ends training after some epochs."""
     return lambda record: record["epoch"] >= n_epochs
@@ -254,16 +274,16 @@ def one_more_epoch(estimator: Any, data: Data) -> Any:
 @case(gaussians(400, 24, 6, seed=1), n_jobs=2, go_on=one_more_epoch, saved=True)
 def negative_sampling_tree(data: Data, n_jobs: int) -> Any:
     """The paper's method."""
-    clf = ExtremeClassifier("negative_sampling", n_epochs=4, random_state=1, n_jobs=n_jobs)
+    clf = make("negative_sampling", n_epochs=4, random_state=1, n_jobs=n_jobs)
     return clf.fit(data.X, data.y)
 
 
 @case(gaussians(400, 20, 5, seed=2, name="klasse {}".format))
 def nce_frequency(data: Data, n_jobs: int) -> Any:
     """NCE, one accumulator per class, frequencies to a power."""
-    clf = ExtremeClassifier(
+    clf = make(
         "nce",
-        "frequency",
+        noise="frequency",
         noise_exponent=0.75,
         n_negatives=8,
         optimizer="adagrad_row",
@@ -277,9 +297,9 @@ def nce_frequency(data: Data, n_jobs: int) -> Any:
 @case(gaussians(400, 20, 8, seed=3, name=lambda c: ("group", c), form="csr"), n_jobs=2, saved=True)
 def sampled_softmax_mixture_csr(data: Data, n_jobs: int) -> Any:
     """Mixture noise whose tree has a fixed regularization and fewer components than features; sparse rows."""
-    clf = ExtremeClassifier(
+    clf = make(
         "sampled_softmax",
-        "mixture",
+        noise="mixture",
         tree_share=0.7,
         n_epochs=4,
         random_state=3,
@@ -293,9 +313,9 @@ def sampled_softmax_mixture_csr(data: Data, n_jobs: int) -> Any:
 @case(gaussians(400, 20, 5, seed=4, name=lambda c: c / 4, form="memmap"), n_jobs=2, saved=True)
 def one_vs_each_sgd_memmap(data: Data, n_jobs: int) -> Any:
     """Plain gradient steps, uniform noise, rows on disk."""
-    clf = ExtremeClassifier(
+    clf = make(
         "one_vs_each",
-        "uniform",
+        noise="uniform",
         optimizer="sgd",
         learning_rate=0.2,
         score_penalty=1e-3,
@@ -310,8 +330,8 @@ def one_vs_each_sgd_memmap(data: Data, n_jobs: int) -> Any:
 @case(gaussians(300, 16, 5, seed=5), go_on=one_more_epoch, saved=True)
 def augment_reduce_prior(data: Data, n_jobs: int) -> Any:
     """A parameter per training pair, and a Gaussian prior."""
-    clf = ExtremeClassifier(
-        "augment_reduce", "uniform", prior_variance=0.5, n_epochs=3, random_state=5, n_jobs=n_jobs
+    clf = make(
+        "augment_reduce", noise="uniform", prior_variance=0.5, n_epochs=3, random_state=5, n_jobs=n_jobs
     )
     return clf.fit(data.X, data.y)
 
@@ -320,14 +340,14 @@ def augment_reduce_prior(data: Data, n_jobs: int) -> Any:
 def own_noise_weights(data: Data, n_jobs: int) -> Any:
     """A noise object, which makes "auto" negative sampling, and weighted rows."""
     noise = FrequencyNoise(np.arange(1, 21), 0.5)
-    clf = ExtremeClassifier(noise=noise, n_epochs=4, random_state=6, n_jobs=n_jobs)
+    clf = make("negative_sampling", noise=noise, n_epochs=4, random_state=6, n_jobs=n_jobs)
     return clf.fit(data.X, data.y, data.more["weight"])
 
 
 @case(gaussians(9000, 40, 6, seed=7, form="memmap"), n_jobs=2, go_on=one_more_epoch, saved=True)
 def default_cells_memmap(data: Data, n_jobs: int) -> Any:
     """The default with fewer shared classes than there are, from cells of the tree; rows on disk."""
-    clf = ExtremeClassifier(n_shared=16, n_epochs=3, random_state=7, n_jobs=n_jobs)
+    clf = make("minibatch_softmax", n_shared=16, n_epochs=3, random_state=7, n_jobs=n_jobs)
     return clf.fit(data.X, data.y)
 
 
@@ -340,16 +360,18 @@ def default_nothing_set(data: Data, n_jobs: int) -> Any:
 @case(weighted(gaussians(500, 20, 5, seed=9), seed=9), n_jobs=2)
 def softmax_weights(data: Data, n_jobs: int) -> Any:
     """Softmax over all classes, weighted rows, an accumulator per weight."""
-    clf = ExtremeClassifier("softmax", optimizer="adagrad", n_epochs=4, random_state=9, n_jobs=n_jobs)
+    clf = make(
+        "minibatch_softmax", n_shared=None, optimizer="adagrad", n_epochs=4, random_state=9, n_jobs=n_jobs
+    )
     return clf.fit(data.X, data.y, data.more["weight"])
 
 
 @case(gaussians(500, 30, 5, seed=10, form="csr"), go_on=one_more_epoch)
 def plain_shared_softmax_csr(data: Data, n_jobs: int) -> Any:
     """Textbook steps: no start, no whitening, no falling rate; classes drawn uniformly."""
-    clf = ExtremeClassifier(
-        "shared_softmax",
-        "uniform",
+    clf = make(
+        "minibatch_softmax",
+        noise="uniform",
         precondition=False,
         n_shared=10,
         optimizer="sgd",
@@ -363,28 +385,32 @@ def plain_shared_softmax_csr(data: Data, n_jobs: int) -> Any:
 @case(gaussians(200, 12, 4, seed=11, name="{}".format))
 def start_alone(data: Data, n_jobs: int) -> Any:
     """No epochs: the discriminant, over classes of which one has no row."""
-    clf = ExtremeClassifier("softmax", "frequency", n_epochs=0, random_state=11, n_jobs=n_jobs)
+    clf = make(
+        "minibatch_softmax", n_shared=None, noise="frequency", n_epochs=0, random_state=11, n_jobs=n_jobs
+    )
     return clf.fit(data.X, data.y, classes=[str(i) for i in range(13)])
 
 
 @case(gaussians(600, 20, 8, seed=12, form="csr", n_labels=3, name="tag {}".format), n_jobs=2)
 def several_labels_csr(data: Data, n_jobs: int) -> Any:
     """Rows with any number of labels, by the default."""
-    return ExtremeClassifier(n_shared=12, n_epochs=4, random_state=12, n_jobs=n_jobs).fit(data.X, data.y)
+    return make("minibatch_softmax", n_shared=12, n_epochs=4, random_state=12, n_jobs=n_jobs).fit(
+        data.X, data.y
+    )
 
 
 @case(as_indicators(gaussians(400, 20, 6, seed=13, n_labels=2), 20))
 def indicators_negative_sampling(data: Data, n_jobs: int) -> Any:
     """The same from an indicator matrix, with negatives of each pair."""
-    return ExtremeClassifier("negative_sampling", n_epochs=3, random_state=13, n_jobs=n_jobs).fit(
-        data.X, data.y
-    )
+    return make("negative_sampling", n_epochs=3, random_state=13, n_jobs=n_jobs).fit(data.X, data.y)
 
 
 @case(gaussians(600, 150, 4, seed=14, n_labels=2), n_jobs=2, saved=True)
 def deferred_tree(data: Data, n_jobs: int) -> Any:
     """So few shared classes that the tree is fitted after training; several labels a row."""
-    return ExtremeClassifier(n_shared=2, n_epochs=3, random_state=14, n_jobs=n_jobs).fit(data.X, data.y)
+    return make("minibatch_softmax", n_shared=2, n_epochs=3, random_state=14, n_jobs=n_jobs).fit(
+        data.X, data.y
+    )
 
 
 def _text_classifier(seed: int, n_jobs: int, *, hash_bits: int = 9, encoder: Any = None) -> TextClassifier:
@@ -429,7 +455,7 @@ class LetterCounts:
 @case(texts(300, 12, seed=16), load_options={"encoder": LetterCounts()}, saved=True)
 def encoded_texts(data: Data, n_jobs: int) -> Any:
     """Features by an encoder that the folder does not hold."""
-    classifier = ExtremeClassifier("nce", "uniform", n_epochs=4, random_state=16, n_jobs=n_jobs)
+    classifier = make("nce", noise="uniform", n_epochs=4, random_state=16, n_jobs=n_jobs)
     return TextClassifier(classifier, encoder=LetterCounts()).fit(data.X, data.y)
 
 
@@ -456,7 +482,7 @@ def described_labels(data: Data, n_jobs: int) -> Any:
 @case(gaussians(400, 20, 40, seed=37, form="csr"), n_jobs=2, saved=True)
 def sparse_softmax(data: Data, n_jobs: int) -> Any:
     """What texts are trained with, on sparse rows."""
-    return ExtremeClassifier("sparse_softmax", random_state=37, n_jobs=n_jobs).fit(data.X, data.y)
+    return make("sparse_softmax", random_state=37, n_jobs=n_jobs).fit(data.X, data.y)
 
 
 @case(gaussians(300, 16, 5, seed=38), saved=True)
@@ -485,13 +511,8 @@ def dense_grown(data: Data, n_jobs: int) -> Any:
 @case(gaussians(500, 20, 5, seed=18), n_jobs=2)
 def patience_eval_set(data: Data, n_jobs: int) -> Any:
     """Validation on given rows, and the best epoch put back."""
-    clf = ExtremeClassifier(
-        "negative_sampling",
-        learning_rate=1.0,
-        n_epochs=30,
-        patience=2,
-        random_state=18,
-        n_jobs=n_jobs,
+    clf = make(
+        "negative_sampling", learning_rate=1.0, n_epochs=30, patience=2, random_state=18, n_jobs=n_jobs
     )
     return clf.fit(data.X[:400], data.y[:400], eval_set=(data.X[400:], data.y[400:]))
 
@@ -504,7 +525,7 @@ def patience_kept_back(data: Data, n_jobs: int) -> Any:
 
 
 def _default_of_six(n_jobs: int) -> ExtremeClassifier:
-    return ExtremeClassifier(n_shared=16, n_epochs=6, random_state=20, n_jobs=n_jobs)
+    return make("minibatch_softmax", n_shared=16, n_epochs=6, random_state=20, n_jobs=n_jobs)
 
 
 @case(
@@ -520,7 +541,7 @@ def interrupted_default(data: Data, n_jobs: int) -> Any:
 
 
 def _rows_of_four(n_jobs: int) -> ExtremeClassifier:
-    return ExtremeClassifier("negative_sampling", n_epochs=4, random_state=21, n_jobs=n_jobs)
+    return make("negative_sampling", n_epochs=4, random_state=21, n_jobs=n_jobs)
 
 
 @case(
@@ -536,7 +557,7 @@ def stopped_negative_sampling(data: Data, n_jobs: int) -> Any:
 @case(gaussians(600, 20, 5, seed=22, name=lambda c: b"%03d" % c), n_jobs=2, go_on=one_more_epoch)
 def partial_fits(data: Data, n_jobs: int) -> Any:
     """Rows that arrive in three parts, the classes declared at the first."""
-    clf = ExtremeClassifier("negative_sampling", random_state=22, n_jobs=n_jobs)
+    clf = make("negative_sampling", random_state=22, n_jobs=n_jobs)
     names = sorted(set(data.y))
     for part in range(3):
         cut = slice(200 * part, 200 * (part + 1))
@@ -547,13 +568,17 @@ def partial_fits(data: Data, n_jobs: int) -> Any:
 @case(gaussians(300, 16, 4, seed=23, spread=1.5))
 def calibrated_by_hand(data: Data, n_jobs: int) -> Any:
     """Temperature and uniform mixing from rows that the user has."""
-    clf = ExtremeClassifier("softmax", random_state=23, n_jobs=n_jobs).fit(data.X[:200], data.y[:200])
+    clf = make("minibatch_softmax", n_shared=None, random_state=23, n_jobs=n_jobs).fit(
+        data.X[:200], data.y[:200]
+    )
     calibrate(clf, data.X[200:], data.y[200:])
     return clf
 
 
 def _calibrated(n_jobs: int) -> ExtremeClassifier:
-    return ExtremeClassifier(noise="frequency", n_shared=16, n_epochs=3, random_state=24, n_jobs=n_jobs)
+    return make(
+        "minibatch_softmax", noise="frequency", n_shared=16, n_epochs=3, random_state=24, n_jobs=n_jobs
+    )
 
 
 @case(
@@ -571,7 +596,9 @@ def calibrated_cut_short(data: Data, n_jobs: int) -> Any:
 @case(gaussians(21_000, 2048, 8, seed=25, spread=0.6), n_jobs=2, saved=True)
 def beam_index(data: Data, n_jobs: int) -> Any:
     """As many classes as an index for beam search takes, and no tree."""
-    clf = ExtremeClassifier("softmax", "uniform", n_epochs=1, random_state=25, n_jobs=n_jobs)
+    clf = make(
+        "minibatch_softmax", n_shared=None, noise="uniform", n_epochs=1, random_state=25, n_jobs=n_jobs
+    )
     return clf.fit(data.X, data.y)
 
 
@@ -587,22 +614,22 @@ def large_default_labels(data: Data, n_jobs: int) -> Any:
 @case(gaussians(24_000, 3000, 8, seed=31, spread=0.2), large=True, n_jobs=1)
 def large_deferred(data: Data, n_jobs: int) -> Any:
     """A tree that is fitted after training, calibration, index."""
-    return ExtremeClassifier(n_shared=32, n_epochs=2, random_state=31, n_jobs=n_jobs).fit(data.X, data.y)
+    return make("minibatch_softmax", n_shared=32, n_epochs=2, random_state=31, n_jobs=n_jobs).fit(
+        data.X, data.y
+    )
 
 
 @case(gaussians(60_000, 2100, 8, seed=32, form="memmap"), large=True, n_jobs=2)
 def large_frequency_memmap(data: Data, n_jobs: int) -> Any:
     """Negative sampling whose scores an index takes, with frequencies added; rows on disk."""
-    clf = ExtremeClassifier("negative_sampling", "frequency", n_epochs=2, random_state=32, n_jobs=n_jobs)
+    clf = make("negative_sampling", noise="frequency", n_epochs=2, random_state=32, n_jobs=n_jobs)
     return clf.fit(data.X, data.y)
 
 
 @case(gaussians(20_000, 1500, 24, seed=33), large=True, n_jobs=2)
 def large_tree(data: Data, n_jobs: int) -> Any:
     """The paper's method with a tree of eleven levels, and a prior."""
-    clf = ExtremeClassifier(
-        "negative_sampling", prior_variance=1.0, n_epochs=2, random_state=33, n_jobs=n_jobs
-    )
+    clf = make("negative_sampling", prior_variance=1.0, n_epochs=2, random_state=33, n_jobs=n_jobs)
     return clf.fit(data.X, data.y)
 
 
@@ -613,7 +640,7 @@ def wide_csr(data: Data, n_jobs: int) -> Any:
 
 
 def _large(n_jobs: int) -> ExtremeClassifier:
-    return ExtremeClassifier(n_shared=256, n_epochs=4, random_state=35, n_jobs=n_jobs)
+    return make("minibatch_softmax", n_shared=256, n_epochs=4, random_state=35, n_jobs=n_jobs)
 
 
 @case(
@@ -630,10 +657,8 @@ def large_interrupted(data: Data, n_jobs: int) -> Any:
 
 @case(weighted(gaussians(12_000, 300, 8, seed=36), seed=36), large=True, n_jobs=2)
 def large_weights_mixture(data: Data, n_jobs: int) -> Any:
-    """Weighted rows, mixture noise, cells."""
-    clf = ExtremeClassifier(
-        "shared_softmax", "mixture", n_shared=64, n_epochs=2, random_state=36, n_jobs=n_jobs
-    )
+    """Weighted rows, cells."""
+    clf = make("minibatch_softmax", noise="tree", n_shared=64, n_epochs=2, random_state=36, n_jobs=n_jobs)
     return clf.fit(data.X, data.y, data.more["weight"])
 
 
@@ -700,7 +725,9 @@ def _observe(estimator: Any, data: Data, folder: Path, questions: Sequence[str])
     for name in sorted({name for record in estimator.history_ for name in record} - {"seconds"}):
         values = [record.get(name) for record in estimator.history_]
         found[f"history_{name}"] = np.array([np.nan if v is None else v for v in values], np.float64)
-    found["choices"] = np.array(json.dumps(dict(estimator.choices_), sort_keys=True, default=_plain))
+    found["choices"] = np.array(
+        json.dumps(comparable_choices(estimator.choices_), sort_keys=True, default=_plain)
+    )
     estimator.save(folder)
     stored = read_folder(folder)
     for name in ("weights.weights", "weights.biases", "weights.values", "training.squares"):

@@ -13,16 +13,13 @@ from extremax.kernels import column_scores, topk
 from extremax.kernels.column_scores import RowParts
 from extremax.kernels.simd import TILE
 from extremax.runtime.scratch import aligned_empty
-from extremax.scores import Scorer, scores_rows_alone
-from extremax.scores.sparse_weights import DensePart, SparseWeights
-from extremax.scores.weights import DenseWeights
-from extremax.tree.noise import UniformNoise
+from extremax.scores.sparse import ColumnBlock, DensePart, SparseWeights
 from extremax.tuned import SearchConfig
 
 pytestmark = pytest.mark.small
 
 N_WORDS, N_DENSE, N_PROJECTED, N_ROWS = 14, 3, 4, 9
-LIMITS = {"min_fraction": 0.4, "max_bytes": 1 << 20}
+LIMITS = SearchConfig(column_fraction=0.4, column_bytes=1 << 20)
 
 
 class Case:
@@ -55,9 +52,12 @@ class Case:
         self.table += np.hstack([read @ projection, others]) @ factors.T
         self.lengths = (W != 0).mean(axis=0)
 
+    def columns(self, n_bytes):
+        return self.weights.column_table(SearchConfig(column_fraction=0.4, column_bytes=n_bytes))
+
     def scores(self, first, last, cut):
         """Return scores without biases, tiles in two parts, rows one by one."""
-        block = self.weights.open_columns(self.X, first, last, **LIMITS)
+        block = ColumnBlock(self.weights, self.weights.column_table(LIMITS), self.X, first, last)
         scores = aligned_empty(block.n_rows * block.n_tiles * TILE).reshape(block.n_rows, -1)
         block.sum_tiles(min(cut, block.n_tiles), block.n_tiles, scores)
         block.sum_tiles(0, min(cut, block.n_tiles), scores)
@@ -124,42 +124,33 @@ def test_all_steps_in_one_call_change_no_bit(slope):
 
 def test_long_columns_are_taken_the_longest_first():
     case = Case(300)
-    table = case.weights.column_table(**LIMITS)
+    table = case.weights.column_table(LIMITS)
     n_fixed = 1 + N_PROJECTED + N_DENSE
     taken = np.flatnonzero(table.place[:N_WORDS] >= 0)
     np.testing.assert_array_equal(taken, np.flatnonzero(case.lengths > 0.4))
     assert table.tiles.shape == (-(-300 // TILE), n_fixed + len(taken), TILE)
     assert table.tiles.ctypes.data % 64 == 0
-    assert case.weights.column_table(**LIMITS) is table  # made once
+    assert case.weights.column_table(LIMITS) is table  # made once
     column_bytes = table.tiles.nbytes // table.tiles.shape[1]
-    fewer = case.weights.column_table(0.4, (n_fixed + 2) * column_bytes)
+    fewer = case.columns((n_fixed + 2) * column_bytes)
     longest = np.sort(np.argsort(-case.lengths, kind="stable")[:2])
     np.testing.assert_array_equal(np.flatnonzero(fewer.place[:N_WORDS] >= 0), longest)
-    assert (case.weights.column_table(0.4, n_fixed * column_bytes).place[:N_WORDS] == -1).all()
-    assert case.weights.column_table(0.4, n_fixed * column_bytes - 1) is None  # no room for the dense part
-    assert (case.weights.column_table(0.4, 1 << 40).place >= 0).sum() == len(taken) + N_DENSE
+    assert (case.columns(n_fixed * column_bytes).place[:N_WORDS] == -1).all()
+    assert (case.columns(1 << 40).place >= 0).sum() == len(taken) + N_DENSE
 
 
 def test_columns_are_not_copied_to_other_processes():
     case = Case(300)
-    table = case.weights.column_table(**LIMITS)
+    table = case.weights.column_table(LIMITS)
     copied = pickle.loads(pickle.dumps(case.weights))
     assert "_kept_columns" not in vars(copied)
-    np.testing.assert_array_equal(copied.column_table(**LIMITS).tiles, table.tiles)
-
-
-def test_rows_are_scored_alone_where_columns_are_used():
-    case = Case(300)
-    assert scores_rows_alone(Scorer(case.weights))
-    assert not scores_rows_alone(Scorer(case.weights), SearchConfig(column_bytes=1))
-    assert not scores_rows_alone(Scorer(case.weights, UniformNoise(300)))
-    assert not scores_rows_alone(Scorer(DenseWeights.zeros(3, 2)))
+    np.testing.assert_array_equal(copied.column_table(LIMITS).tiles, table.tiles)
 
 
 def test_words_without_weights_have_no_postings():
     case = Case(300, projects=False, n_dense=0)
     row = sparse.csr_matrix((np.ones(1, np.float32), [5], [0, 1]), shape=(1, N_WORDS))
-    block = case.weights.open_columns(row, 0, 1, **LIMITS)
+    block = ColumnBlock(case.weights, case.weights.column_table(LIMITS), row, 0, 1)
     assert isinstance(block.parts, RowParts)
     assert block.parts.firsts.tolist() == [0, 0]
     assert block.parts.starts.tolist() == [0, 1]  # the sum of the row alone

@@ -21,7 +21,7 @@ from extremax.kernels.row_losses import NegativeSampling, register_loss
 from extremax.kernels.row_training import AlongRow, Pairs, Step
 from extremax.kernels.row_training import train as train_kernel
 from extremax.kernels.row_updates import ModelArrays
-from extremax.solvers.row_trainer import batch_ends, train_batches
+from extremax.solvers.negative_sampling import batch_ends, train_batches
 
 needs_compiler = pytest.mark.skipif(JIT_DISABLED, reason="nothing is compiled, so nothing is cached")
 

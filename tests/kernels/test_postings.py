@@ -10,7 +10,7 @@ from extremax.examples import Examples
 from extremax.kernels.postings import copy_lines
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
-from extremax.scores.sparse_weights import (
+from extremax.scores.sparse import (
     SparseWeights,
     add_postings,
     csr_rows,
@@ -19,8 +19,8 @@ from extremax.scores.sparse_weights import (
     transpose_structure,
     transposed,
 )
-from extremax.solvers.sparse_correction import feature_mean
-from extremax.solvers.sparse_start import guess_rival_columns
+from extremax.solvers.sparse.correction import feature_mean
+from extremax.solvers.sparse.start import guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17

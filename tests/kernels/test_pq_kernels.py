@@ -18,8 +18,8 @@ import reference
 from extremax.kernels import pq as kernels
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
+from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import PQSearch
-from extremax.scores.weights import DenseWeights
 from extremax.tuned import PQConfig
 
 PLACES = [2 * (lane % 16) + lane // 16 for lane in range(LANES)]  # of a class's byte among those of its block

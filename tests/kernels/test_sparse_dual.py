@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual
 from extremax.kernels.sparse_dual import Candidates
-from extremax.scores.sparse_weights import csr_rows
-from extremax.solvers import sparse_correction as steps
-from extremax.solvers.sparse_correction import Correction, Job, TrainingRows
-from extremax.solvers.sparse_start import ClassSums
+from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse import correction as steps
+from extremax.solvers.sparse.correction import Correction, Job, TrainingRows
+from extremax.solvers.sparse.start import ClassSums
 from extremax.tuned import SparseConfig
 
 N_CLASSES, N_FEATURES, N_ROWS, N_SLOTS = 6, 8, 60, 4

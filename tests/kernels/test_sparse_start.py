@@ -12,9 +12,9 @@ import reference
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
 from extremax.kernels.sparse_start import Numbers
-from extremax.scores.sparse_weights import SparseWeights, csr_rows, prune_postings
-from extremax.solvers import sparse_correction as steps
-from extremax.solvers.sparse_start import ClassSums, fit_numbers, make_start
+from extremax.scores.sparse import SparseWeights, csr_rows, prune_postings
+from extremax.solvers.sparse import correction as steps
+from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig
 
 pytestmark = pytest.mark.small

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import extremax
-from extremax.nn import AdversarialSoftmax, ExtremeSoftmax
+from extremax.nn import ExtremeSoftmax
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -216,7 +216,7 @@ def test_compiled_model_trains_the_same(backend, gradients):
     found = []
     for wrap in (lambda model: model, lambda model: torch.compile(model, backend=backend)):
         torch._dynamo.reset()
-        model = Model(n_shared=16, gradients=gradients, refit_every=2)
+        model = Model(n_shared=16, gradients=gradients)
         compiled = wrap(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         torch.manual_seed(0)
@@ -233,26 +233,15 @@ def test_compiled_model_trains_the_same(backend, gradients):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_compiled_adversarial_layer_is_the_same():
-    """Dynamo leaves a layer alone that draws negatives for each row."""
-    x, y = rows()
-    losses = []
-    for wrap in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
-        layer = wrap(AdversarialSoftmax(WIDTH, N_CLASSES, sparse=False, n_jobs=1))
-        losses.append(layer(x, y).loss)
-        losses[-1].backward()
-    assert torch.equal(*losses)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
 def test_activation_checkpointing_repeats_the_classes(gradients, reentrant):
-    """The recomputed pass draws no new classes, fits no tree, and counts no step."""
+    """The recomputed pass draws no new classes and counts no step."""
     x, y = rows()
     x.requires_grad_()
     results = []
     for repeated in (False, True):
-        model = Model(n_shared=8, gradients=gradients, refit_every=1)
+        model = Model(n_shared=8, gradients=gradients)
         torch.manual_seed(0)
         for _ in range(3):
             loss = checkpoint(model, x, y, use_reentrant=reentrant) if repeated else model(x, y)
@@ -271,7 +260,7 @@ def test_activation_checkpointing_while_sets_grow():
     x.requires_grad_()
     results = []
     for repeated in (False, True):
-        layer = ExtremeSoftmax(WIDTH, 5000, gradients="fused", refit_every=None, n_jobs=1)
+        layer = ExtremeSoftmax(WIDTH, 5000, gradients="fused", n_jobs=1)
         layer.n_steps.fill_(1023)
 
         def loss(x, y, layer=layer):
@@ -362,7 +351,6 @@ def test_distributed_data_parallel_reference(two_processes):
     first, second = (torch.load(two_processes / f"sampled{rank}.pt", weights_only=True) for rank in range(2))
     for name, _ in expected.named_parameters():
         assert torch.equal(first[name], second[name])
-    assert bool(first["layer.noise.has_tree"])
 
 
 def test_fully_sharded_training_evaluation_and_checkpoint_reference(two_processes):

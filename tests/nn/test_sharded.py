@@ -45,7 +45,7 @@ def test_groups_of_processes_agree_with_one_reference(tmp_path):
 def load_without_processes(folder):
     """A checkpoint of two processes, read into a layer that knows of none."""
     layer = ExtremeSoftmax(6, 23, n_jobs=1)
-    names = ("weight", "bias", "n_steps", "noise.class_counts")
+    names = ("weight", "bias", "n_steps", "class_counts")
     state = {name: layer.state_dict()[name] for name in names}
     load(state, checkpoint_id=folder / "checkpoint-dense", no_dist=True)
     layer.load_state_dict(state, strict=False)
@@ -53,7 +53,7 @@ def load_without_processes(folder):
     expected = 0.7 * torch.randn(23, 6, generator=generator, dtype=torch.float64)
     assert torch.equal(layer.weight.detach(), expected.float())
     assert int(layer.n_steps) == 5
-    assert layer.noise.class_counts[-1] == 23**2
+    assert layer.class_counts[-1] == 23**2
 
 
 @pytest.fixture

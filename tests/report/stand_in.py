@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.model import ClassInfo, Descriptions, Model
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
 
 
 class StandIn:
@@ -18,7 +18,7 @@ class StandIn:
         texts = None if descriptions is None else Descriptions.of(descriptions)
         self.model_ = Model(
             DenseWeights(np.ascontiguousarray(weights, np.float32), np.zeros(n_classes, np.float32), 1.0),
-            "softmax",
+            "minibatch_softmax",
             classes=ClassInfo(counts, int(counts.sum()), descriptions=texts),
         )
 

@@ -17,6 +17,7 @@ from extremax.report.hierarchy import (
     hierarchy_of_tree,
 )
 from extremax.report.names import name_nodes
+from extremax.solvers import MinibatchSoftmax
 from extremax.tree import LabelTree
 from planted import around_means
 
@@ -114,9 +115,9 @@ def test_label_tree_keeps_its_order(n_classes):
 
 def test_model_with_a_label_tree_shows_it():
     X, y = around_means(300, 12, 5)
-    clf = ExtremeClassifier(objective="negative_sampling", n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier("negative_sampling", n_epochs=1, random_state=0).fit(X, y)
     assert hierarchy_of(clf.model_).source == "label tree"
-    plain = ExtremeClassifier(objective="softmax", n_epochs=1, random_state=0).fit(X, y)
+    plain = ExtremeClassifier(MinibatchSoftmax(n_shared=None), n_epochs=1, random_state=0).fit(X, y)
     assert hierarchy_of(plain.model_).source == "class vectors"
 
 
@@ -138,17 +139,17 @@ def test_nodes_are_named_by_the_words_that_set_them_apart():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("objective", ["negative_sampling", "softmax"])
-def test_tree_of_a_merged_model_is_over_its_classes(objective):
+@pytest.mark.parametrize("solver", ["negative_sampling", "minibatch_softmax"])
+def test_tree_of_a_merged_model_is_over_its_classes(solver):
     X, y = around_means(300, 20, 5)
-    clf = ExtremeClassifier(objective=objective, n_epochs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier.with_solver(solver, n_epochs=1, random_state=0).fit(X, y)
     before = hierarchy_of(clf.model_)
     weights = clf.model_.weights.to_dense()
     clf.merge_classes({3: 11, 7: 11, 8: 40})
-    parts = clf.model_.parts
+    parts = clf.model_.label_map
     tree = hierarchy_of(clf.model_)
     check(tree, 18)
-    if objective == "negative_sampling":
+    if solver == "negative_sampling":
         assert tree.source == "label tree"
         places = [int(np.flatnonzero(before.order == parts.of(c)[0])[0]) for c in tree.order]
         assert places == sorted(places)  # merged classes are where the first of their parts was

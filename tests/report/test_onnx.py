@@ -7,8 +7,8 @@ import pytest
 
 import extremax.report.onnx as exporter
 from extremax import ExtremeClassifier, TextClassifier
-from extremax.features.text import TextFeatures
 from extremax.report.onnx import save_onnx
+from extremax.solvers import MinibatchSoftmax, NegativeSampling
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 
@@ -53,7 +53,7 @@ def check(clf, X, tmp_path):
 @pytest.mark.parametrize("n_classes", [2, 3, 16, 23])
 def test_tree_noise_is_in_the_graph(n_classes, tmp_path):
     X, y = planted(n_classes=n_classes)
-    clf = ExtremeClassifier(objective="negative_sampling", noise="tree", n_epochs=2, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(noise="tree"), n_epochs=2, random_state=0)
     clf.fit(X, y)
     check(clf, X, tmp_path)
 
@@ -62,7 +62,7 @@ def test_tree_noise_is_in_the_graph(n_classes, tmp_path):
 @pytest.mark.parametrize("noise", ["uniform", "frequency"])
 def test_shared_noise_is_in_the_biases(noise, tmp_path):
     X, y = planted()
-    clf = ExtremeClassifier(objective="negative_sampling", noise=noise, n_epochs=2, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=2, random_state=0)
     check(clf.fit(X, y), X, tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_mixtures_are_in_the_graph(tmp_path):
     tree = LabelTree.fit(X, y)
     counts = FrequencyNoise(np.bincount(y))
     noise = MixtureNoise(MixtureNoise(TreeNoise(tree), counts, weight=0.7), UniformNoise(23), weight=0.9)
-    clf = ExtremeClassifier(objective="negative_sampling", noise=noise, n_epochs=2, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=2, random_state=0)
     check(clf.fit(X, y), X, tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_mixtures_are_in_the_graph(tmp_path):
 @pytest.mark.parametrize("calibration", [(1.7, 0.05, 0.0), (0.8, 0.01, 0.6), (1.0, 0.0, -0.4)])
 def test_calibration_is_in_the_graph(calibration, tmp_path):
     X, y = planted()
-    clf = ExtremeClassifier(objective="softmax", n_epochs=2, random_state=0).fit(
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None), n_epochs=2, random_state=0).fit(
         X, np.char.add("c", y.astype(str))
     )
     model = clf.model_
@@ -94,15 +94,18 @@ def test_default_classifier(tmp_path):
     check(ExtremeClassifier(random_state=0).fit(X, y), X, tmp_path)
 
 
+class Letters:
+    def encode(self, texts):
+        return np.array([[text.count(letter) for letter in "abcdeghlnortuw"] for text in texts], np.float32)
+
+
 @pytest.mark.identity
-def test_dense_text_features_enter_after_transform(tmp_path):
+def test_embeddings_enter_after_the_encoder(tmp_path):
     texts = [
         f"{word} {other}" for word in ["red", "green", "blue"] for other in ["cat", "dog", "cow", "hen"]
     ] * 3
     labels = [text.split()[0] for text in texts]
-    clf = TextClassifier(ExtremeClassifier(random_state=0), features=TextFeatures(n_components=6)).fit(
-        texts, labels
-    )
+    clf = TextClassifier(ExtremeClassifier(random_state=0), encoder=Letters()).fit(texts, labels)
     found = run(clf, clf.transform(texts), tmp_path, None)
     np.testing.assert_allclose(found["probabilities"], clf.predict_proba(texts), atol=2e-6, rtol=2e-4)
     assert found["label"].tolist() == clf.predict(texts).tolist()
@@ -111,7 +114,9 @@ def test_dense_text_features_enter_after_transform(tmp_path):
 @pytest.mark.identity
 def test_large_weights_go_beside_the_graph(tmp_path, monkeypatch):
     X, y = planted()
-    clf = ExtremeClassifier(objective="softmax", n_epochs=1, random_state=0).fit(np.tile(X, 60), y)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=None), n_epochs=1, random_state=0).fit(
+        np.tile(X, 60), y
+    )
     X = np.tile(X, 60)
     monkeypatch.setattr(exporter, "_MAX_INLINE", 1024)
     check(clf, X, tmp_path)

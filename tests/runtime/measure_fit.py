@@ -84,7 +84,9 @@ def make(kind: str, size: float) -> Problem:
         return Problem(X if kind == "csr" else (X, dense(n, 200, 64)[0]), y, ExtremeClassifier(**options))
     if kind == "rows":
         return Problem(*dense(3 * n, 20, 64), ExtremeClassifier("negative_sampling", **options))
-    return Problem(*dense(n, {"candidates": 2000, "shared": 20}[kind]), ExtremeClassifier(**options))
+    if kind == "shared":
+        return Problem(*dense(n, n // 5), ExtremeClassifier("minibatch_softmax", **options))
+    return Problem(*dense(n, 2000), ExtremeClassifier(**options))
 
 
 def measure(problem: Problem) -> int:

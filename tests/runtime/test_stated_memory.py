@@ -17,6 +17,7 @@ import extremax
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.errors import NotEnoughMemoryError
 from extremax.features.ngrams import NgramFeatures
+from extremax.solvers import NegativeSampling
 
 HERE = Path(__file__).resolve().parent
 needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc of Linux")
@@ -42,11 +43,11 @@ def test_bound_on_memory_holds_and_is_not_far_off(kind: str) -> None:
 
 
 @pytest.mark.error
-@pytest.mark.parametrize("objective", ["candidate_softmax", "shared_softmax", "softmax"])
-def test_wide_sparse_features_are_not_whitened_rejects(objective: str) -> None:
+@pytest.mark.parametrize("solver", ["candidate_softmax", "minibatch_softmax"])
+def test_wide_sparse_features_are_not_whitened_rejects(solver: str) -> None:
     X = sparse.random(60, 136_000, density=1e-4, format="csr", random_state=0, dtype=np.float32)
-    clf = ExtremeClassifier(objective, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
-    message = r"needs .* TiB \(training .*Ways out: objective="
+    clf = ExtremeClassifier(solver, n_epochs=1, n_jobs=1, random_state=0, memory_limit=1 << 36)
+    message = r"needs .* TiB \(training .*Ways out: solver="
     with pytest.raises(NotEnoughMemoryError, match=message):
         clf.fit(X, np.arange(60) % 3)
 
@@ -55,7 +56,8 @@ def test_wide_sparse_features_are_not_whitened_rejects(objective: str) -> None:
 def test_error_names_two_ways_out_rejects() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(20_000, 64)).astype(np.float32), rng.integers(4, size=20_000)
-    clf = ExtremeClassifier("negative_sampling", tree_components=2, n_negatives=1, memory_limit=1 << 20)
+    solver = NegativeSampling(tree_components=2, n_negatives=1)
+    clf = ExtremeClassifier(solver, memory_limit=1 << 20)
     with pytest.raises(NotEnoughMemoryError, match=r"Ways out: optimizer=[^;]*; fewer features [^;]*$"):
         clf.fit(X, y)
     with pytest.raises(NotEnoughMemoryError, match=r"converted .*Ways out: optimizer=[^;]*; float32"):

@@ -11,13 +11,13 @@ from scipy import sparse
 
 import reference
 from extremax.kernels.tree_tiles import cut_tree
-from extremax.scores import ExactSearch, Scorer, TreeBeamSearch, debiased_scores, evaluate, log_likelihood
-from extremax.scores.weights import DenseWeights
+from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
+from extremax.scores.dense import DenseWeights
 from extremax.storage.state import restore
 from extremax.tree import LabelTree
 from extremax.tree.noise import TreeNoise
 from extremax.tuned import SearchConfig
-from scorers import assert_same_ranking, make_problem, mirrored
+from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, make_problem, mirrored
 
 NOISES = ["none", "frequency", "tree", "mixture"]
 

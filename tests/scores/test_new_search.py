@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from extremax.calibration import Calibration, mix_uniform
-from extremax.scores import Scorer, Search, debiased_scores, log_softmax
-from extremax.scores.weights import DenseWeights
+from extremax.scores import Scorer, Search, log_softmax
+from extremax.scores.dense import DenseWeights
 from extremax.storage.state import State, register, restore
+from scorers import debiased_scores
 
 
 @register("search", "first_classes")

@@ -11,8 +11,8 @@ from scipy import sparse
 
 from extremax.calibration import Calibration, mix_uniform
 from extremax.scores import ExactSearch, PQSearch, Scorer, index_bytes
+from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import _order_classes, _subvectors
-from extremax.scores.weights import DenseWeights
 from extremax.storage.state import State, restore
 from extremax.tree.noise import FrequencyNoise, TreeNoise
 from extremax.tuned import PQConfig

@@ -11,21 +11,20 @@ from scipy import sparse
 import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
-from extremax.scores import (
-    ExactSearch,
-    PQSearch,
-    Scorer,
-    TreeBeamSearch,
+from extremax.scores import ExactSearch, PQSearch, Scorer, TreeBeamSearch
+from extremax.scores.dense import DenseWeights
+from extremax.scores.pq import _interpolate, _tail_temperatures
+from extremax.tree.noise import FrequencyNoise
+from extremax.tuned import CalibrationConfig, SearchConfig
+from scorers import (
+    assert_same_ranking,
     choose_calibration,
     log_likelihood,
     log_prob_all,
+    make_problem,
+    random_linear,
     rank_pairs,
 )
-from extremax.scores.pq import _interpolate, _tail_temperatures
-from extremax.scores.weights import DenseWeights
-from extremax.tree.noise import FrequencyNoise
-from extremax.tuned import CalibrationConfig, SearchConfig
-from scorers import assert_same_ranking, make_problem, random_linear
 
 
 def make(n_classes, n_rows=61, n_features=9, seed=0):

@@ -9,20 +9,12 @@ from scipy import sparse
 import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
-from extremax.scores import (
-    ExactSearch,
-    Scorer,
-    debiased_scores,
-    evaluate,
-    log_likelihood,
-    log_prob_all,
-    rank_pairs,
-)
-from extremax.scores.sparse_weights import DensePart, SparseWeights
-from extremax.scores.weights import DenseWeights
+from extremax.scores import ExactSearch, Scorer
+from extremax.scores.dense import DenseWeights
+from extremax.scores.sparse import DensePart, SparseWeights
 from extremax.tree.noise import FrequencyNoise
 from extremax.tuned import SearchConfig
-from scorers import assert_same_ranking
+from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, log_prob_all, rank_pairs
 
 N_ROWS, N_FEATURES, N_DENSE = 41, 30, 4
 
@@ -161,11 +153,9 @@ def test_threads_blocks_and_single_rows_change_no_bit():
 def test_columns_and_postings_find_the_same(n_dense, config):
     p = Problem(700, n_dense)
     configs = SearchConfig(), config
-    with_columns, without = (
-        p.weights.column_table(given.column_fraction, given.column_bytes) for given in configs
-    )
+    with_columns, without = (p.weights.column_table(given) for given in configs)
     assert (with_columns.place[:N_FEATURES] >= 0).any()  # so that there is something to compare
-    assert without is None or not (without.place[:N_FEATURES] >= 0).any()
+    assert not (without.place[:N_FEATURES] >= 0).any()
     found = [ExactSearch(given).topk(p.scorer(1.3, slope=0.2), p.X, 6) for given in configs]
     np.testing.assert_array_equal(found[0][0], found[1][0])
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)

@@ -9,11 +9,12 @@ from scipy import sparse
 from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
+from extremax.params import OPTIMIZERS
 from extremax.runtime.context import Context
-from extremax.solvers.batch_trainer import BatchTrainer
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.class_sets import ClassSets, route
-from extremax.solvers.optimizers import OPTIMIZERS, Tables
-from extremax.tree.noise import UniformNoise
+from extremax.solvers.minibatch import MinibatchTrainer
+from extremax.solvers.optimizers import Tables
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
 from planted import a_dozen_classes, from_softmax, softmax
 from trainers import Progress, assert_same_bits, make_config, random_tables, run_by_batches
@@ -214,8 +215,14 @@ def test_penalty_shrinks_scores(data):
     X, y = data
     lengths = []
     for penalty in (None, 0.0, 1.0):
-        options = {"objective": "softmax", "precondition": False, "n_epochs": 20, "random_state": 0}
-        clf = ExtremeClassifier(**options, score_penalty=penalty).fit(X, y)
+        options = {
+            "solver": "minibatch_softmax",
+            "n_shared": None,
+            "precondition": False,
+            "n_epochs": 20,
+            "random_state": 0,
+        }
+        clf = ExtremeClassifier.with_solver(score_penalty=penalty, **options).fit(X, y)
         lengths.append(float(np.square(clf.decision_function(X)).mean()))
     assert lengths[0] == lengths[1]  # none is the default
     assert lengths[2] < 0.5 * lengths[1]
@@ -343,9 +350,9 @@ def test_scaled_features_change_no_bit(data, whitened):
 def test_common_factor_of_all_weights(data):
     X, y = data
     settings = {"noise": "frequency", "n_shared": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
-    plain = ExtremeClassifier("shared_softmax", **settings).fit(X, y)
+    plain = ExtremeClassifier.with_solver("minibatch_softmax", **settings).fit(X, y)
     light = np.full(len(y), 2.0**-10)
-    scaled = ExtremeClassifier("shared_softmax", **settings).fit(X, y, sample_weight=light)
+    scaled = ExtremeClassifier.with_solver("minibatch_softmax", **settings).fit(X, y, sample_weight=light)
     # A power of two, so that only the last bits of sums in float64 differ.
     np.testing.assert_allclose(scaled.predict_log_proba(X), plain.predict_log_proba(X), atol=1e-3)
 
@@ -354,7 +361,7 @@ def test_common_factor_of_all_weights(data):
 def test_memory_map_and_sparse_rows(data, tmp_path):
     X, y = data
     np.save(tmp_path / "X.npy", X)
-    clf = ExtremeClassifier(n_shared=8, n_epochs=3, random_state=0)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=8), n_epochs=3, random_state=0)
     expected = clf.fit(X, y).model_.weights.to_dense().copy()
     for other in (np.load(tmp_path / "X.npy", mmap_mode="r"), sparse.csr_matrix(X)):
         assert np.array_equal(clf.fit(other, y).model_.weights.to_dense(), expected)
@@ -369,8 +376,8 @@ CELLS = replace_numbers(DEFAULTS, batch={"rows_per_cell": 40, "max_step": 1.25})
 def prepared(data, numbers=CELLS, **parameters):
     X, y = data
     examples = Examples(X, y)
-    config = make_config(examples, 12, numbers=numbers, **{"objective": "shared_softmax", **parameters})
-    trainer = BatchTrainer(config, Context())
+    config = make_config(examples, 12, numbers=numbers, **{"solver": "minibatch_softmax", **parameters})
+    trainer = MinibatchTrainer(config, Context())
     state = trainer.start(examples, 12)
     return state, trainer.prepare(state, examples)
 
@@ -379,12 +386,11 @@ def prepared(data, numbers=CELLS, **parameters):
     ("parameters", "limit"),
     [
         ({"n_shared": 8}, 1.25),
-        ({"n_shared": 8, "noise": "mixture"}, 1.25),
         ({"n_shared": 8, "precondition": False}, np.inf),
         ({"n_shared": 8, "noise": "frequency"}, np.inf),
-        ({"objective": "softmax"}, np.inf),
+        ({"solver": "minibatch_softmax", "n_shared": None}, np.inf),
     ],
-    ids=["cells", "cells of a mixture", "not whitened", "no cells", "all classes"],
+    ids=["cells", "not whitened", "no cells", "all classes"],
 )
 def test_only_minibatches_of_a_cell_have_a_limit(data, parameters, limit):
     _, batches = prepared(data, **parameters)
@@ -395,10 +401,9 @@ def test_only_minibatches_of_a_cell_have_a_limit(data, parameters, limit):
     ("numbers", "parameters", "has_tree"),
     [
         (CELLS, {"n_shared": 8}, True),
-        (CELLS, {"n_shared": 8, "noise": "mixture"}, True),
         (CELLS, {"n_shared": 8, "precondition": False}, True),
         (CELLS, {"n_shared": 12}, False),  # all classes
-        (CELLS, {"objective": "softmax"}, False),
+        (CELLS, {"solver": "minibatch_softmax", "n_shared": None}, False),
         (CELLS, {"n_shared": 8, "noise": "uniform"}, False),
         (DEFAULTS, {"n_shared": 8}, False),  # too few rows for cells
         (replace_numbers(CELLS, batch={"many_classes": 1}), {"n_shared": 8}, False),  # too many classes
@@ -425,11 +430,11 @@ def test_minibatches_hold_rows_of_one_cell(data):
 @pytest.mark.planted
 @pytest.mark.parametrize("n_shared", [24, 4096])
 def test_shared_softmax_converges_to_the_softmax(n_shared):
-    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both objectives must come near
+    # Few classes and a known answer: p(y|x) is a softmax of linear scores, and both solvers must come near
     # it.
     X, y, p = from_softmax(12000, 80, 4)
     best = np.log(p[np.arange(10000, 12000), y[10000:]]).mean()
-    clf = ExtremeClassifier("shared_softmax", n_shared=n_shared, n_epochs=15, random_state=0)
+    clf = ExtremeClassifier(MinibatchSoftmax(n_shared=n_shared), n_epochs=15, random_state=0)
     clf.fit(X[:10000], y[:10000])
     assert clf.log_likelihood(X[10000:], y[10000:]) > best - 0.06
     centred = [
@@ -439,20 +444,23 @@ def test_shared_softmax_converges_to_the_softmax(n_shared):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("objective", ["shared_softmax", "softmax"])
-@pytest.mark.parametrize("noise", ["adversarial", "uniform", "frequency", "mixture"])
+@pytest.mark.parametrize("n_shared", [8, None])
+@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency"])
 @pytest.mark.parametrize("precondition", [True, False])
 @pytest.mark.parametrize("numbers", [DEFAULTS, CELLS], ids=["no cells", "cells"])
-def test_every_setting_learns(data, objective, noise, precondition, numbers):
+def test_every_setting_learns(data, n_shared, noise, precondition, numbers):
     class Classifier(ExtremeClassifier):
         _numbers = numbers
 
     X, y = data
-    options = {"n_shared": 8, "precondition": precondition, "n_epochs": 40, "random_state": 0}
-    rate = None if precondition else 0.5
-    clf = Classifier(objective, noise, learning_rate=rate, **options).fit(X[:240], y[:240])
+    solver = MinibatchSoftmax(
+        n_shared=n_shared,
+        noise=noise,
+        precondition=precondition,
+        learning_rate=None if precondition else 0.5,
+    )
+    clf = Classifier(solver, n_epochs=40, random_state=0).fit(X[:240], y[:240])
     assert clf.score(X[240:], y[240:]) > 0.85
-    assert clf.choices_["objective"] == objective
 
 
 @pytest.mark.small
@@ -461,7 +469,9 @@ def test_plain_softmax_steps_at_a_constant_rate(data):
     rates = {}
     for precondition in (True, False):
         options = {"precondition": precondition, "learning_rate": 0.5, "n_epochs": 4, "random_state": 0}
-        clf = ExtremeClassifier("softmax", "uniform", **options).fit(X, y)
+        clf = ExtremeClassifier.with_solver(
+            "minibatch_softmax", n_shared=None, noise="uniform", **options
+        ).fit(X, y)
         rates[precondition] = [record["learning_rate"] for record in clf.history_[1:]]
     assert rates == {True: [0.5, 0.375, 0.25, 0.125], False: [0.5] * 4}
 
@@ -474,9 +484,9 @@ def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_pat
 
     X, y = data
     options = {"n_shared": 8, "n_epochs": 6, "random_state": 0}
-    whole = Classifier("shared_softmax", **options).fit(X, y)
+    whole = Classifier.with_solver("minibatch_softmax", **options).fit(X, y)
     assert whole.model_.tree is not None
-    stopped = Classifier("shared_softmax", **options)
+    stopped = Classifier.with_solver("minibatch_softmax", **options)
     stopped.fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
     stopped.save(tmp_path / "half")
     again = load_model(tmp_path / "half").resume_fit(X, y)
@@ -484,24 +494,13 @@ def test_saved_model_with_cells_goes_on_as_if_it_had_never_stopped(data, tmp_pat
     assert np.array_equal(again.model_.tree.weights, whole.model_.tree.weights)
 
 
-@pytest.mark.error
-def test_noise_of_ones_own_and_prior_rejects(data):
-    X, y = data
-    with pytest.raises(
-        ValueError, match=r"objective='softmax' draws the classes of a minibatch by itself.*UniformNoise"
-    ):
-        ExtremeClassifier("softmax", UniformNoise(12)).fit(X, y)
-    with pytest.raises(ValueError, match=r"prior_variance is 1, but objective='softmax' has no prior"):
-        ExtremeClassifier("softmax", prior_variance=1.0).fit(X, y)
-
-
 def test_memory_counts_a_tree_where_there_is_one(data):
     X, y = data
     examples = Examples(X, y)
     needs = {}
     for name, numbers in {"cells": CELLS, "no cells": DEFAULTS}.items():
-        options = {"objective": "shared_softmax", "n_shared": 8, "precondition": False}
-        trainer = BatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
+        options = {"solver": "minibatch_softmax", "n_shared": 8, "precondition": False}
+        trainer = MinibatchTrainer(make_config(examples, 12, numbers=numbers, **options), Context())
         needs[name] = trainer.memory(ProblemSize(300, 300, 5, 12))
     state, _ = prepared(data, n_shared=8)
     tree = state.noise.tree

@@ -13,9 +13,9 @@ from extremax.examples import Examples
 from extremax.kernels import bilinear as kernels
 from extremax.kernels.bilinear import Gradient, Similarity
 from extremax.kernels.sparse_dual import Candidates
-from extremax.scores.sparse_weights import csr_rows
-from extremax.solvers.bilinear import choose_columns, fit_bilinear
-from extremax.solvers.sparse_correction import Job, TrainingRows, feature_mean
+from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse.bilinear import choose_columns, fit_bilinear
+from extremax.solvers.sparse.correction import Job, TrainingRows, feature_mean
 from extremax.tuned import DEFAULTS, replace_numbers
 
 
@@ -183,7 +183,7 @@ def test_rows_that_keep_their_length_have_that_of_the_training_rows_on_average()
 @pytest.mark.invariance
 def test_the_number_of_threads_changes_nothing():
     X, y, X_test, _ = analogies(30)
-    models = [Small(random_state=1, n_jobs=n, objective="sparse_softmax").fit(X, y) for n in (1, 3)]
+    models = [Small(random_state=1, n_jobs=n, solver="sparse_softmax").fit(X, y) for n in (1, 3)]
     np.testing.assert_array_equal(*(clf.predict_log_proba(X_test) for clf in models))
 
 
@@ -199,11 +199,11 @@ def test_words_and_embeddings_together_know_more_than_either():
     embeddings = (centres[group] + 0.3 * rng.normal(size=(n, 16))).astype(np.float32)
     train, test = slice(0, 1400), slice(1400, n)
     both = ExtremeClassifier(random_state=0, n_jobs=2).fit((words[train], embeddings[train]), y[train])
-    assert both.model_.objective == "sparse_softmax"
+    assert both.model_.solver == "sparse_softmax"
     assert both.choices_["mix"]["dense"] > 0.0
     score = both.score((words[test], embeddings[test]), y[test])
     alone = [
-        ExtremeClassifier(random_state=0, n_jobs=2, objective="sparse_softmax").fit(words[train], y[train]),
+        ExtremeClassifier(random_state=0, n_jobs=2, solver="sparse_softmax").fit(words[train], y[train]),
         ExtremeClassifier(random_state=0, n_jobs=2).fit(embeddings[train], y[train]),
     ]
     others = alone[0].score(words[test], y[test]), alone[1].score(embeddings[test], y[test])

@@ -15,7 +15,8 @@ from extremax.kernels import sparse_dual
 from extremax.kernels.dense_dual import DenseOptions, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.runtime.context import Context
-from extremax.solvers.candidate_trainer import CandidateTrainer
+from extremax.solvers import CandidateSoftmax, MinibatchSoftmax
+from extremax.solvers.candidate import CandidateTrainer
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.warm_start import Moments, leave_one_out_shift, start_discriminant
 from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
@@ -29,7 +30,7 @@ def planted():
 
 
 def fit(X, y, **parameters):
-    return ExtremeClassifier(objective="candidate_softmax", random_state=0, **parameters).fit(X, y)
+    return ExtremeClassifier.with_solver("candidate_softmax", random_state=0, **parameters).fit(X, y)
 
 
 # -- the solver
@@ -84,7 +85,7 @@ def test_class_matches_logistic_regression():
 def test_shift_is_what_leaving_a_row_out_changes():
     X, y = around_means(200, 9, 6, seed=3)
     data, config, context = Examples(X, y), DEFAULTS.warm_start, Context()
-    tables = Tables.zeros(9, 6, "dual")
+    tables = Tables.zeros(9, 6, "sgd")
     start = start_discriminant(tables, Moments.from_pca(PCA.fit(X, 6), 1.0), data, config, context)
     shift = leave_one_out_shift(tables, 1.0, start, data, config, 1)
     x, scale = start.whitening.rows(X, 1.0), config.init_scale_factor * start.scale
@@ -104,7 +105,7 @@ def test_left_out_rows_choose_the_shrinkage():
     found = {}
     for distance in (0.05, 3.0):
         X, y = around_means(900, 150, 8, spread=1.0, distance=distance, seed=5)
-        tables = Tables.zeros(150, 8, "dual")
+        tables = Tables.zeros(150, 8, "sgd")
         moments = Moments.from_pca(PCA.fit(X, 8), 1.0)
         arguments = (tables, moments, Examples(X, y), DEFAULTS.warm_start, Context())
         found[distance] = start_discriminant(*arguments, shrinkages=(1.0, 16.0)).shrinkage
@@ -118,7 +119,7 @@ def test_left_out_rows_choose_the_shrinkage():
 @pytest.mark.parametrize("n_epochs", [1, 2, 4])
 def test_start_is_never_lost(planted, n_epochs):
     """Held-out log-likelihood of every epoch is that of the start or better."""
-    clf = ExtremeClassifier(objective="candidate_softmax", n_epochs=n_epochs, random_state=0)
+    clf = ExtremeClassifier("candidate_softmax", n_epochs=n_epochs, random_state=0)
     clf.fit(planted.X, planted.y, eval_set=(planted.X_test, planted.y_test))
     history = [record["valid_log_likelihood"] for record in clf.history_]
     assert len(history) == n_epochs + 1
@@ -130,7 +131,7 @@ def test_start_is_never_lost(planted, n_epochs):
 def test_start_is_never_lost_inside_an_epoch(planted):
     data = Examples(planted.X, planted.y.astype(np.int32))
     n_classes = int(planted.y.max()) + 1
-    config = make_config(data, n_classes, objective="candidate_softmax")
+    config = make_config(data, n_classes, solver="candidate_softmax")
     trainer = CandidateTrainer(config, Context(0, 1))
     state = trainer.start(data, n_classes)
     prepared = trainer.prepare(state, data)
@@ -156,13 +157,14 @@ def test_start_is_never_lost_inside_an_epoch(planted):
 @pytest.mark.planted
 def test_level_with_full_softmax(planted):
     figures = {}
-    for objective in ("candidate_softmax", "softmax"):
-        clf = ExtremeClassifier(objective=objective, random_state=0).fit(planted.X, planted.y)
+    solvers = {"candidates": CandidateSoftmax(), "full": MinibatchSoftmax(n_shared=None)}
+    for name, solver in solvers.items():
+        clf = ExtremeClassifier(solver, random_state=0).fit(planted.X, planted.y)
         known = np.isin(planted.y_test, clf.classes_)
         X, y = planted.X_test[known], planted.y_test[known]
-        figures[objective] = clf.score(X, y), clf.log_likelihood(X, y)
-    assert figures["candidate_softmax"][0] > figures["softmax"][0] - 0.02
-    assert figures["candidate_softmax"][1] > figures["softmax"][1] - 0.05
+        figures[name] = clf.score(X, y), clf.log_likelihood(X, y)
+    assert figures["candidates"][0] > figures["full"][0] - 0.02
+    assert figures["candidates"][1] > figures["full"][1] - 0.05
 
 
 @pytest.mark.invariance
@@ -176,7 +178,7 @@ def test_threads_change_no_bit(planted):
 @pytest.mark.invariance
 def test_resumed_fit_equals_uninterrupted(planted, tmp_path):
     whole = fit(planted.X, planted.y, n_epochs=3)
-    part = ExtremeClassifier(objective="candidate_softmax", n_epochs=3, random_state=0)
+    part = ExtremeClassifier("candidate_softmax", n_epochs=3, random_state=0)
     part.fit(planted.X, planted.y, callbacks=[lambda record: record["epoch"] == 1])
     assert part.history_[-1]["epoch"] == 1
     part.save(tmp_path / "model")
@@ -191,7 +193,7 @@ def test_sum_of_sample_weights_is_of_no_consequence(planted):
     weight = np.random.default_rng(0).uniform(0.5, 2.0, len(planted.y)).astype(np.float32)
     found = []
     for factor in (1.0, 8.0):
-        clf = ExtremeClassifier(objective="candidate_softmax", random_state=0)
+        clf = ExtremeClassifier("candidate_softmax", random_state=0)
         clf.fit(planted.X, planted.y, sample_weight=factor * weight)
         found.append(clf.model_.weights.state().arrays["weights"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-3)
@@ -224,28 +226,20 @@ def test_partial_fit_goes_on_from_the_weights(planted):
     assert clf.model_.n_epochs == 3
 
 
-@pytest.mark.error
-def test_needs_the_discriminant(planted):
-    with pytest.raises(ValueError, match="needs precondition=True"):
-        fit(planted.X, planted.y, precondition=False)
-
-
 @pytest.mark.parametrize(
-    ("problem", "parameters", "expected"),
+    ("problem", "expected"),
     [
-        (ProblemSize(50_000, 50_000, 384, 10_000), {}, "candidate_softmax"),
-        (ProblemSize(50_000, 250_000, 384, 10_000), {}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 1_000), {}, "shared_softmax"),
-        (ProblemSize(5_000, 5_000, 384, 2_000), {}, "shared_softmax"),
-        (ProblemSize(900_000, 900_000, 256, 124_000), {}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"precondition": False}, "shared_softmax"),
-        (ProblemSize(50_000, 50_000, 384, 10_000), {"learning_rate": 0.1}, "shared_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 10_000), "candidate_softmax"),
+        (ProblemSize(50_000, 250_000, 384, 10_000), "minibatch_softmax"),
+        (ProblemSize(50_000, 50_000, 384, 1_000), "minibatch_softmax"),
+        (ProblemSize(5_000, 5_000, 384, 2_000), "minibatch_softmax"),
+        (ProblemSize(900_000, 900_000, 256, 124_000), "minibatch_softmax"),
     ],
 )
-def test_auto_takes_it_where_all_scores_are_affordable(problem, parameters, expected):
+def test_auto_takes_it_where_all_scores_are_affordable(problem, expected):
     from extremax.solvers.config import resolve
 
-    assert resolve(ExtremeClassifier(**parameters).get_params(), problem).objective == expected
+    assert resolve("auto", problem).solver.name == expected
 
 
 def test_more_epochs_do_not_fit_more():
@@ -254,7 +248,7 @@ def test_more_epochs_do_not_fit_more():
     numbers = replace_numbers(DEFAULTS, candidates={"passes": 20})
     data, lengths = Examples(X, y), {}
     for n_epochs in (2, 8):
-        config = make_config(data, 60, objective="candidate_softmax", n_epochs=n_epochs, numbers=numbers)
+        config = make_config(data, 60, solver="candidate_softmax", n_epochs=n_epochs, numbers=numbers)
         trainer = CandidateTrainer(config, Context(0, 1))
         state = trainer.start(data, 60)
         start = state.tables.weights.copy()

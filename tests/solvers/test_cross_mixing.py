@@ -9,10 +9,10 @@ from scipy import sparse
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.kernels.sparse_start import Numbers
-from extremax.scores.sparse_weights import csr_rows
-from extremax.solvers.cross_mixing import deal_rows, fit_without, mix_by_folds
-from extremax.solvers.sparse_correction import Job, TrainingRows
-from extremax.solvers.sparse_start import ClassSums, fit_numbers
+from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse.correction import Job, TrainingRows
+from extremax.solvers.sparse.cross_mix import deal_rows, fit_without, mix_by_folds
+from extremax.solvers.sparse.start import ClassSums, fit_numbers
 from extremax.tuned import DEFAULTS, SparseConfig, replace_numbers
 from planted import word_rows
 
@@ -78,13 +78,15 @@ def test_classes_of_one_row_choose_nothing():
 @pytest.mark.planted
 def test_rows_left_out_choose_better_weights_than_the_default():
     (X, y), (X_test, y_test) = word_rows(200, 5, N_WORDS), word_rows(600, 5, N_WORDS, seed=1)
-    options = {"objective": "sparse_softmax", "n_jobs": 1, "random_state": 0}
-    by_folds, default = Folds(**options).fit(X, y), NoFolds(**options).fit(X, y)
+    options = {"solver": "sparse_softmax", "n_jobs": 1, "random_state": 0}
+    by_folds, default = Folds.with_solver(**options).fit(X, y), NoFolds.with_solver(**options).fit(X, y)
     assert default.choices_["mix"] == {"start": 0.5, "svm": 2.0}
     assert set(by_folds.choices_["mix"]) == {"start", "svm"}
     likelihood = [clf.log_likelihood(X_test, y_test) for clf in (by_folds, default)]
     assert likelihood[0] > likelihood[1]
-    again = Folds(**{**options, "n_jobs": 2}).fit(4.0 * X, y)  # neither threads nor the scale matter
+    again = Folds.with_solver(**{**options, "n_jobs": 2}).fit(
+        4.0 * X, y
+    )  # neither threads nor the scale matter
     assert again.choices_["mix"] == pytest.approx(by_folds.choices_["mix"], abs=2e-3)
-    same = Folds(**{**options, "n_jobs": 2}).fit(X, y)
+    same = Folds.with_solver(**{**options, "n_jobs": 2}).fit(X, y)
     assert same.choices_["mix"] == by_folds.choices_["mix"]

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
-from extremax.examples import Examples
-from extremax.fit import make_trainer
+from extremax.examples import Examples, FeatureLayout
+from extremax.fit import problem_size
 from extremax.runtime.context import Context
+from extremax.solvers import CandidateSoftmax
 from extremax.solvers.config import resolve
-from extremax.solvers.dense_part import fit_dense
-from extremax.tuned import DEFAULTS, ProblemSize, replace_numbers
+from extremax.solvers.sparse import dense_part
+from extremax.solvers.sparse.dense_part import dense_solver, fit_dense
+from extremax.tuned import DEFAULTS, ProblemSize
 from trainers import Progress, make_config
 
 N_WORDS, N_DENSE = 40, 12
@@ -28,34 +29,34 @@ def pair():
 
 
 def dense_half(data, numbers):
-    """Train the dense half; return the objective that was used and the result."""
+    """Train the dense half."""
     n_classes = int(data.y.max()) + 1
-    problem = ProblemSize(data.n_rows, data.n_pairs, N_WORDS + N_DENSE, n_classes, n_dense=N_DENSE)
-    given = ExtremeClassifier(n_shared=16).get_params(deep=False)
-    config = resolve(given, problem, numbers=numbers)
-    used = []
-
-    def make(inner, context):
-        used.append(inner.objective)
-        return make_trainer(inner, context)
-
-    return used, fit_dense(data, n_classes, config, Context(0, 1), make)
+    layout = FeatureLayout(N_WORDS + N_DENSE, n_dense=N_DENSE)
+    config = resolve("auto", problem_size(data, n_classes), layout=layout, numbers=numbers)
+    return fit_dense(data, n_classes, config, Context(0, 1))
 
 
-@pytest.mark.parametrize(("min_pairs", "expected"), [(500, "candidate_softmax"), (1000, "shared_softmax")])
-def test_objective_is_that_of_dense_features(pair, min_pairs, expected):
-    numbers = replace_numbers(DEFAULTS, candidates={"min_pairs": min_pairs})
-    assert dense_half(pair[0], numbers)[0] == [expected]
+@pytest.mark.parametrize(
+    ("n_rows", "n_columns", "expected"),
+    [
+        (50_000, 384, "candidate_softmax"),
+        (10_000, 384, "minibatch_softmax"),
+        (10_000, 3000, "minibatch_softmax"),
+    ],
+)
+def test_solver_is_that_of_dense_features(n_rows, n_columns, expected):
+    problem = ProblemSize(n_rows, n_rows, n_columns, 10_000)
+    assert dense_solver(problem, DEFAULTS).name == expected
 
 
 @pytest.mark.identity
-def test_weights_are_those_of_the_dense_columns_alone(pair):
+def test_weights_are_those_of_the_dense_columns_alone(pair, monkeypatch):
+    monkeypatch.setattr(dense_part, "dense_solver", lambda problem, numbers: CandidateSoftmax())
     data, dense = pair
-    numbers = replace_numbers(DEFAULTS, candidates={"min_pairs": 500})
-    found = dense_half(data, numbers)[1]
+    found = dense_half(data, DEFAULTS)
     alone, n_classes = Examples(dense, data.y), int(data.y.max()) + 1
-    config = make_config(alone, n_classes, objective="candidate_softmax", numbers=numbers)
-    trainer = make_trainer(config, Context(0, 1))
+    config = make_config(alone, n_classes, solver="candidate_softmax")
+    trainer = config.make_trainer(Context(0, 1))
     state = trainer.start(alone, n_classes)
     prepared = trainer.prepare(state, alone)
     for rates in ((1.0, 0.5), (0.5, 0.0)):

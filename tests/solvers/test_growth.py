@@ -9,6 +9,7 @@ from extremax import ExtremeClassifier, LabelTree
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening
+from extremax.solvers import NegativeSampling
 from extremax.solvers.growth import projected_discriminant
 from extremax.tree.noise import TreeNoise
 from extremax.tuned import DEFAULTS
@@ -17,7 +18,7 @@ from planted import around_means
 
 def config_of():
     X, y = around_means(60, 4, 7, seed=0)
-    clf = ExtremeClassifier("negative_sampling", n_epochs=1, tree_components=2, random_state=0, n_jobs=1)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=2), n_epochs=1, random_state=0, n_jobs=1)
     return clf.fit(X, y).model_.config
 
 
@@ -54,9 +55,7 @@ def test_own_tree_on_raw_features_says_nothing_of_their_spread():
     X = (0.001 * (rng.normal(size=(2400, 8)) + 3 * rng.normal(size=(40, 8))[y])).astype(np.float32)
     train, known = np.arange(2400) % 3 > 0, y < 36
     tree = LabelTree.fit(X[train & known], y[train & known].astype(np.int32))
-    clf = ExtremeClassifier(
-        objective="negative_sampling", n_epochs=8, random_state=0, noise=TreeNoise(tree), n_jobs=1
-    )
+    clf = ExtremeClassifier(NegativeSampling(noise=TreeNoise(tree)), n_epochs=8, random_state=0, n_jobs=1)
     clf.fit(X[train & known], y[train & known])
     clf.add_classes(X[train & ~known], y[train & ~known])
     assert clf.score(X[~train & ~known], y[~train & ~known]) > 0.6  # 0.75; 0.03 by variances of one

@@ -19,7 +19,7 @@ from extremax.runtime.progress import ProgressLine
 from extremax.solvers.loop import Watcher
 from extremax.tuned import DEFAULTS, replace_numbers
 
-OBJECTIVES = ["shared_softmax", "negative_sampling"]
+SOLVERS = ["minibatch_softmax", "negative_sampling"]
 N_CLASSES = 16
 
 
@@ -44,9 +44,10 @@ def data():
     return X.astype(np.float32), y
 
 
-def make(objective, **options):
-    settings = {"n_shared": 8, "n_epochs": 12, "batch_size": 40, "random_state": 0, **options}
-    return Classifier(objective, **settings)
+def make(solver, **options):
+    own = {"n_shared": 8} if solver == "minibatch_softmax" else {}
+    settings = {**own, "n_epochs": 12, "batch_size": 40, "random_state": 0, **options}
+    return Classifier.with_solver(solver, **settings)
 
 
 def press():
@@ -94,20 +95,20 @@ class At(Watcher):
 def test_weights_in_training_coordinates_would_show(data):
     """The assertions above can tell the two coordinate systems apart."""
     X, y = data
-    clf = make("shared_softmax").fit(X, y)
+    clf = make("minibatch_softmax").fit(X, y)
     assert clf.score(X, y) > 0.9
     weights = clf.model_.weights
     clf._fitted.state.whitening.to_training(weights.weights, weights.biases, 1)
     assert clf.score(X, y) < 0.5
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("epoch", "rows"), [(1, 1), (3, 200), (3, 400)])
-def test_ctrl_c_inside_an_epoch(data, objective, epoch, rows):
+def test_ctrl_c_inside_an_epoch(data, solver, epoch, rows):
     X, y = data
     watcher = At(epoch, rows, lambda moment: press())
-    clf = make(objective, n_epochs=12)
-    if objective == "negative_sampling" and epoch == 1:  # too early to be any good, but whole
+    clf = make(solver, n_epochs=12)
+    if solver == "negative_sampling" and epoch == 1:  # too early to be any good, but whole
         fit_interrupted(clf, X, y, watcher)
         assert clf.model_.n_epochs == 0
         assert np.isfinite(weights_of(clf)).all()
@@ -122,9 +123,9 @@ def test_ctrl_c_inside_an_epoch(data, objective, epoch, rows):
     clf.partial_fit(X, y)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("n_jobs", [1, 2])
-def test_ctrl_c_at_random_moments(data, objective, n_jobs):
+def test_ctrl_c_at_random_moments(data, solver, n_jobs):
     """A signal from another thread, in the middle of whatever the main thread does."""
     X, y = data
     rng = np.random.default_rng(n_jobs)
@@ -136,7 +137,7 @@ def test_ctrl_c_at_random_moments(data, objective, n_jobs):
                 if record["epoch"] == 2:  # one epoch is enough to be good
                     timer.start()
 
-        clf = make(objective, n_epochs=100_000, n_jobs=n_jobs)
+        clf = make(solver, n_epochs=100_000, n_jobs=n_jobs)
         fit_interrupted(clf, X, y, StartTimer())
         timer.join()
         assert 2 <= clf.model_.n_epochs < 100_000
@@ -161,7 +162,7 @@ def press_in(monkeypatch, method, turn):
 def test_ctrl_c_while_weights_go_to_training_coordinates(data, monkeypatch):
     X, y = data
     press_in(monkeypatch, "to_training", 3)
-    clf = fit_interrupted(make("shared_softmax"), X, y, lambda record: None)
+    clf = fit_interrupted(make("minibatch_softmax"), X, y, lambda record: None)
     assert clf.model_.n_epochs == 2
     assert_consistent(clf, X, y)
 
@@ -170,11 +171,11 @@ def test_ctrl_c_while_weights_go_to_training_coordinates(data, monkeypatch):
 def test_ctrl_c_while_weights_come_back_from_training_coordinates(data, monkeypatch):
     X, y = data
     press_in(monkeypatch, "to_features", 4)  # the start, and the ends of three epochs
-    clf = fit_interrupted(make("shared_softmax"), X, y, lambda record: None)
+    clf = fit_interrupted(make("minibatch_softmax"), X, y, lambda record: None)
     assert_consistent(clf, X, y)
     monkeypatch.undo()
     assert clf.model_.n_epochs == 3  # the epoch was complete
-    three = make("shared_softmax").fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
+    three = make("minibatch_softmax").fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
     np.testing.assert_array_equal(weights_of(clf), weights_of(three))
 
 
@@ -185,19 +186,19 @@ def test_ctrl_c_while_a_moment_makes_its_model(data, monkeypatch):
         press_in(monkeypatch, "to_features", 1)
         moment.model()
 
-    clf = fit_interrupted(make("shared_softmax"), X, y, At(3, 200, look))
+    clf = fit_interrupted(make("minibatch_softmax"), X, y, At(3, 200, look))
     assert clf.model_.n_epochs == 2
     assert_consistent(clf, X, y)
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("through_a_file", [False, True])
-def test_fit_resumed_after_ctrl_c_between_epochs_has_the_same_bits(data, objective, through_a_file, tmp_path):
+def test_fit_resumed_after_ctrl_c_between_epochs_has_the_same_bits(data, solver, through_a_file, tmp_path):
     X, y = data
     n_epochs = 9
-    whole = make(objective, n_epochs=n_epochs).fit(X, y)
-    clf = make(objective, n_epochs=n_epochs)
+    whole = make(solver, n_epochs=n_epochs).fit(X, y)
+    clf = make(solver, n_epochs=n_epochs)
     fit_interrupted(clf, X, y, lambda record: press() if record["epoch"] == 3 else None)
     assert clf.model_.n_epochs == 3
     if through_a_file:
@@ -212,10 +213,10 @@ def test_fit_resumed_after_ctrl_c_between_epochs_has_the_same_bits(data, objecti
     ]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_ctrl_c_in_resume_fit_and_partial_fit(data, objective, monkeypatch):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_ctrl_c_in_resume_fit_and_partial_fit(data, solver, monkeypatch):
     X, y = data
-    clf = make(objective).fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
+    clf = make(solver).fit(X, y, callbacks=[lambda record: record["epoch"] == 3])
     with pytest.warns(TrainingInterruptedWarning, match="after 4 epochs"):
         clf.resume_fit(X, y, callbacks=[At(5, 100, lambda moment: press())])
     assert_consistent(clf, X, y)
@@ -238,10 +239,10 @@ def test_ctrl_c_after_the_epochs_skips_what_is_left(data, monkeypatch, step):
         _numbers = replace_numbers(Classifier._numbers, pq={"min_classes": 4, "min_width_rows": 10})
 
     options = {"n_epochs": 3, "n_shared": 8, "batch_size": 40, "random_state": 0}
-    whole = Indexed("shared_softmax", **options).fit(X, y)
+    whole = Indexed("minibatch_softmax", **options).fit(X, y)
     assert "beam" in whole.model_.searches
     monkeypatch.setattr(Model, step, lambda *args, **more: press())
-    clf = Indexed("shared_softmax", **options)
+    clf = Indexed("minibatch_softmax", **options)
     with pytest.warns(TrainingInterruptedWarning, match="after 3 epochs"):
         clf.fit(X, y)
     monkeypatch.undo()
@@ -259,7 +260,7 @@ def test_ctrl_c_after_the_epochs_skips_what_is_left(data, monkeypatch, step):
 def test_ctrl_c_before_the_first_epoch_leaves_nothing(data, monkeypatch):
     X, y = data
     clf = make("negative_sampling").fit(X, y)
-    monkeypatch.setattr("extremax.solvers.row_trainer.fit_noise", lambda *args, **more: press())
+    monkeypatch.setattr("extremax.solvers.negative_sampling.fit_noise", lambda *args, **more: press())
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
     assert not hasattr(clf, "model_")
@@ -270,9 +271,9 @@ def test_ctrl_c_before_the_first_epoch_leaves_nothing(data, monkeypatch):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("n_jobs", [1, 2])
-def test_moment_has_the_model_of_a_fit_that_stops_there(data, objective, n_jobs):
+def test_moment_has_the_model_of_a_fit_that_stops_there(data, solver, n_jobs):
     X, y = data
     looks = []
 
@@ -281,8 +282,8 @@ def test_moment_has_the_model_of_a_fit_that_stops_there(data, objective, n_jobs)
         looks.append((model.log_prob_all(X), model.topk(X, 3)[0], moment.record["loss"]))
 
     options = {"n_jobs": n_jobs, "n_epochs": 4}
-    watched = make(objective, **options).fit(X, y, callbacks=[At(2, 200, look), At(3, 1, look)])
-    stopped = make(objective, **options)
+    watched = make(solver, **options).fit(X, y, callbacks=[At(2, 200, look), At(3, 1, look)])
+    stopped = make(solver, **options)
 
     def stop(moment):
         raise KeyboardInterrupt
@@ -293,7 +294,7 @@ def test_moment_has_the_model_of_a_fit_that_stops_there(data, objective, n_jobs)
     np.testing.assert_array_equal(looks[0][1], model.topk(X, 3)[0])
     assert not np.array_equal(looks[0][0], looks[1][0])
     # Looking changes no bit of training.
-    plain = make(objective, **options).fit(X, y)
+    plain = make(solver, **options).fit(X, y)
     np.testing.assert_array_equal(weights_of(watched), weights_of(plain))
     np.testing.assert_array_equal(watched.model_.weights.biases, plain.model_.weights.biases)
     assert watched.history_[-1]["loss"] == plain.history_[-1]["loss"]
@@ -315,6 +316,6 @@ def test_moments_inside_an_epoch_lower_the_loss(data):
         def loss(self, moment):
             return -np.mean(moment.model().log_prob_all(X)[np.arange(len(y)), y])
 
-    make("shared_softmax", n_epochs=4).fit(X, y, callbacks=[Curve()])
+    make("minibatch_softmax", n_epochs=4).fit(X, y, callbacks=[Curve()])
     assert figures[-1] < figures[0]
     assert max(figures) < np.log(N_CLASSES)

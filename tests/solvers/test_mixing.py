@@ -9,8 +9,8 @@ from scipy.optimize import minimize
 
 from extremax.examples import Examples
 from extremax.runtime.context import Context
-from extremax.scores.sparse_weights import SparseWeights
-from extremax.solvers.mixing import fit_mixture
+from extremax.scores.sparse import SparseWeights
+from extremax.solvers.sparse.mix import fit_mixture
 from extremax.tuned import SparseConfig
 from planted import softmax
 

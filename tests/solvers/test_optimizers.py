@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from extremax.params import OPTIMIZERS
 from extremax.solvers.base import find_feature_scale
-from extremax.solvers.optimizers import OPTIMIZERS, Tables
+from extremax.solvers.optimizers import Tables
 from extremax.tuned import ScaleConfig
 from planted import few_classes, stored
 

@@ -8,7 +8,8 @@ from scipy.optimize import minimize
 
 import reference
 from extremax.examples import Examples
-from extremax.solvers.optimizers import OPTIMIZERS, Tables, shrink
+from extremax.params import OPTIMIZERS
+from extremax.solvers.optimizers import Tables, shrink
 from extremax.tree.noise import NoiseBase, UniformNoise
 from extremax.tuned import DEFAULTS, replace_numbers
 from trainers import run_by_rows
@@ -74,10 +75,10 @@ def some_rows():
 @pytest.mark.planted
 @pytest.mark.parametrize("variance", [0.1, 2.0])
 @pytest.mark.parametrize(
-    ("objective", "optimizer"),
+    ("solver", "optimizer"),
     [("one_vs_each", "sgd"), ("negative_sampling", "sgd"), ("negative_sampling", "adagrad")],
 )  # One-vs-Each leaves what all classes share to the prior alone, where Adagrad is slow
-def test_training_finds_the_mode_of_the_posterior(objective, optimizer, variance):
+def test_training_finds_the_mode_of_the_posterior(solver, optimizer, variance):
     data = some_rows()
     others = OtherClasses(data.y)
     labels = np.column_stack([data.y, others.others]).astype(np.int32)
@@ -86,7 +87,7 @@ def test_training_finds_the_mode_of_the_posterior(objective, optimizer, variance
     def posterior(flat):
         weights = flat.reshape(N_CLASSES, N_FEATURES + 1)
         scores = reference.score_pairs(data.X, range(N_ROWS), labels, weights[:, :-1], weights[:, -1], 1.0)
-        losses = reference.LOSSES[objective](scores, log_noise, log_noise, data.weight, 0.0, labels)
+        losses = reference.LOSSES[solver](scores, log_noise, log_noise, data.weight, 0.0, labels)
         return losses.sum() + flat @ flat / (2.0 * variance)
 
     mode = minimize(posterior, np.zeros(N_CLASSES * (N_FEATURES + 1)), tol=1e-10).x.reshape(N_CLASSES, -1)
@@ -94,7 +95,7 @@ def test_training_finds_the_mode_of_the_posterior(objective, optimizer, variance
         data,
         Listed(),
         projection=others,
-        objective=objective,
+        solver=solver,
         optimizer=optimizer,
         n_negatives=N_CLASSES - 1,
         prior_variance=variance,
@@ -113,7 +114,7 @@ def shrunk(rate, variance=0.25, progress_pairs=8, prior_pairs=4):
     """The factor by which an epoch of the prior divides weights: rows of zeros have no other effect."""
     data = some_rows().with_features(np.zeros((N_ROWS, N_FEATURES), np.float32))
     numbers = replace_numbers(DEFAULTS, rows={"progress_pairs": progress_pairs, "prior_pairs": prior_pairs})
-    options = {"objective": "one_vs_each", "optimizer": "sgd", "batch_size": 4, "n_negatives": 1}
+    options = {"solver": "one_vs_each", "optimizer": "sgd", "batch_size": 4, "n_negatives": 1}
     run = run_by_rows(data, UniformNoise(N_CLASSES), numbers=numbers, prior_variance=variance, **options)
     run.weights[...] = 3.0
     run.epoch(rate)

@@ -13,18 +13,19 @@ from scipy import sparse
 import reference
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
-from extremax.solvers.objectives import OBJECTIVES
-from extremax.solvers.optimizers import OPTIMIZERS
+from extremax.params import OPTIMIZERS
+from extremax.solvers import NegativeSampling
 from extremax.solvers.order import epoch_seed, shuffled_windows
+from extremax.solvers.registry import SOLVERS
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
 from extremax.tuned import DEFAULTS, replace_numbers
 from planted import FEW_CLASSES, FEW_FEATURES, few_classes, stored
 from scorers import FirstColumns
-from trainers import ROW_OBJECTIVES, Progress, assert_same_bits, run_by_rows
+from trainers import SAMPLING, Progress, assert_same_bits, run_by_rows
 
 STORAGES = ["dense", "csr", "memmap"]
-LOSSES = [name for name in reference.LOSSES if name in OBJECTIVES]
+LOSSES = [name for name in reference.LOSSES if name in SOLVERS]
 # 50 rows take four windows of 16, in chunks of 8, and the last chunk is short.
 WINDOWS = replace_numbers(DEFAULTS, order={"chunk_rows": 8, "window_bytes": 16 * 4 * FEW_FEATURES})
 # A look at progress and keyboard after every minibatch, not after a hundred thousand pairs.
@@ -64,7 +65,7 @@ def trained(storage="dense", *, kind="tree", n_rows=50, epochs=2, weight=None, f
 def replay(run, epochs, rate, max_batches=None):
     """The same epochs in float64, gradients by central differences; order and draws are the library's."""
     config, data, noise = run.trainer.config, run.prepared.data, run.state.noise
-    objective, seed, Z = config.objective, run.trainer.context.seed, run.prepared.Z
+    solver, seed, Z = config.solver, run.trainer.context.seed, run.prepared.Z
     arrays = tuple(a.astype(np.float64) for a in run.arrays)
     X = data.dense().X
     means, done = [], 0
@@ -72,15 +73,15 @@ def replay(run, epochs, rate, max_batches=None):
         losses = 0.0
         windows = shuffled_windows(data.n_pairs, 4 * FEW_FEATURES, seed, epoch, config.numbers.order)
         for number, rows in enumerate(windows):
-            negatives, drawn = noise.sample(Z[rows], config.n_negatives, epoch_seed(seed, epoch, number))
+            negatives, drawn = noise.sample(Z[rows], solver.n_negatives, epoch_seed(seed, epoch, number))
             labels = np.column_stack([data.y[rows], negatives])
             log_noise = np.column_stack([noise.log_prob(Z, data.y)[rows], drawn]).astype(np.float64)
-            log_base = log_noise if OBJECTIVES[objective].adds_log_noise else np.zeros_like(log_noise)
-            for first in range(0, len(rows), config.batch_size):
-                cut = slice(first, first + config.batch_size)
+            log_base = log_noise if solver.adds_log_noise else np.zeros_like(log_noise)
+            for first in range(0, len(rows), solver.batch_size):
+                cut = slice(first, first + solver.batch_size)
                 batch = rows[cut], labels[cut], log_base[cut], log_noise[cut], data.pair_weight[rows[cut]]
-                sizes = run.state.feature_scale, rate, config.score_penalty
-                step = reference.minibatch_step(config.optimizer, objective, X, *batch, arrays, *sizes)
+                sizes = run.state.feature_scale, rate, solver.score_penalty
+                step = reference.minibatch_step(solver.optimizer, solver.name, X, *batch, arrays, *sizes)
                 losses += step.sum()
                 done += 1
                 if done == max_batches:
@@ -91,12 +92,12 @@ def replay(run, epochs, rate, max_batches=None):
 
 @pytest.mark.small
 @pytest.mark.reference
-@pytest.mark.parametrize("objective", LOSSES)
+@pytest.mark.parametrize("solver", LOSSES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_epochs_match_reference(objective, optimizer):
+def test_epochs_match_reference(solver, optimizer):
     data = examples(weight=np.random.default_rng(1).uniform(0.2, 2.0, 50))
     # windows of up to 16 rows: batches of 6, 6 and 4
-    run = start(data, objective=objective, optimizer=optimizer, batch_size=6, numbers=WINDOWS)
+    run = start(data, solver=solver, optimizer=optimizer, batch_size=6, numbers=WINDOWS)
     expected, expected_losses = replay(run, epochs=2, rate=0.2)
     run.epochs(2)
     assert run.state.n_epochs == 2
@@ -172,10 +173,10 @@ def test_small_minibatches_thread_count_invariant():
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("objective", ROW_OBJECTIVES)
+@pytest.mark.parametrize("solver", SAMPLING)
 @pytest.mark.parametrize("kind", ["frequency", "mixture"])
-def test_thread_count_of_objectives_and_noises_invariant(objective, kind):
-    settings = {"objective": objective, "kind": kind, "n_rows": 9000, "batch_size": 1024, "epochs": 1}
+def test_thread_count_of_solvers_and_noises_invariant(solver, kind):
+    settings = {"solver": solver, "kind": kind, "n_rows": 9000, "batch_size": 1024, "epochs": 1}
     one = trained(n_threads=1, **settings)
     for n_threads in (2, 5):
         assert_same_bits(trained(n_threads=n_threads, **settings), one)
@@ -321,7 +322,7 @@ def test_pairs_that_share_rows_match_repeated_rows(storage, tmp_path):
 
 
 def test_numbers_of_pairs_are_kept_for_the_same_pairs_alone():
-    run = start(objective="augment_reduce").epochs(1)
+    run = start(solver="augment_reduce").epochs(1)
     kept = run.state.pair_values
     assert (kept >= 0.0).all()
     run.epoch()
@@ -373,7 +374,7 @@ def test_state_without_noise_rejects():
 def test_memory_of_wide_sparse_rows_does_not_grow_with_the_square_of_their_width() -> None:
     n_features = 136_000
     X = sparse.random(60, n_features, density=1e-4, format="csr", random_state=0, dtype=np.float32)
-    clf = ExtremeClassifier("negative_sampling", n_epochs=1, tree_components=4, n_jobs=1, random_state=0)
+    clf = ExtremeClassifier(NegativeSampling(tree_components=4), n_epochs=1, n_jobs=1, random_state=0)
     tracemalloc.start()
     clf.fit(X, np.arange(60) % 3)
     peak = tracemalloc.get_traced_memory()[1]

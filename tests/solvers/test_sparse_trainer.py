@@ -12,12 +12,12 @@ from scipy import sparse
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError, TrainingInterruptedWarning
 from extremax.examples import Examples
-from extremax.fit import make_trainer, problem_size, split_calibration
+from extremax.fit import problem_size, split_calibration
 from extremax.runtime.context import Context
 from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
-from extremax.solvers.sparse_start import ClassSums, make_start
+from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -133,7 +133,7 @@ def test_better_than_naive_bayes_and_centroids():
 
     (X, y), (X_test, y_test) = word_rows(900, 30), word_rows(600, 30, seed=1)
     clf = ExtremeClassifier(n_jobs=1, random_state=0).fit(X, y)
-    assert clf.choices_["objective"] == "sparse_softmax"  # nothing was asked for
+    assert clf.choices_["solver"] == "sparse_softmax"  # nothing was asked for
     bayes = max(MultinomialNB(alpha=a).fit(X, y).score(X_test, y_test) for a in (0.01, 0.1, 1.0))
     means = np.stack([np.asarray(X[y == label].mean(axis=0)).ravel() for label in range(30)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
@@ -156,9 +156,9 @@ def test_every_part_adds_something(data, test_rows):
 def train(data, cls, n_epochs, held_out=None, seed=0):
     """Run the trainer; return its tables before they are joined, its state and the weights."""
     examples = Examples(*data)
-    parameters = make(cls, n_epochs=n_epochs).get_params(deep=False)
-    config = resolve(parameters, problem_size(examples, N_CLASSES), numbers=cls._numbers)
-    trainer = make_trainer(config, Context(seed))
+    problem = problem_size(examples, N_CLASSES)
+    config = resolve("sparse_softmax", problem, n_epochs=n_epochs, numbers=cls._numbers)
+    trainer = config.make_trainer(Context(seed))
     examples = trainer.accept(examples)
     state = trainer.start(examples, N_CLASSES)
     prepared = trainer.prepare(state, examples)
@@ -207,8 +207,8 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     numbers = replace_numbers(Linear._numbers, sparse={"min_included": 0.01 if is_included else 1.0})
     whole = Examples(*data)
     problem = problem_size(whole, N_CLASSES)
-    config = resolve(make(n_epochs=1).get_params(deep=False), problem, numbers=numbers)
-    trainer = make_trainer(config, Context(0))
+    config = resolve("sparse_softmax", problem, n_epochs=1, numbers=numbers)
+    trainer = config.make_trainer(Context(0))
     some, held_out = split_calibration(trainer.accept(whole), N_CLASSES, config, 0)
     split = Split(some, held_out, whole.with_features(some.X))
     state = trainer.start(some, N_CLASSES)
@@ -445,11 +445,6 @@ def test_a_fit_saved_after_its_last_epoch_ends_with_every_part(data, test_rows, 
     np.testing.assert_array_equal(
         resumed.predict_log_proba(test_rows[0]), clf.predict_log_proba(test_rows[0])
     )
-
-
-def test_parameters_without_effect_are_not_among_the_choices(data):
-    clf = make(Only, learning_rate=9.0, optimizer="sgd", batch_size=7).fit(*data)
-    assert (clf.choices_["learning_rate"], clf.choices_["optimizer"]) == (1.0, "dual")
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

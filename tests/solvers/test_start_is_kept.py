@@ -8,6 +8,7 @@ import pytest
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.examples import Examples
+from extremax.solvers import CandidateSoftmax, MinibatchSoftmax
 from extremax.solvers.loop import Watcher
 from extremax.tuned import DEFAULTS, replace_numbers
 
@@ -25,7 +26,7 @@ class Curve(Watcher):
         self.figures.append(moment.model().evaluate(self.held_out, n_threads=1).log_likelihood)
 
 
-def curve(objective, n_epochs, shape, **numbers):
+def curve(solver, n_epochs, shape, **numbers):
     """Train on a planted hierarchy of some rows, classes and features."""
 
     class Classifier(ExtremeClassifier):
@@ -36,7 +37,7 @@ def curve(objective, n_epochs, shape, **numbers):
     seen = np.isin(data.y_test, known)
     y_test = np.searchsorted(known, data.y_test[seen]).astype(np.int32)
     watch = Curve(Examples(data.X_test[seen], y_test))
-    clf = Classifier(objective, n_shared=200, n_epochs=n_epochs, random_state=0)
+    clf = Classifier(solver, n_epochs=n_epochs, random_state=0)
     clf.fit(data.X, np.searchsorted(known, data.y), callbacks=[watch])
     return np.array(watch.figures)
 
@@ -47,16 +48,16 @@ MANY_CLASSES = (4200, 2100, 16)
 
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    ("objective", "n_epochs", "shape"),
+    ("solver", "n_epochs", "shape"),
     [
-        ("candidate_softmax", 2, TWO_ROWS),
-        ("candidate_softmax", 2, MANY_CLASSES),
-        ("shared_softmax", 10, TWO_ROWS),
-        ("softmax", 10, TWO_ROWS),
+        (CandidateSoftmax(), 2, TWO_ROWS),
+        (CandidateSoftmax(), 2, MANY_CLASSES),
+        (MinibatchSoftmax(n_shared=200), 10, TWO_ROWS),
+        (MinibatchSoftmax(n_shared=None), 10, TWO_ROWS),
     ],
 )
-def test_start_is_kept(objective, n_epochs, shape):
-    figures = curve(objective, n_epochs, shape)
+def test_start_is_kept(solver, n_epochs, shape):
+    figures = curve(solver, n_epochs, shape)
     assert len(figures) > 16
     assert figures.min() > figures[0] - 0.05
     assert figures[-1] > figures[0] + 0.05
@@ -65,7 +66,9 @@ def test_start_is_kept(objective, n_epochs, shape):
 @pytest.mark.planted
 def test_full_first_steps_lose_the_start():
     """The problem is one that the warm-up is for."""
-    figures = curve("softmax", 10, TWO_ROWS, batch={"progress_batches": 2, "warm_up": 0.0})
+    figures = curve(
+        MinibatchSoftmax(n_shared=None), 10, TWO_ROWS, batch={"progress_batches": 2, "warm_up": 0.0}
+    )
     assert figures.min() < figures[0] - 0.05
 
 

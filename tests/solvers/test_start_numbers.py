@@ -7,8 +7,8 @@ import pytest
 
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
-from extremax.scores.sparse_weights import csr_rows
-from extremax.solvers.sparse_start import ClassSums, fit_numbers, make_start, sample_sizes
+from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start, sample_sizes
 from extremax.tuned import SparseConfig
 from planted import word_rows
 

@@ -13,6 +13,7 @@ from sklearn.linear_model import SGDClassifier
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError
 from extremax.examples import Examples
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.stream import StreamMoments, log_likelihood
 from extremax.storage.state import State
 from extremax.tuned import DEFAULTS
@@ -116,7 +117,7 @@ def test_sums_are_dropped_once_there_are_rows_enough() -> None:
         kept.append(clf._fitted.state.stream is not None)
     assert kept[0]
     assert not kept[-1]
-    plain = ExtremeClassifier(random_state=0, precondition=False).partial_fit(X, y)
+    plain = ExtremeClassifier(MinibatchSoftmax(precondition=False), random_state=0).partial_fit(X, y)
     assert plain._fitted.state.stream is None
     assert plain._fitted.state.whitening is None
 

@@ -206,16 +206,6 @@ def test_ties_go_to_the_smaller_label():
     np.testing.assert_allclose(log_prob, np.log(1 / 8), rtol=1e-6)  # float32
 
 
-@pytest.mark.reference
-@pytest.mark.small
-def test_expected_features_match_reference():
-    tree, Z = random_tree(21), np.random.default_rng(0).standard_normal((13, 3)).astype(np.float32)
-    values = np.random.default_rng(1).standard_normal((21, 4))
-    expected = np.exp(reference.tree_log_prob_all(tree, Z)) @ values
-    # float32 sum over 21 classes
-    np.testing.assert_allclose(tree.expected_features(Z, values), expected, atol=1e-5)
-
-
 @pytest.mark.identity
 @pytest.mark.small
 def test_level_log_prob_adds_up_identity():
@@ -276,7 +266,7 @@ def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted)
         "regularization": penalty,
         "bias_regularization": bias_penalty,
         "sample_weight": weight,
-        "tolerance": 0,
+        "config": TreeFitConfig(tolerance=0),
     }
     tree = LabelTree.fit(Z, y, **options)
     again = tree.refit(Z, y, **options)
@@ -309,7 +299,7 @@ def test_node_parameters_are_the_optimum_matches_scipy(rows_per_class, weighted)
 @pytest.mark.parametrize("n_samples", [40, 500, 1000])
 def test_many_features_end_where_the_gradient_is_zero(n_samples):
     Z, y = clouds(4, n_samples, 300)
-    tree = LabelTree.fit(Z, y, tolerance=0)
+    tree = LabelTree.fit(Z, y, config=TreeFitConfig(tolerance=0))
     for node in range(3):
         left, right = reference.tree_node_classes(tree, node)
         inside = np.isin(y, [*left, *right])
@@ -330,7 +320,7 @@ def test_split_is_the_best_for_its_parameters_identity(n_classes):
     # classes of different sizes
     kept = np.random.default_rng(1).random(len(y)) < np.linspace(0.1, 1, n_classes)[y]
     Z, y = Z[kept], y[kept]
-    tree = LabelTree.fit(Z, y, n_classes=n_classes, tolerance=0, max_alternations=500)
+    tree = LabelTree.fit(Z, y, n_classes=n_classes, config=TreeFitConfig(tolerance=0, max_alternations=500))
     sums = np.zeros((n_classes, 5))
     np.add.at(sums, y, np.hstack([Z, np.ones((len(Z), 1))]))
     for node in range(len(tree.biases)):
@@ -343,8 +333,8 @@ def test_split_is_the_best_for_its_parameters_identity(n_classes):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_alternation_raises_likelihood_over_first_split(seed):
     data = planted_hierarchy(6000, 256, 8, seed=seed)
-    first = LabelTree.fit(data.X, data.y, max_alternations=0)
-    one_start = LabelTree.fit(data.X, data.y, n_starts=1)
+    first = LabelTree.fit(data.X, data.y, config=TreeFitConfig(max_alternations=0))
+    one_start = LabelTree.fit(data.X, data.y, config=TreeFitConfig(n_starts=1))
     several = LabelTree.fit(data.X, data.y)
     likelihood = [tree.log_prob(data.X, data.y).mean() for tree in (first, one_start, several)]
     # Measured: 0.35 nats and more.  The first split is along the principal direction of class sums; it stays
@@ -407,7 +397,10 @@ def test_one_hot_truth_beats_frequencies_recovers():
 @pytest.mark.invariance
 def test_thread_count_changes_nothing_invariant():
     data = planted_hierarchy(30_000, 3000, 6, seed=0)
-    trees = [LabelTree.fit(data.X, data.y, max_points=4000, n_jobs=n_jobs) for n_jobs in (1, 2, 3)]
+    trees = [
+        LabelTree.fit(data.X, data.y, n_jobs=n_jobs, config=TreeFitConfig(max_points=4000))
+        for n_jobs in (1, 2, 3)
+    ]
     assert same_arrays(trees[0], trees[1])
     assert same_arrays(trees[0], trees[2])
     refits = [trees[0].refit(data.X, data.y, regularization=1.0, n_jobs=n_jobs) for n_jobs in (1, 2)]
@@ -423,10 +416,10 @@ def test_cut_into_subtrees_invariant(subtree_points):
     data = planted_hierarchy(3000, 100, 6, seed=0)
     expected = LabelTree.fit(data.X, data.y)
     config = TreeFitConfig(subtree_points=subtree_points)
-    assert same_arrays(expected, LabelTree.fit_with_config(data.X, data.y, config))
+    assert same_arrays(expected, LabelTree.fit(data.X, data.y, config=config))
     assert same_arrays(
         expected.refit(data.X, data.y, regularization=1.0),
-        expected.refit_with_config(data.X, data.y, config, regularization=1.0),
+        expected.refit(data.X, data.y, config=config, regularization=1.0),
     )
 
 
@@ -439,7 +432,7 @@ def test_numbers_of_the_config_reach_the_fit():
         "max_newton_steps": 1,
         "power_steps": 1,
     }.items():
-        other = LabelTree.fit_with_config(data.X, data.y, TreeFitConfig(**{name: value}))
+        other = LabelTree.fit(data.X, data.y, config=TreeFitConfig(**{name: value}))
         assert not same_arrays(base, other), name
         np.testing.assert_allclose(np.exp(other.log_prob_all(data.X[:5])).sum(axis=1), 1, atol=1e-5)
 
@@ -449,9 +442,9 @@ def test_class_names_and_row_order_do_not_matter_invariant():
     Z, y = clouds(37, 900, 4, seed=5)
     rng = np.random.default_rng(0)
     names, rows = rng.permutation(37), rng.permutation(900)
-    plain = LabelTree.fit(Z, y, tolerance=0).log_prob_all(Z)
-    renamed = LabelTree.fit(Z, names[y], tolerance=0).log_prob_all(Z)
-    shuffled = LabelTree.fit(Z[rows], y[rows], tolerance=0).log_prob_all(Z)
+    plain = LabelTree.fit(Z, y, config=TreeFitConfig(tolerance=0)).log_prob_all(Z)
+    renamed = LabelTree.fit(Z, names[y], config=TreeFitConfig(tolerance=0)).log_prob_all(Z)
+    shuffled = LabelTree.fit(Z[rows], y[rows], config=TreeFitConfig(tolerance=0)).log_prob_all(Z)
     # Other orders of summation, float32; without ties the structure is the same, and Newton ends at the same
     # place.
     np.testing.assert_allclose(renamed[:, names], plain, atol=2e-3)
@@ -463,8 +456,10 @@ def test_class_names_and_row_order_do_not_matter_invariant():
 def test_a_weight_is_a_repetition_identity():
     Z, y = clouds(7, 60)
     repeat = np.random.default_rng(0).integers(0, 4, 60)
-    weighted = LabelTree.fit(Z, y, sample_weight=repeat, tolerance=0)
-    repeated = LabelTree.fit(np.repeat(Z, repeat, axis=0), np.repeat(y, repeat), tolerance=0, n_classes=7)
+    weighted = LabelTree.fit(Z, y, sample_weight=repeat, config=TreeFitConfig(tolerance=0))
+    repeated = LabelTree.fit(
+        np.repeat(Z, repeat, axis=0), np.repeat(y, repeat), n_classes=7, config=TreeFitConfig(tolerance=0)
+    )
     np.testing.assert_array_equal(weighted.leaf_class, repeated.leaf_class)
     np.testing.assert_allclose(weighted.weights, repeated.weights, atol=1e-3)  # float32 sums of other terms
     np.testing.assert_allclose(weighted.biases, repeated.biases, atol=1e-3)
@@ -472,13 +467,15 @@ def test_a_weight_is_a_repetition_identity():
 
 def test_a_sample_of_the_points_is_nearly_as_good():
     data = planted_hierarchy(40_000, 64, 8, seed=1)
-    full = LabelTree.fit(data.X, data.y, max_points=None, tolerance=0, max_alternations=500)
-    sampled = LabelTree.fit(data.X, data.y, max_points=4000)
+    full = LabelTree.fit(
+        data.X, data.y, config=TreeFitConfig(max_points=None, tolerance=0, max_alternations=500)
+    )
+    sampled = LabelTree.fit(data.X, data.y, config=TreeFitConfig(max_points=4000))
     likelihood = [tree.log_prob(data.X, data.y).mean() for tree in (full, sampled)]
     assert (
         likelihood[1] > likelihood[0] - 0.02
     )  # nine parameters on 4000 points: 0.001 nats at each of 6 levels, and other splits
-    other = LabelTree.fit(data.X, data.y, max_points=4000, random_state=1)
+    other = LabelTree.fit(data.X, data.y, random_state=1, config=TreeFitConfig(max_points=4000))
     assert not same_arrays(sampled, other)
 
 
@@ -509,7 +506,7 @@ def test_refit_on_other_features_keeps_the_structure():
 def test_refit_recovers_from_parameters_that_do_not_suit():
     Z, y = clouds(20)
     tree = LabelTree.fit(Z, y)
-    expected = tree.refit(Z, y, tolerance=0)
+    expected = tree.refit(Z, y, config=TreeFitConfig(tolerance=0))
     for scale in (1e4, 1e30):  # far from the optimum, and beyond float32
         wild = LabelTree(
             scale * tree.weights,
@@ -517,7 +514,9 @@ def test_refit_recovers_from_parameters_that_do_not_suit():
             tree.leaf_class,
         )
         # Where the likelihood is flat to rounding, Newton ends early.
-        np.testing.assert_allclose(wild.refit(Z, y, tolerance=0).weights, expected.weights, atol=1e-2)
+        np.testing.assert_allclose(
+            wild.refit(Z, y, config=TreeFitConfig(tolerance=0)).weights, expected.weights, atol=1e-2
+        )
 
 
 # -- unusual data
@@ -669,10 +668,10 @@ Z4, Y4 = np.zeros((4, 2)), [0, 1, 2, 2]
         ({"bias_regularization": np.inf}, ValueError, "bias_regularization is inf"),
         ({"sample_weight": [1, 1, 1]}, ValueError, "sample_weight has shape"),
         ({"sample_weight": [1, 1, 1, -1]}, ValueError, r"sample_weight\[3\] is -1"),
-        ({"max_points": 0}, ValueError, "max_points is 0"),
-        ({"n_starts": 0}, ValueError, "n_starts is 0"),
-        ({"max_alternations": -1}, ValueError, "max_alternations is -1"),
-        ({"tolerance": np.nan}, ValueError, "tolerance is nan"),
+        ({"config": TreeFitConfig(max_points=0)}, ValueError, "max_points is 0"),
+        ({"config": TreeFitConfig(n_starts=0)}, ValueError, "n_starts is 0"),
+        ({"config": TreeFitConfig(max_alternations=-1)}, ValueError, "max_alternations is -1"),
+        ({"config": TreeFitConfig(tolerance=np.nan)}, ValueError, "tolerance is nan"),
         ({"random_state": "x"}, TypeError, "random_state"),
     ],
 )
@@ -695,7 +694,6 @@ def test_fit_rejects(arguments, error, sentence):
         (lambda t: t.log_prob_all(Z4, out=np.zeros((4, 2), np.float32)), ValueError, r"shape \(4, 2\)"),
         (lambda t: t.top_k(Z4, 0), ValueError, "k is 0"),
         (lambda t: t.candidates(Z4, 0), ValueError, "beam_width is 0"),
-        (lambda t: t.expected_features(Z4, np.zeros((2, 2))), ValueError, "each of the 3 classes"),
         (lambda t: t.refit(Z4, [0, 1, 2, 3]), ValueError, "y holds 3"),
     ],
 )

@@ -12,6 +12,7 @@ from extremax.kernels.alias import build_alias
 from extremax.storage.state import State, register, restore
 from extremax.tree import LabelTree
 from extremax.tree.noise import (
+    EditedNoise,
     FrequencyNoise,
     MixtureNoise,
     Noise,
@@ -507,3 +508,23 @@ def test_noise_rejects(make_noise, sentence):
 def test_seed_rejects(kind, seed):
     with pytest.raises(ValueError, match=rf"{seed}; give .* an integer in \[0, 2\*\*64\)"):
         make(kind).sample(features(2), seed=seed)
+
+
+@pytest.mark.identity
+def test_edited_noise_keeps_the_proportions_of_its_base():
+    Z = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
+    base = TreeNoise(LabelTree.fit(Z, np.arange(700) % 9))
+    noise = EditedNoise.of(base).plus([0.2, 0.1]).take(np.array([10, 4, 0, 9, 7]))
+    table, before = noise.log_prob_all(Z).astype(np.float64), base.log_prob_all(Z).astype(np.float64)
+    np.testing.assert_allclose(np.exp(table).sum(axis=1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(table[:, 1] - table[:, 4], before[:, 4] - before[:, 7], atol=1e-5)
+    np.testing.assert_allclose(table[:, 3] - table[:, 0], np.log(2.0), atol=1e-5)
+    labels, log_prob = noise.sample(Z, 40, seed=3)
+    np.testing.assert_array_equal(log_prob, np.take_along_axis(noise.log_prob_all(Z), labels, axis=1))
+    np.testing.assert_array_equal(log_prob, noise.log_prob(Z, labels))
+    found = np.bincount(labels.ravel(), minlength=5) / labels.size
+    np.testing.assert_allclose(found, np.exp(table).mean(axis=0), atol=0.01)
+    again = EditedNoise.from_state(noise.state())
+    np.testing.assert_array_equal(again.log_prob_all(Z), noise.log_prob_all(Z))
+    with pytest.raises(ValueError, match="each class of `base` at most once"):
+        EditedNoise(base, [0, 0], [])

@@ -19,7 +19,7 @@ TABLE = {
     "rate": [Interval(float, 0, closed="neither")],
     "fraction": [Interval(float, 0, 1, closed="left"), None],
     "noise": [
-        Choice(("uniform", "frequency", "adversarial")),
+        Choice(("uniform", "frequency", "tree")),
         Instance("a Noise", methods=("sample", "log_prob")),
     ],
     "warm_start": [BOOLEAN],
@@ -66,9 +66,9 @@ def test_parameters_pass(params: dict[str, object]) -> None:
         ({"fraction": 1.0}, ValueError, "must be a number >= 0 and < 1 or None. Got 1.0 instead."),
         ({"fraction": "x"}, TypeError, "must be a number >= 0 and < 1 or None. Got 'x' instead."),
         (
-            {"noise": "adverserial"},
+            {"noise": "tre"},
             ValueError,
-            "'frequency', 'adversarial' or a Noise. Got 'adverserial' instead. Did you mean 'adversarial'?",
+            "'frequency', 'tree' or a Noise. Got 'tre' instead. Did you mean 'tree'?",
         ),
         ({"noise": 3}, TypeError, "or a Noise. Got 3 instead."),
         ({"warm_start": 1}, TypeError, "must be a bool. Got 1 instead."),

@@ -32,7 +32,7 @@ def problem():
     X, y = around_means(120, 4, 3)
     columns = {name: X[:, i].astype(np.float64) for i, name in enumerate("abc")}
     names = np.array(["red", "green", "blue", "grey"])[y]
-    clf = ExtremeClassifier(**PARAMETERS).fit(X, names)
+    clf = ExtremeClassifier.with_solver(**PARAMETERS).fit(X, names)
     return columns, names, clf.predict_proba(X)
 
 
@@ -40,7 +40,9 @@ def problem():
 def test_features_are_those_of_an_array(problem, kind):
     columns, names, expected = problem
     X = KINDS[kind](columns)
-    clf = ExtremeClassifier(**PARAMETERS).fit(KINDS[kind]({**columns, "colour": names.tolist()}), "colour")
+    clf = ExtremeClassifier.with_solver(**PARAMETERS).fit(
+        KINDS[kind]({**columns, "colour": names.tolist()}), "colour"
+    )
     np.testing.assert_array_equal(clf.predict_proba(X), expected)
     assert clf.feature_names_in_.tolist() == ["a", "b", "c"]
     both = KINDS[kind]({**columns, "colour": names.tolist()})
@@ -56,9 +58,9 @@ def test_columns_of_labels_and_of_vectors(problem, kind):
     columns, names, expected = problem
     X = np.stack(list(columns.values()), axis=1)
     table = KINDS[kind]({"vector": [row.tolist() for row in X], "colour": names.tolist()})
-    clf = ExtremeClassifier(**PARAMETERS).fit(table, "colour")
+    clf = ExtremeClassifier.with_solver(**PARAMETERS).fit(table, "colour")
     np.testing.assert_array_equal(clf.predict_proba(X), expected)
-    clf = ExtremeClassifier(**PARAMETERS).fit(X, table["colour"])
+    clf = ExtremeClassifier.with_solver(**PARAMETERS).fit(X, table["colour"])
     assert clf.classes_.tolist() == ["blue", "green", "grey", "red"]
 
 
@@ -66,7 +68,7 @@ def test_columns_of_labels_and_of_vectors(problem, kind):
 def test_texts_of_a_frame(kind):
     texts, labels = ["a dog", "the cat", "one dog", "my cat"] * 5, ["dog", "cat"] * 10
     table = KINDS[kind]({"id": list(range(20)), "text": texts, "label": labels})
-    clf = TextClassifier(ExtremeClassifier(**PARAMETERS)).fit(table, "label")
+    clf = TextClassifier(ExtremeClassifier.with_solver(**PARAMETERS)).fit(table, "label")
     assert clf.predict(table).tolist() == labels
     assert clf.score(table, "label") == 1.0
     only = KINDS[kind]({"question": texts})
@@ -84,7 +86,7 @@ def test_lists_of_labels_in_a_column(problem):
     columns, names, _ = problem
     lists = [[name, "any"] for name in names.tolist()]
     table = pl.DataFrame({**columns, "labels": lists})
-    clf = ExtremeClassifier(**PARAMETERS).fit(table, "labels")
+    clf = ExtremeClassifier.with_solver(**PARAMETERS).fit(table, "labels")
     assert "any" in clf.classes_
     assert len(clf.classes_) == 5
 
@@ -116,4 +118,4 @@ def test_a_lazy_frame_without_narwhals_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError, match=r"pip install extremax\[frames\]"):
         as_frame(pl.LazyFrame({"a": [1.0]}))
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0]})
-    ExtremeClassifier(**PARAMETERS).fit(frame, ["x", "y", "x", "y"]).predict(frame)
+    ExtremeClassifier.with_solver(**PARAMETERS).fit(frame, ["x", "y", "x", "y"]).predict(frame)

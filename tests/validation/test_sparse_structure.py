@@ -11,6 +11,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, evaluate
 from extremax.data import load_dataset
+from extremax.solvers import NegativeSampling
 from extremax.validation.features import check_features
 from extremax.validation.targets import encode_targets
 
@@ -55,7 +56,7 @@ def test_features_and_indicators_that_lead_outside_reject(kind: str, fault: str)
 
 def test_every_method_rejects_before_a_kernel_runs(tmp_path: Path) -> None:
     X, y = matrix(), np.arange(12) % 3
-    clf = ExtremeClassifier("negative_sampling", "uniform", n_epochs=1, n_jobs=1, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(NegativeSampling(noise="uniform"), n_epochs=1, n_jobs=1, random_state=0).fit(X, y)
     bad = break_matrix(matrix(), "outside")
     for call in (
         lambda: clf.predict(bad),
@@ -111,3 +112,12 @@ def test_a_stale_flag_of_scipy_does_not_change_the_input() -> None:
     checked = check_features(made)
     assert checked.indices.tolist() == [0, 1]
     assert made.indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+def test_pointers_that_end_at_or_below_zero_reject(kind: str) -> None:
+    for last in (0, -3):
+        made = matrix().asformat(kind)
+        made.indptr[-1] = last
+        with pytest.raises(ValueError, match="indptr must not fall"):
+            check_features(made)

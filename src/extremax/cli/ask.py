@@ -7,11 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import description_of, open_model, takes_texts
+from extremax.cli.models import answers_of, open_model, takes_texts
 from extremax.cli.options import Encoder, Json, ModelArgument, Search, Threads
-from extremax.cli.predict import SEARCH_HELP, probabilities
+from extremax.cli.predict import SEARCH_HELP
 
-UNKNOWN = "no known word was found; these are the class frequencies"
 _TERMS = 8  # words, and n-grams, that are shown
 
 
@@ -42,8 +41,8 @@ def ask(  # noqa: PLR0913 (the parameters are the options)
             f"{model} was trained on features, not on texts; use: extremax predict {model} DATA."
         )
     question = " ".join(text)  # quotes are easily forgotten
-    labels, log_prob = clf.predict_topk([question], min(k, len(clf.classes_)), search=search.value)
-    answers = answers_of(clf, labels[0].tolist(), probabilities(log_prob)[0])
+    k = min(k, len(clf.classes_))
+    (answers,) = answers_of(clf, *clf.predict_topk([question], k, search=search.value))
     is_known = bool(clf.is_known([question])[0])
     explanation = clf.explain(question, k=min(2, len(clf.classes_))) if why else None
     if as_json:
@@ -51,10 +50,15 @@ def ask(  # noqa: PLR0913 (the parameters are the options)
         terminal.show_json(found | ({} if explanation is None else {"why": explanation.to_dict()}))
         return
     if not is_known:
-        terminal.log(UNKNOWN)
+        terminal.log("no known word was found; these are the class frequencies")
     show_answers(answers)
     if explanation is not None and is_known:
         show_reasons(explanation)
+
+
+def show_answers(answers: list[dict[str, Any]]) -> None:
+    """Write a table of labels with their probabilities."""
+    terminal.print_table(list(answers[0]), [list(answer.values()) for answer in answers])
 
 
 def show_reasons(explanation: Any) -> None:
@@ -62,41 +66,14 @@ def show_reasons(explanation: Any) -> None:
     for part in (explanation.score, explanation.difference):
         if part is None:
             continue
-        what = f"why {part.label}"
-        name = "score"
-        if part.rather_than is not None:
-            what, name = f"{what} rather than {part.rather_than}", "difference"
-        words = [*shorten(part.words), (name, part.total)]
-        terminal.write(f"\n{what}")  # not as a title, which a pipe would not show
-        terminal.print_table(["word", "adds"], [[w, f"{v:+.2f}"] for w, v in words], right=["adds"])
-        terminal.write("  ".join(f"{ngram} {v:+.2f}" for ngram, v in part.ngrams[:_TERMS]))
-
-
-def shorten(terms: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return the terms that matter most, and the sum of the others."""
-    if len(terms) <= _TERMS:
-        return terms
-    others = terms[_TERMS:]
-    return [*terms[:_TERMS], (f"{len(others)} others", sum(value for _, value in others))]
-
-
-def answers_of(clf: Any, labels: list[Any], probability: list[float]) -> list[dict[str, Any]]:
-    """Return labels with their probabilities, and their descriptions where the model has any."""
-    answers = []
-    for label, p in zip(labels, probability, strict=True):
-        text = description_of(clf, label)
-        answers.append({"label": label, **({} if text is None else {"description": text}), "probability": p})
-    return answers
-
-
-def show_answers(answers: list[dict[str, Any]], title: str | None = None) -> None:
-    """Write a table of answers to standard output."""
-    columns = list(answers[0])
-    rows = [
-        [*(str(answer[name]) for name in columns[:-1]), terminal.fraction(answer["probability"])]
-        for answer in answers
-    ]
-    terminal.print_table(columns, rows, title=title, right=["probability"])
+        rather = "" if part.rather_than is None else f" rather than {part.rather_than}"
+        words, others = part.words[:_TERMS], part.words[_TERMS:]
+        if others:
+            words = [*words, (f"{len(others)} others", sum(value for _, value in others))]
+        total = ("difference" if rather else "score", part.total)
+        terminal.write(f"\nwhy {part.label}{rather}")  # not a title, which a pipe would not show
+        terminal.print_table(["word", "adds"], [[word, f"{value:+.2f}"] for word, value in [*words, total]])
+        terminal.write("  ".join(f"{ngram} {value:+.2f}" for ngram, value in part.ngrams[:_TERMS]))
 
 
 def register(app: typer.Typer) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import load_rows, open_model
+from extremax.cli.models import load_rows, open_model, warn_left_out
 from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
+from extremax.cli.predict import csv_bytes, json_line
+
+_LABELS = ("label", "confused_with")
 
 
 def evaluate(
@@ -49,23 +49,39 @@ def evaluate(
     Rows whose labels were not in the training data are left out and counted.
     """
     terminal.set_quiet(opening.quiet)
+    from extremax.evaluation import evaluate as evaluate_model
+    from extremax.evaluation import evaluate_classes
+
     ranks = _ranks(k)
-    kind = None if by_class is None else _table_format(by_class)
     if by_class is not None:
+        if by_class.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+            raise typer.BadParameter(f"--by-class {by_class}: the name must end in .csv, .tsv or .jsonl.")
         terminal.check_file(by_class)
     clf = open_model(model, opening.threads, opening.encoder)
     rows, labels = load_rows(clf, data, reading)
-    figures = measure(clf, rows, labels, ranks)
-    if by_class is not None and kind is not None:
-        n_classes = _write_classes(clf, rows, labels, by_class, kind)
-        terminal.log(f"wrote {n_classes:,} classes to {by_class}")
+    report = evaluate_model(clf, rows, labels, ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
+    warn_left_out(report.n_left_out)
+    if by_class is not None:
+        names = clf.classes_.tolist()
+        table = [vars(figures) for figures in evaluate_classes(clf, rows, labels)]
+        for record in table:
+            record |= {name: names[record[name]] for name in _LABELS if record[name] is not None}
+        with terminal.atomic_file(by_class) as file:
+            if by_class.suffix.lower() == ".jsonl":
+                file.writelines(map(json_line, table))
+            else:
+                figures = [[_cell(name, value) for name, value in record.items()] for record in table]
+                delimiter = "\t" if by_class.suffix.lower() == ".tsv" else ","
+                file.write(csv_bytes([list(table[0]), *figures], delimiter))
+        terminal.log(f"wrote {len(table):,} classes to {by_class}")
     if opening.as_json:
-        terminal.show_json(figures)
-        return
-    shown = [
-        [name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}"] for name, value in figures.items()
-    ]
-    terminal.print_table(["figure", "value"], shown, right=["value"])
+        terminal.show_json(report.as_dict())
+    else:
+        terminal.print_table(["figure", "value"], report.as_dict().items())
+
+
+def _cell(name: str, value: Any) -> Any:
+    return terminal.fraction(value) if isinstance(value, float) and name not in _LABELS else value
 
 
 def _ranks(k: str) -> list[int]:
@@ -76,55 +92,6 @@ def _ranks(k: str) -> list[int]:
     if ranks[0] < 1:
         raise typer.BadParameter(f"--k is {k!r}; give numbers from 1 on, separated by commas, such as 1,3,5.")
     return ranks
-
-
-def _table_format(path: Path) -> str:
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "tsv", "jsonl"):
-        raise typer.BadParameter(f"--by-class {path}: the name must end in .csv, .tsv or .jsonl.")
-    return kind
-
-
-def measure(clf: Any, rows: Any, labels: Any, ranks: list[int]) -> dict[str, Any]:
-    """Return all figures by name, without those at k above the number of classes."""
-    from extremax.evaluation import evaluate as evaluate_model
-
-    report = evaluate_model(clf, rows, labels, ks=[k for k in ranks if k <= len(clf.classes_)] or [1])
-    if report.n_left_out:
-        terminal.warn(f"{report.n_left_out:,} rows have no label that the model knows; they are left out.")
-    return report.as_dict()
-
-
-def _write_classes(clf: Any, rows: Any, labels: Any, path: Path, kind: str) -> int:
-    from extremax.evaluation import evaluate_classes
-
-    names = clf.classes_.tolist()
-    table = []
-    for figures in evaluate_classes(clf, rows, labels):
-        record = vars(figures) | {"label": names[figures.label]}
-        if figures.confused_with is not None:
-            record["confused_with"] = names[figures.confused_with]
-        table.append(record)
-    with terminal.atomic_file(path) as file:
-        if kind == "jsonl":
-            file.writelines(
-                json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n" for record in table
-            )
-        else:
-            text = io.StringIO()
-            writer = csv.DictWriter(
-                text, list(table[0]), delimiter="\t" if kind == "tsv" else ",", lineterminator="\n"
-            )
-            writer.writeheader()
-            for record in table:  # fractions as in all tables
-                writer.writerow(
-                    {
-                        name: terminal.fraction(v) if isinstance(v, float) and name != "label" else v
-                        for name, v in record.items()
-                    }
-                )
-            file.write(text.getvalue().encode())
-    return len(table)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,27 +41,18 @@ def run(
     chosen = load_recipe(find_recipe(recipe))
     if seed is not None:
         chosen = chosen.with_model(random_state=seed)
-    summary = run_recipe(
-        chosen,
-        out,
-        n_jobs=threads,
-        checkpoint_seconds=checkpoint_seconds,
-        log=terminal.log,
-        on_point=_show_point,
-    )
+    show: dict[str, Any] = {"log": terminal.log, "on_point": _show_point}
+    summary = run_recipe(chosen, out, n_jobs=threads, checkpoint_seconds=checkpoint_seconds, **show)
     if as_json:
         terminal.show_json(summary)
         return
-    rows = []
-    for name, point in (("last epoch", summary["last"]), ("best by validation", summary["best_accuracy"])):
-        figures = [
-            terminal.fraction(point["valid_accuracy"]),
-            terminal.fraction(point["test_accuracy"]),
-            f"{point['test_log_likelihood']:.4f}",
-        ]
-        rows.append([name, f"{point['epoch']:g}", f"{point['seconds']:.1f}", *figures])
-    columns = ["model", "epoch", "seconds", "valid accuracy", "test accuracy", "test log-likelihood"]
-    terminal.print_table(columns, rows, title=f"{summary['method']} on {summary['data']}", right=columns[1:])
+    names = ["epoch", "seconds", "valid_accuracy", "test_accuracy", "test_log_likelihood"]
+    points = {"last epoch": summary["last"], "best by validation": summary["best_accuracy"]}
+    terminal.print_table(
+        ["model", *(name.replace("_", " ") for name in names)],
+        [[what, *(point[name] for name in names)] for what, point in points.items()],
+        title=f"{summary['method']} on {summary['data']}",
+    )
     terminal.log(f"model: {out / 'model'}   curve: {out / 'curve.jsonl'}")
 
 
@@ -94,46 +86,24 @@ def tune(
     from extremax.experiments import tune as tune_recipe
 
     terminal.set_quiet(quiet)
-
-    def show(trial: Any) -> None:
-        score = "-" if trial.score is None else f"{trial.score:.4f}"
-        parameters = "  ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
-        terminal.log(f"trial {trial.number:<4} {score:>9}  {trial.state:9}  {parameters}")
-
     chosen = load_recipe(find_recipe(recipe))
-    result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, log=terminal.log, on_trial=show)
+    show: dict[str, Any] = {"log": terminal.log, "on_trial": lambda trial: terminal.log(trial.describe())}
+    result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, **show)
     if as_json:
-        terminal.show_json(
-            {
-                "best": vars(result.best_trial),
-                "recipe": str(result.path),
-                "trials": [vars(t) for t in result.trials],
-            }
-        )
+        found = [vars(trial) for trial in result.trials]
+        terminal.show_json({"best": vars(result.best_trial), "recipe": str(result.path), "trials": found})
         return
     names = list(result.best_trial.parameters)
-    ranked = sorted(
-        result.trials, key=lambda trial: float("-inf") if trial.score is None else trial.score, reverse=True
-    )
-    rows = [
+    ranked = sorted(result.trials, key=lambda t: float("-inf") if t.score is None else t.score, reverse=True)
+    terminal.print_table(
+        ["trial", *names, f"valid {chosen.search.score}", "best epoch", "seconds", "end"],
         [
-            str(t.number),
-            *(_short(t.parameters.get(name)) for name in names),
-            "-" if t.score is None else f"{t.score:.4f}",
-            str(t.n_epochs),
-            f"{t.seconds:.1f}",
-            t.state,
-        ]
-        for t in ranked
-    ]
-    figure = f"valid {chosen.search.score}"
-    columns = ["trial", *names, figure, "best epoch", "seconds", "end"]
-    terminal.print_table(columns, rows, title=f"search for {result.best.name}", right=columns[:-1])
+            [t.number, *(str(t.parameters[name]) for name in names), t.score, t.n_epochs, t.seconds, t.state]
+            for t in ranked
+        ],
+        title=f"search for {result.best.name}",
+    )
     terminal.log(f"best recipe: {result.path}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def reproduce(  # noqa: PLR0913 (the parameters are the options)
@@ -170,16 +140,13 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     """Repeat the paper's comparison on a data set.
 
     Trains six methods and softmax; writes a figure, tables, and which of the paper's claims hold. With
-    --trials each method is tuned first, over the paper's grid and beyond its ends; with --seeds 3
-    every verdict has an error.
+    --trials each method is tuned first, over the paper's grid; with --seeds 3 every verdict has an error.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
     folder that the environment variable EXTREMAX_DATA names; polish-nouns comes from the package
-    spacy-lookups-data. For amazon-670k and wikipedia-500k it says first what it needs,
-    how much memory and how long it will take. eurlex57k-smallest with --method softmax and --method uniform
-    is the experiment of the paper's appendix A.2. The same command resumes a comparison that was interrupted.
+    spacy-lookups-data. For amazon-670k and wikipedia-500k it first states which files and how much memory
+    it needs. eurlex57k-smallest with --method softmax and --method uniform is the
+    experiment of the paper's appendix A.2. The same command resumes a comparison that was interrupted.
     """
-    import sys
-
     from extremax.experiments.paper import reproduce as reproduce_paper
     from extremax.experiments.paper.reproduction import ALL_METHODS
 
@@ -187,7 +154,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     for name in methods or ():
         if name not in ALL_METHODS:
             raise typer.BadParameter(f"--method {name}: there are {', '.join(ALL_METHODS)}.")
-    command = " ".join(["extremax", *sys.argv[1:]])
     result = reproduce_paper(
         data,
         out or Path(f"reproduce-{data}"),
@@ -197,7 +163,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         n_seeds=seeds,
         clock="cpu_seconds" if cpu else "seconds",
         n_jobs=threads,
-        command=command,
+        command=" ".join(["extremax", *sys.argv[1:]]),
         log=terminal.log,
         on_point=_show_point,
     )
@@ -205,19 +171,15 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         outcomes = {name: outcome.as_dict() for name, outcome in result.outcomes.items()}
         terminal.show_json({"outcomes": outcomes, "verdicts": [vars(verdict) for verdict in result.verdicts]})
         return
-    rows = [
+    terminal.print_table(
+        ["method", "test accuracy", "standard error", "test log-likelihood", "processor s", "wall s"],
         [
-            name,
-            terminal.fraction(o.accuracy),
-            terminal.fraction(o.error("accuracy")),
-            f"{o.log_likelihood:.4f}",
-            f"{o.seconds('cpu_seconds'):.1f}",
-            f"{o.seconds('seconds'):.1f}",
-        ]
-        for name, o in result.outcomes.items()
-    ]
-    columns = ["method", "test accuracy", "standard error", "test log-likelihood", "processor s", "wall s"]
-    terminal.print_table(columns, rows, title=f"the paper's comparison on {data}", right=columns[1:])
+            [name, o.accuracy, o.error("accuracy"), o.log_likelihood]
+            + [o.seconds(clock) for clock in ("cpu_seconds", "seconds")]
+            for name, o in result.outcomes.items()
+        ],
+        title=f"the paper's comparison on {data}",
+    )
     for verdict in result.verdicts:
         terminal.write(str(verdict).replace("**", ""))
     terminal.log(f"report: {result.report}   figure: {result.figures[0]}")
@@ -246,10 +208,8 @@ def plot(
     terminal.set_quiet(quiet)
     for kind in kinds or [out.suffix.lstrip(".").lower() or "png"]:
         if kind not in FORMATS:
-            raise typer.BadParameter(
-                f"a figure cannot be written as {kind!r}; use one of {', '.join(FORMATS)}."
-            )
-    # a pattern such as runs/* also finds files beside the runs
+            raise typer.BadParameter(f"{kind!r} is not a format of figures; use {', '.join(FORMATS)}.")
+    # A pattern such as runs/* also finds files beside the runs.
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):
         terminal.write(str(path))
@@ -257,7 +217,5 @@ def plot(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(run)
-    app.command()(tune)
-    app.command()(plot)
-    app.command()(reproduce)
+    for command in (run, tune, plot, reproduce):
+        app.command()(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 def open_model(path: Path, threads: int | None = None, encoder: str | None = None) -> Any:
     """Return the estimator saved in a folder, with the given number of threads and sentence encoder."""
-    from extremax.loading import load_model
+    from extremax.text import load_model
 
     model = load_model(path, encoder=encoder)
     classifier_of(model).n_jobs = threads
@@ -147,10 +148,47 @@ def describe_labels(model: Any, path: Path) -> None:
     model.describe_classes(texts)
 
 
+def find_labels(model: Any, words: list[str]) -> list[Any]:
+    """Return labels by their spelling: those of numbers are numbers."""
+    by_name = {str(label): label for label in model.classes_.tolist()}
+    unknown = next((word for word in words if word not in by_name), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, list(by_name), n=3) if len(by_name) <= 100_000 else []
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"{unknown!r} is none of the model's {len(by_name):,} labels.{hint}")
+    return [by_name[word] for word in words]
+
+
+def warn_left_out(n_rows: int) -> None:
+    """Warn about rows without a label that the model knows."""
+    if n_rows:
+        terminal.warn(f"{n_rows:,} rows have no label that the model knows; they are left out.")
+
+
+def probabilities(log_prob: Any) -> list[list[float]]:
+    """Return probabilities with seven digits, the precision of float32."""
+    import numpy as np
+
+    return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
+
+
+def answers_of(model: Any, labels: Any, log_prob: Any) -> list[list[dict[str, Any]]]:
+    """Return for each row the labels with their probabilities, and descriptions where the model has any."""
+    found = []
+    for names, values in zip(labels.tolist(), probabilities(log_prob), strict=True):
+        texts = [description_of(model, name) for name in names]
+        found.append(
+            [
+                {"label": name, **({} if text is None else {"description": text}), "probability": p}
+                for name, text, p in zip(names, texts, values, strict=True)
+            ]
+        )
+    return found
+
+
 def description_of(model: Any, label: Any) -> str | None:
     """Return the description of a label, if the model has descriptions."""
-    classifier = classifier_of(model)
-    descriptions = classifier.model_.classes.descriptions
+    descriptions = model.model_.classes.descriptions
     if descriptions is None:
         return None
-    return str(descriptions.text(int(classifier._label_index.lookup([label], n_samples=1)[0])))
+    return str(descriptions.text(int(model.label_ids([label])[0])))

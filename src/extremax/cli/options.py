@@ -83,7 +83,6 @@ class TextKind(StrEnum):
     """Kinds of text features."""
 
     ngrams = "ngrams"
-    dense = "dense"
 
 
 class Search(StrEnum):

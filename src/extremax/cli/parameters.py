@@ -1,4 +1,4 @@
-"""The parameters of ``ExtremeClassifier`` as options of ``extremax train``, from the table of parameters."""
+"""The parameters of the classifier and of its solvers as options of ``extremax train``, from their table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli.options import option_of
-from extremax.params import PARAMETERS, RENAMED, Parameter, rename_parameters
+from extremax.params import PARAMETERS, SOLVER_PARAMETERS, Parameter
 
 # These have another spelling in every command, or none: see cli/options.py.
 ELSEWHERE = frozenset({"random_state", "n_jobs", "verbose"})
+_SOLVERS = "Options of a solver"
 
 
 def help_of(parameter: Parameter) -> str:
@@ -24,51 +25,38 @@ def help_of(parameter: Parameter) -> str:
         return option_of(name) if name in PARAMETERS or name == "eval_set" else name
 
     default = "" if parameter.default is None else f"  [default: {parameter.default}]"
-    return re.sub(r"`([^`]*)`", spell, parameter.help) + default
-
-
-def _kind_of(parameter: Parameter) -> tuple[Any, str | None]:
-    """Return the type that Typer parses an option as, and the name of its value in the help."""
-    if not parameter.choices:
-        return parameter.kind, None
-    if parameter.kind is str:
-        make: Any = Enum
-        return make(parameter.name, {name: name for name in parameter.choices}, type=str), None
-    return str, f"[NUMBER|{'|'.join(parameter.choices)}]"
+    return re.sub(r"`+([^`]*)`+", spell, parameter.help) + default
 
 
 def _option(parameter: Parameter) -> tuple[str, Any, Any]:
-    kind, metavar = _kind_of(parameter)
-    option = typer.Option(help=help_of(parameter), show_default=False, metavar=metavar)
+    kind: Any = parameter.kind
+    metavar = None
+    if parameter.choices and kind is str:
+        make: Any = Enum
+        kind = make(parameter.name, {name: name for name in parameter.choices}, type=str)
+    elif parameter.choices:
+        kind, metavar = str, f"[NUMBER|{'|'.join(parameter.choices)}]"
+    panel = _SOLVERS if parameter.solvers else None
+    option = typer.Option(help=help_of(parameter), show_default=False, metavar=metavar, rich_help_panel=panel)
     return parameter.name, Annotated[kind | None, option], field(default=None)
 
 
-def _old_option(old: str, new: str) -> tuple[str, Any, Any]:
-    kind, _ = _kind_of(PARAMETERS[new])
-    return old, Annotated[kind | None, typer.Option(hidden=True)], field(default=None)
-
-
-# A dataclass with a field per option, None where the user gives none; hidden ones for the old names.
+# A dataclass with a field per option, None where the user gives none.
 Parameters: Any = make_dataclass(
     "Parameters",
-    [
-        *(_option(entry) for entry in PARAMETERS.values() if entry.name not in ELSEWHERE),
-        *(_old_option(old, new) for old, new in RENAMED.items()),
-    ],
+    [_option(entry) for entry in PARAMETERS.values() if entry.name not in ELSEWHERE],
     frozen=True,
 )
 
 
 def given(parameters: Any) -> dict[str, Any]:
-    """Return what the user has set, as arguments of the class; its own defaults hold for the rest."""
+    """Return what the user has set, as arguments of `ExtremeClassifier`; its defaults hold for the rest."""
+    from extremax.solvers.registry import make_solver
+
     values = {entry.name: getattr(parameters, entry.name) for entry in fields(parameters)}
     chosen = {name: _plain(value) for name, value in values.items() if value is not None}
-    for old, new in RENAMED.items():
-        if old in chosen and new in chosen:
-            raise typer.BadParameter(
-                f"{option_of(old)} is the old name of {option_of(new)}; give one of them, not both."
-            )
-    return rename_parameters(chosen, option_of)
+    own = {name: chosen.pop(name) for name in SOLVER_PARAMETERS if name in chosen}
+    return chosen | {"solver": make_solver(chosen.get("solver", "auto"), own, option_of)}
 
 
 def _plain(value: Any) -> Any:

@@ -6,15 +6,16 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Any, Protocol
+from typing import IO, Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import batches, inputs_of, open_model, takes_texts
+from extremax.cli.models import batches, inputs_of, open_model, probabilities, takes_texts
 from extremax.cli.options import (
     DataArgument,
     Encoder,
@@ -31,6 +32,8 @@ SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the
 _OWN_NAME = re.compile(r"id|labels?|probability|probabilities|(label|probability)_\d+")
 _ROWS = 4096  # predicted at a time
 _ROWS_PIPED = 256  # predicted at a time from a pipe, where answers should not wait for thousands of rows
+# Columns of the input, labels and probabilities of some rows.
+Answers = tuple[dict[str, list[Any]], list[list[Any]], list[list[float]]]
 
 
 class Output(StrEnum):
@@ -110,34 +113,41 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     """
     terminal.set_quiet(quiet)
     kind = to or _output_of(out)
+    least = _threshold(threshold)
     wanted = [column_of(name.strip()) for name in (keep or "").split(",") if name.strip()]
     clf = open_model(model, threads, encoder)
     k = min(k, len(clf.classes_))
-    least = _threshold(threshold)
     columns = Columns(
         column_of(id_column), "all" if wanted == ["all"] else wanted, with_text and takes_texts(clf)
     )
-    with terminal.atomic_file(out) as file:
-        writer = _WRITERS[kind](file, k if threshold is None else 0, columns.early_names)
-        n_rows = 0
-        rows_at_once = _ROWS_PIPED if str(data) == "-" else _ROWS
-        for batch in batches(clf, data, reading, rows_at_once, columns.request):
-            inputs = inputs_of(clf, batch, data)
-            carried = columns.of(batch, n_rows)
+    n_rows = 0
+
+    def answers() -> Iterator[Answers]:
+        nonlocal n_rows
+        at_once = _ROWS_PIPED if str(data) == "-" else _ROWS
+        for batch in batches(clf, data, reading, at_once, columns.request):
+            inputs, carried = inputs_of(clf, batch, data), columns.of(batch, n_rows)
             for start in range(0, batch.n_samples, _ROWS):  # sparse text comes in large batches
                 part = slice(start, start + _ROWS)
                 before = {name: values[part] for name, values in carried.items()}
                 if threshold is not None:
-                    writer.write(before, *_labels_of(clf, inputs[part], least))
+                    yield before, *_labels_of(clf, inputs[part], least)
                     continue
-                labels, log_prob = clf.predict_topk(
-                    inputs[part], k, search=search.value, beam_width=beam_width
-                )
-                writer.write(before, labels.tolist(), probabilities(log_prob))
+                found = clf.predict_topk(inputs[part], k, search=search.value, beam_width=beam_width)
+                yield before, found[0].tolist(), probabilities(found[1])
             n_rows += batch.n_samples
-            if out is None:
+
+    with terminal.atomic_file(out) as file:
+        if kind is Output.csv:
+            _write_csv(file, answers(), k if threshold is None else 0, columns.early_names)
+        elif kind is Output.jsonl:
+            for carried, labels, prob in answers():
+                cells = zip(*carried.values(), labels, prob, strict=True)
+                names = (*carried, "labels", "probabilities")
+                file.writelines(json_line(dict(zip(names, row, strict=True))) for row in cells)
                 file.flush()
-        writer.close()
+        else:
+            _write_parquet(file, answers())
     if out is not None:
         what = "texts" if takes_texts(clf) else "rows"
         terminal.log(f"wrote predictions for {n_rows:,} {what} to {out}")
@@ -160,10 +170,9 @@ def _labels_of(clf: Any, inputs: Any, threshold: float | None) -> tuple[list[lis
     """Return the labels that apply to each row, and their probabilities by themselves."""
     import numpy as np
 
-    features = clf.transform(inputs) if takes_texts(clf) else clf._check_fitted(inputs)
+    features = clf.to_features(inputs)
     rows, ids, prob = clf._labels_above(features, threshold)
-    n_rows = len(inputs) if takes_texts(clf) else features.shape[0]
-    ends = np.searchsorted(rows, np.arange(1, n_rows + 1))[:-1]
+    ends = np.searchsorted(rows, np.arange(1, features.shape[0] + 1))[:-1]
     names = [part.tolist() for part in np.split(clf.classes_[ids], ends)]
     return names, [[float(f"{p:.7g}") for p in part.tolist()] for part in np.split(prob, ends)]
 
@@ -217,120 +226,54 @@ class Columns:
         return out
 
 
-class Writer(Protocol):
-    """Writes columns of the input, labels and their probabilities, some rows at a time.
-
-    k is 0 where rows have any number of labels.
-    """
-
-    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None: ...
-
-    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
-        """Write columns of n values each, and the labels and probabilities of these rows."""
-
-    def close(self) -> None:
-        """Finish the file."""
-
-
-class _CsvWriter:
-    """Columns of the input, ``label,probability``, or for k > 1 ``label_1,probability_1,label_2,...``.
-
-    Rows with any number of labels have two cells, of labels and of probabilities joined by ``;``.
-    """
-
-    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
-        self._file, self._joins = file, k == 0
-        names = (
-            [("label", "probability")]
-            if k == 1
-            else [("labels", "probabilities")]
-            if k == 0
-            else [(f"label_{i}", f"probability_{i}") for i in range(1, k + 1)]
-        )
-        self._predicted = [name for pair in names for name in pair]
-        self._early_names, self._has_head = early_names, False
-
-    def _send(self, names: list[str], rows: list[list[Any]]) -> None:
-        # the head waits for the first rows: they may be bad
-        head = [] if self._has_head else [[*names, *self._predicted]]
-        self._has_head = True
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*head, *rows])
-        self._file.write(text.getvalue().encode())
-
-    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
-        rows: list[list[Any]] = []
-        cells = zip(*carried.values(), strict=True)
-        for before, names, values in zip(cells, labels, prob, strict=True):
+def _write_csv(file: IO[bytes], answers: Iterable[Answers], k: int, early_names: list[str]) -> None:
+    """Write columns of the input, then labels and probabilities: k of each, or all joined if k is 0."""
+    predicted = [f"{name}_{i}" for i in range(1, k + 1) for name in ("label", "probability")]
+    if k < 2:
+        predicted = ["label", "probability"] if k else ["labels", "probabilities"]
+    has_head = False
+    for carried, labels, prob in answers:
+        # The head waits for the first rows: they may be bad.
+        rows = [] if has_head else [[*carried, *predicted]]
+        has_head = True
+        for before, names, values in zip(zip(*carried.values(), strict=True), labels, prob, strict=True):
             p = [decimal(value) for value in values]
-            if self._joins:
-                predicted = [";".join(map(str, names)), ";".join(p)]
-            else:
-                predicted = [cell for pair in zip(names, p, strict=True) for cell in pair]
-            rows.append([*map(_cell, before), *predicted])
-        self._send(list(carried), rows)
+            joined = [";".join(map(str, names)), ";".join(p)]
+            found = joined if k == 0 else [cell for pair in zip(names, p, strict=True) for cell in pair]
+            rows.append([*map(_cell, before), *found])
+        file.write(csv_bytes(rows))
+        file.flush()
+    if not has_head:
+        file.write(csv_bytes([[*early_names, *predicted]]))
 
-    def close(self) -> None:
-        if not self._has_head:
-            self._send(self._early_names, [])
+
+def _write_parquet(file: IO[bytes], answers: Iterable[Answers]) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError("--to parquet needs pyarrow: pip install extremax[parquet].") from error
+    writer: Any = None
+    for carried, labels, prob in answers:
+        if not all(isinstance(name, str | int | float) for row in labels for name in row):
+            labels = [[str(name) for name in row] for row in labels]
+        first = next((name for row in labels for name in row), "")
+        kind = pa.infer_type([first]) if writer is None else writer.schema.field("labels").type.value_type
+        table = pa.table(
+            {
+                **{name: _uniform(values) for name, values in carried.items()},
+                "labels": pa.array(labels, pa.list_(kind)),
+                "probabilities": pa.array(prob, pa.list_(pa.float64())),
+            }
+        )
+        writer = writer or pq.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
-
-
-class _JsonLinesWriter:
-    """``{"id": ..., "labels": [...], "probabilities": [...]}`` for each row."""
-
-    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
-        self._file = file
-
-    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
-        cells = zip(*carried.values(), strict=True)
-        for before, names, p in zip(cells, labels, prob, strict=True):
-            record = dict(zip(carried, before, strict=True)) | {"labels": names, "probabilities": p}
-            self._file.write(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
-
-    def close(self) -> None:
-        pass
-
-
-class _ParquetWriter:
-    """Columns of the input, ``labels`` and ``probabilities``, lists of k each or of any number."""
-
-    def __init__(self, file: IO[bytes], k: int, early_names: list[str]) -> None:
-        self._file = file
-        self._writer: Any = None
-
-    def write(self, carried: dict[str, list[Any]], labels: list[list[Any]], prob: list[list[float]]) -> None:
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise ImportError("--to parquet needs pyarrow: pip install extremax[parquet].") from error
-        names = labels
-        if not all(isinstance(name, str | int | float) for row in names for name in row):
-            names = [[str(name) for name in row] for row in names]
-        known = next((name for row in names for name in row), "")
-        kind = (
-            pa.infer_type([known])
-            if self._writer is None
-            else self._writer.schema.field("labels").type.value_type
-        )
-        table = pa.table(
-            {
-                **{name: _uniform(values) for name, values in carried.items()},
-                "labels": pa.array(names, pa.list_(kind)),
-                "probabilities": pa.array(prob, pa.list_(pa.float64())),
-            }
-        )
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 def _uniform(values: list[Any]) -> list[Any]:
@@ -340,11 +283,16 @@ def _uniform(values: list[Any]) -> list[Any]:
     return [None if value is None else str(_cell(value)) for value in values]
 
 
-_WRITERS: dict[Output, type[Writer]] = {
-    Output.csv: _CsvWriter,
-    Output.jsonl: _JsonLinesWriter,
-    Output.parquet: _ParquetWriter,
-}
+def csv_bytes(rows: Iterable[Iterable[Any]], delimiter: str = ",") -> bytes:
+    """Return rows as CSV in UTF-8."""
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def json_line(record: dict[str, Any]) -> bytes:
+    """Return a record as a line of JSON in UTF-8."""
+    return json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
 
 
 def decimal(value: float) -> str:
@@ -358,13 +306,6 @@ def decimal(value: float) -> str:
     import numpy as np
 
     return str(np.format_float_positional(value, precision=7, fractional=False, trim="-"))
-
-
-def probabilities(log_prob: Any) -> list[list[float]]:
-    """Return probabilities with seven digits, the precision of float32."""
-    import numpy as np
-
-    return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
 
 
 def register(app: typer.Typer) -> None:

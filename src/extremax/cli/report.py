@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import load_rows, open_model
+from extremax.cli.models import load_rows, open_model, warn_left_out
 from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
 
 _HTML, _JSON = "report.html", "analysis.json"
@@ -53,8 +53,7 @@ def report(
     clf = open_model(model, opening.threads, opening.encoder)
     rows, labels = load_rows(clf, data, reading)
     found = analyse(clf, rows, labels)
-    if found.n_left_out:
-        terminal.warn(f"{found.n_left_out:,} rows have no label that the model knows; they are left out.")
+    warn_left_out(found.n_left_out)
     document = make_document(clf, found)
     if "json" in targets:
         save_document(document, targets["json"])
@@ -83,13 +82,9 @@ def _show(found: Any, as_json: bool) -> None:
         figures = {name: value for name, value in model.items() if name != "name"}
         terminal.show_json({"n_samples": found.n_samples, **figures, **counts})
         return
-    columns = list(model)
-    table = [
-        [str(row["name"]), *(terminal.fraction(row[name]) for name in columns[1:])]
-        for row in (model, *others)
-    ]
-    titles = ["", *(name.replace("_", " ") for name in columns[1:])]
-    terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows", right=titles[1:])
+    titles = ["", *(name.replace("_", " ") for name in list(model)[1:])]
+    table = [list(row.values()) for row in (model, *others)]
+    terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows")
     terminal.log(
         f"{counts['confusions']:,} confused pairs, {counts['merge']:,} pairs of classes to merge,"
         f" {counts['suspects']:,} rows whose label is likely wrong"

@@ -39,7 +39,7 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of the body of a request.")] = 4 << 20,
     max_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 30.0,
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; others get status 503.")] = 8192,
-    batch: Annotated[int, typer.Option(min=1, help="Texts that the model scores in one call.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Texts of several requests in one call.")] = 128,
     reload: Annotated[
         float, typer.Option(min=0, help="Seconds between looks for a new model; 0 for never.")
     ] = 1.0,

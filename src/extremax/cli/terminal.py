@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,19 +95,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    title: str | None = None,
-    right: Sequence[str] = (),
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
     """Write a table to standard output; in a pipe with tabs, without frame and title.
 
-    Columns named in `right` are aligned to the right.
+    Cells are values, formatted by `show`; columns of numbers are aligned to the right.
     """
+    rows = list(rows)
+    shown = [[show(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
-        for row in (columns, *rows):
+        for row in (columns, *shown):
             write("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row))
         return
     from rich import box
@@ -115,14 +111,40 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    shown = None if title is None else Text(printable(title), style="table.title")
-    table = Table(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
+    table = Table(
+        title=None if title is None else Text(printable(title), style="table.title"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for i, name in enumerate(columns):
+        is_number = any(isinstance(row[i], int | float) for row in rows)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in shown:
         # Text: a label may hold [brackets]
         table.add_row(*(Text(printable(cell.replace("\n", "\\n"))) for cell in row))
     Console(file=sys.stdout).print(table)
+
+
+def show(value: Any) -> str:
+    """Return a value as tables show it.
+
+    Examples
+    --------
+    >>> [show(value) for value in (12345, 0.12345, 1234.5, None, {"a_b": 1}, True)]
+    ['12,345', '0.1235', '1,234', '', 'a b 1', 'True']
+    """
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{str(name).replace('_', ' ')} {show(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return " ".join(show(item) for item in value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return fraction(value)
 
 
 def progress_line() -> ProgressLine:

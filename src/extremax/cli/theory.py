@@ -11,8 +11,6 @@ import typer
 from extremax.cli import terminal
 from extremax.cli.options import Json, Quiet, Seed, Threads
 
-FIGURE_FORMATS = ("png", "svg", "pdf")
-
 
 class Data(StrEnum):
     """Data on which noise distributions are compared."""
@@ -46,7 +44,7 @@ def theory(
             help="Draw SNR against the weight of p_D, or along training: .png, .svg or .pdf.",
         ),
     ] = None,
-    seed: Seed = None,
+    seed: Seed = 0,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -62,99 +60,66 @@ def theory(
     gradients of minibatches, and the log-likelihood of validation rows.
     """
     terminal.set_quiet(quiet)
-    if figure is not None and figure.suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
-        raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
     if figure is not None:
+        if figure.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
         terminal.check_file(figure)
-    if training:
-        drawn = _along_training(data, 0 if seed is None else seed, threads, as_json, figure is not None)
-    elif data is Data.eurlex57k:
+    if data is Data.eurlex57k and not training:
         raise typer.BadParameter("--data eurlex57k: there is only its --training; add it, or use icd10cm.")
-    else:
-        drawn = _at_the_optimum(data, 0 if seed is None else seed, threads, as_json, figure is not None)
+    study: Any = _training_study(data, seed, threads, as_json) if training else None
+    if study is None:
+        study = _study(data, seed, threads, as_json)
     if figure is not None:
+        from extremax.experiments.paper import theory_figure
+
+        draw = theory_figure.draw_training if training else theory_figure.draw_study
         with terminal.atomic_file(figure) as file:
-            drawn.savefig(file, format=figure.suffix.lower().removeprefix("."))
+            draw(study).savefig(file, format=figure.suffix.lower().removeprefix("."))
         terminal.log(f"wrote {figure}")
 
 
-def _along_training(data: Data, seed: int, threads: int | None, as_json: bool, draws: bool) -> Any:
-    """Print what is measured along training, and return a figure of it."""
-    from extremax.experiments.paper import training_study
+def _training_study(data: Data, seed: int | None, threads: int | None, as_json: bool) -> Any:
+    """Print what is measured along training."""
+    from extremax.experiments.paper.training_study import training_study
 
-    study = training_study.training_study(data.value, seed=seed, n_jobs=threads, log=terminal.log)
+    study = training_study(data.value, seed=seed or 0, n_jobs=threads, log=terminal.log)
     if as_json:
         terminal.show_json(study.as_dict())
-    else:
-        columns = [
-            "method",
-            "samples",
-            "SNR of a row",
-            "standard error",
-            "valid log-likelihood",
-            "valid accuracy",
-        ]
-        rows = [
-            [
-                point.method,
-                f"{point.samples:,}",
-                f"{point.ratio:.3g}",
-                f"{point.error:.1g}",
-                f"{point.log_likelihood:.3f}",
-                terminal.fraction(point.accuracy),
-            ]
-            for point in study.points
-        ]
-        title = f"{study.data}: {study.n_rows:,} training rows, {study.n_classes:,} classes"
-        terminal.print_table(columns, rows, title=title, right=columns[1:])
-    if not draws:
-        return None
-    from extremax.experiments.paper.theory_figure import draw_training
-
-    return draw_training(study)
+        return study
+    columns = ["method", "samples", "SNR of a row", "standard error"]
+    rows = [
+        [p.method, p.samples, f"{p.ratio:.3g}", f"{p.error:.1g}", p.log_likelihood, p.accuracy]
+        for p in study.points
+    ]
+    title = f"{study.data}: {study.n_rows:,} training rows, {study.n_classes:,} classes"
+    terminal.print_table([*columns, "valid log-likelihood", "valid accuracy"], rows, title=title)
+    return study
 
 
-def _at_the_optimum(data: Data, seed: int, threads: int | None, as_json: bool, draws: bool) -> Any:
-    """Print the ratios of the paper's section 4, and return a figure of them."""
+def _study(data: Data, seed: int | None, threads: int | None, as_json: bool) -> Any:
+    """Print the ratios of the paper's section 4."""
     from extremax.experiments.paper import theory_study
 
     terminal.log("computing the signal-to-noise ratio in three ways on a small problem")
-    checks = theory_study.three_ways(seed=seed, n_jobs=threads)
+    checks = [vars(check) for check in theory_study.three_ways(seed=seed or 0, n_jobs=threads)]
     terminal.log(f"comparing noise distributions on many classes ({data})")
     make = theory_study.icd10cm_study if data is Data.icd10cm else theory_study.planted_study
-    study = make(seed=seed, n_jobs=threads)
+    study = make(seed=seed or 0, n_jobs=threads)
     if as_json:
-        terminal.show_json({"three_ways": [vars(check) for check in checks], **study.as_dict()})
-    else:
-        columns = ["noise", "exact", "matrices", "simulated", "standard error"]
-        rows = [
-            [c.noise, f"{c.exact:.6f}", f"{c.matrices:.6f}", f"{c.simulated:.6f}", f"{c.standard_error:.6f}"]
-            for c in checks
-        ]
-        terminal.print_table(
-            columns, rows, title="Signal-to-noise ratio, 5 rows and 8 classes", right=columns[1:]
-        )
-        columns = ["noise", "relative SNR", "overlap", "divergence", "log-likelihood"]
-        rows = [
-            [
-                row.noise,
-                f"{row.relative_snr:.6f}",
-                f"{row.overlap:.3f}",
-                f"{row.divergence:.3f}",
-                f"{likelihood:.3f}",
-            ]
-            for row, likelihood in zip(study.noises, study.log_likelihood, strict=True)
-        ]
-        terminal.write("")
-        title = f"{study.data}: {study.n_rows:,} rows, {study.n_classes:,} classes"
-        terminal.print_table(columns, rows, title=title, right=columns[1:])
-    if not draws:
-        return None
-    from extremax.experiments.paper.theory_figure import draw
-
-    marks = {row.noise: row.relative_snr for row in study.noises}
-    title = f"{study.data}, {study.n_classes:,} classes"
-    return draw(study.curve, marks, n_classes=study.n_classes, title=title)
+        terminal.show_json({"three_ways": checks, **study.as_dict()})
+        return study
+    rows = [[c.pop("noise"), *(f"{value:.6f}" for value in c.values())] for c in checks]
+    columns = ["noise", "exact", "matrices", "simulated", "standard error"]
+    terminal.print_table(columns, rows, title="Signal-to-noise ratio, 5 rows and 8 classes")
+    terminal.write("")
+    rows = [
+        [row.noise, f"{row.relative_snr:.6f}", row.overlap, row.divergence, likelihood]
+        for row, likelihood in zip(study.noises, study.log_likelihood, strict=True)
+    ]
+    title = f"{study.data}: {study.n_rows:,} rows, {study.n_classes:,} classes"
+    columns = ["noise", "relative SNR", "overlap", "divergence", "log-likelihood"]
+    terminal.print_table(columns, rows, title=title)
+    return study
 
 
 def register(app: typer.Typer) -> None:

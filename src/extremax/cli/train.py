@@ -54,14 +54,10 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     features: Annotated[
         TextKind | None,
         typer.Option(
-            help="Features of texts: sparse words and n-grams, or few dense ones; with --encoder beside the"
-            " embeddings.  [default: ngrams, or the encoder alone]",
+            help="Features of texts; with --encoder, beside the embeddings."
+            "  [default: ngrams, or the encoder alone]",
             show_default=False,
         ),
-    ] = None,
-    text_features: Annotated[
-        int | None,
-        typer.Option(min=2, help="Number of dense features per text.  [default: 512]", show_default=False),
     ] = None,
     encoder: Annotated[
         str | None,
@@ -91,19 +87,18 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     terminal.set_quiet(quiet)
     from extremax.classifier import ExtremeClassifier
     from extremax.data import load_dataset
-    from extremax.params import check_estimator_parameters
+    from extremax.features.ngrams import NgramFeatures
     from extremax.storage.folder import HEADER, check_target
     from extremax.text import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
     verbose = sys.stderr.isatty() and not quiet
-    classifier = ExtremeClassifier(
-        **given(parameters), random_state=seed, n_jobs=threads, verbose=int(verbose)
-    )
     # before an hour of training, not after
     with wrong_usage():
-        check_estimator_parameters(classifier.get_params(deep=False))
+        options = given(parameters)
+        classifier = ExtremeClassifier(**options, random_state=seed, n_jobs=threads, verbose=int(verbose))
+        classifier.check_params()
     check_target(out)
     replaces = (out / HEADER).exists()
     if replaces:
@@ -113,12 +108,10 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
     model: Any = classifier
     if rows.inputs is rows.texts:
-        wanted = _text_features(features, text_features, seed)
+        wanted = None if features is None else NgramFeatures()
         model = TextClassifier(classifier, features=wanted, encoder=encoder)
-    elif encoder is not None or text_features is not None or features is not None:
-        raise typer.BadParameter(
-            f"{data} holds features, not texts: --features, --text-features and --encoder do not apply."
-        )
+    elif encoder is not None or features is not None:
+        raise typer.BadParameter(f"{data} holds features, not texts: --features and --encoder do not apply.")
     terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}" + (f"; {rows.note}" if rows.note else ""))
     eval_set = None if checked is None else (checked.inputs, checked.labels)
     model.fit(rows.inputs, rows.labels, eval_set=eval_set)
@@ -141,22 +134,6 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     _report(model, out, replaces)
     if model.interrupted_:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _text_features(kind: TextKind | None, number: int | None, seed: int | None) -> Any:
-    """Return the text features that the options ask for; None where they leave it to the classifier."""
-    from extremax.features.ngrams import NgramFeatures
-    from extremax.features.text import TextFeatures
-
-    if kind is TextKind.ngrams:
-        if number is not None:
-            raise typer.BadParameter("--text-features is the number of dense features; use --features dense.")
-        return NgramFeatures()
-    if kind is None and number is None:
-        return None
-    half = (number or 0) // 2
-    options: dict[str, Any] = {} if number is None else {"n_components": number - half, "n_random": half}
-    return TextFeatures(**options, random_state=seed or 0)
 
 
 def _save(model: Any, out: Path) -> None:

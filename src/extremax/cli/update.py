@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, load_rows
+from extremax.cli.models import classifier_of, find_labels, load_rows
 from extremax.cli.options import ModelArgument, Opening, Reading, unbundled
 
 _LABEL_FILE = "@"  # before the name of a file of labels
@@ -62,8 +62,8 @@ def update(  # noqa: PLR0913 (the options are the interface)
     extremax update model --merge kitten=cat --merge @merges.txt --out merged
     """
     terminal.set_quiet(opening.quiet)
-    from extremax.loading import load_model
     from extremax.storage.folder import check_target
+    from extremax.text import load_model
 
     if add is None and not remove and not merge:
         raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
@@ -74,7 +74,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
     n_before = len(clf.changes_)
     check_target(target)
     if remove:
-        clf.remove_classes(_find(clf, _listed(remove)))
+        clf.remove_classes(find_labels(clf, _listed(remove)))
     if merge:
         clf.merge_classes(_pairs(clf, _listed(merge)))
     if add is not None:
@@ -104,40 +104,24 @@ def _listed(given: list[str]) -> list[str]:
     return found
 
 
-def _find(clf: Any, words: list[str]) -> list[Any]:
-    """Return labels by their spelling: those of numbers are numbers."""
-    by_name = {str(label): label for label in clf.classes_.tolist()}
-    unknown = [word for word in words if word not in by_name]
-    if unknown:
-        raise ValueError(
-            f"{unknown[0]!r} is none of the {len(by_name):,} classes of this model"
-            + (f", nor are {len(unknown) - 1:,} others" if len(unknown) > 1 else "")
-            + "; extremax inspect MODEL --label X shows what a class is called."
-        )
-    return [by_name[word] for word in words]
-
-
 def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
+    """Return new names by label, from words OLD=NEW."""
     by_name = {str(label): label for label in clf.classes_.tolist()}
     found: dict[Any, Any] = {}
     for word in words:
-        # a label may hold the sign itself: the first place where what stands before is a label
-        cuts = [i for i, c in enumerate(word) if c == "="]
-        cut = next((i for i in cuts if word[:i] in by_name), None)
-        if cut is None or cut == len(word) - 1:
-            raise ValueError(f"--merge takes OLD=NEW with a class OLD of this model; got {word!r}.")
+        # A label may hold the sign itself: the first place where what stands before is a label.
+        cut = next((i for i, c in enumerate(word) if c == "=" and word[:i] in by_name), len(word))
         name: Any = word[cut + 1 :]
-        kind = clf.classes_.dtype.kind
-        if name in by_name:
-            name = by_name[name]
-        elif kind in "iu":
+        if not name:
+            raise ValueError(f"--merge takes OLD=NEW with a class OLD of this model; got {word!r}.")
+        if name not in by_name and clf.classes_.dtype.kind in "iu":
             try:
                 name = int(name)
             except ValueError:
                 raise ValueError(
                     f"--merge {word}: the classes of this model are numbers, {name!r} is not."
                 ) from None
-        found[by_name[word[:cut]]] = name
+        found[by_name[word[:cut]]] = by_name.get(name, name)
     return found
 
 

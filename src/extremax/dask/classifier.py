@@ -30,18 +30,23 @@ from extremax.dask.row_fit import (
 from extremax.dask.shards import PAIR_LOSSES
 from extremax.dask.sparse_fit import SparseFit, fit_on_one_worker
 from extremax.errors import TrainingInterruptedWarning
-from extremax.examples import Examples
+from extremax.examples import Examples, FeatureLayout
 from extremax.features.scaling import LargeColumns
 from extremax.fit import Fitted
-from extremax.loading import load_model
-from extremax.params import canonical_noise, check_estimator_parameters
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.progress import ProgressLine
-from extremax.solvers.config import FitConfig, is_wide_and_sparse, resolve, svms_are_affordable
+from extremax.solvers.config import FitConfig, resolve
 from extremax.solvers.loop import Callback, Record
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.registry import (
+    NegativeSampling,
+    SparseSoftmax,
+    find_solver,
+    is_wide_and_sparse,
+    svms_are_affordable,
+)
 from extremax.storage.folder import check_target, folder_checksum
 from extremax.storage.labels import check_savable
+from extremax.text import load_model
 from extremax.tree.noise import as_noise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize
 from extremax.types import Float32, Int32
@@ -56,12 +61,12 @@ _PARAMETERS = inspect.signature(ExtremeClassifier.__init__).parameters
 class DaskExtremeClassifier(BaseEstimator):
     """`ExtremeClassifier` on the workers of a Dask cluster.
 
-    Objectives are those that need no machine that sees all rows. Under "negative_sampling" (the paper's
+    Solvers are those that need no machine that sees all rows. Under "negative_sampling" (the paper's
     method) and "nce", each worker trains a range of the classes: negatives are hashes of counters, and a
     class needs its own pairs alone, so that the weights are bit for bit those of `ExtremeClassifier` with
     the same parameters. Under "sparse_softmax" the generative start is one sum over the rows: the model is
     that of ``n_epochs=0``. "auto" is "sparse_softmax" for wide sparse features, else "negative_sampling".
-    Other objectives compare classes with one another and are refused.
+    Other solvers compare classes with one another and are refused.
 
     Parameters
     ----------
@@ -96,9 +101,11 @@ class DaskExtremeClassifier(BaseEstimator):
     >>> import dask.array as da
     >>> from distributed import Client
     >>> from extremax.dask import DaskExtremeClassifier
+    >>> from extremax.solvers import NCE
     >>> client = Client(processes=False, dashboard_address=":0")
     >>> X, y = da.random.random((600, 8), chunks=(250, 8)), da.arange(600, chunks=250) % 20
-    >>> clf = DaskExtremeClassifier(client, n_epochs=1, noise="uniform", random_state=0).fit(X, y)
+    >>> clf = DaskExtremeClassifier(client, solver=NCE(noise="uniform"), n_epochs=1, random_state=0)
+    >>> clf = clf.fit(X, y)
     >>> clf.predict(X).compute().shape
     (600,)
     >>> client.close()
@@ -170,7 +177,7 @@ class DaskExtremeClassifier(BaseEstimator):
             config = self._resolve(rows)
             self.seed_ = check_random_state(self.random_state)
             self._job = job
-            if config.definition.trainer == "sparse":
+            if config.solver.sparse_weights:
                 self._fit_sparse(job, rows, config)
                 self._publish(classes, rows.n_features)
             else:
@@ -197,12 +204,13 @@ class DaskExtremeClassifier(BaseEstimator):
 
     def _check_parameters(self) -> None:
         parameters = self._local_parameters()
-        check_estimator_parameters(parameters, OBJECTIVES)
-        if self.objective not in ("auto", *_DISTRIBUTED):
+        ExtremeClassifier(**parameters).check_params()
+        solver: Any = NegativeSampling() if self.solver == "auto" else find_solver(self.solver)
+        if solver.name not in _DISTRIBUTED:
             raise ValueError(
-                f"objective={self.objective!r} compares the scores of classes with one another, which shards"
-                f" of classes cannot; use one of {', '.join(map(repr, _DISTRIBUTED))}, or ExtremeClassifier"
-                " on one machine."
+                f"solver={solver.name!r} compares the scores of classes with one another, which shards of"
+                f" classes cannot; use one of {', '.join(map(repr, _DISTRIBUTED))}, or ExtremeClassifier on"
+                " one machine."
             )
         for name in ("validation_fraction", "patience", "memory_limit", "max_model_bytes"):
             if parameters[name] not in (None, 0.0):
@@ -214,8 +222,8 @@ class DaskExtremeClassifier(BaseEstimator):
             raise ValueError(f"rows is {self.rows!r}; it must be 'auto', 'replicate' or 'route'.")
         if self.n_shards is not None and (type(self.n_shards) is not int or self.n_shards < 1):
             raise ValueError(f"n_shards is {self.n_shards!r}; it must be a whole number from 1, or None.")
-        if not isinstance(canonical_noise(self.noise), str):
-            require_drawable(as_noise(self.noise))
+        if solver.uses_noise and not isinstance(solver.noise, str):
+            require_drawable(as_noise(solver.noise))
 
     def _read(self, job: Job, X: Any, y: Any, weight: Any) -> tuple[DistributedRows, NDArray[Any]]:
         """Check the rows, name the classes, and scale sparse columns."""
@@ -292,26 +300,24 @@ class DaskExtremeClassifier(BaseEstimator):
         """Fill in what the parameters leave open."""
         n_entries = None if rows.entries is None else int(rows.entries[-1])
         problem = ProblemSize(rows.n_rows, rows.n_rows, rows.n_features, rows.n_classes, n_entries)
-        parameters = self._local_parameters()
-        noise = canonical_noise(parameters["noise"])
-        parameters["noise"] = noise if isinstance(noise, str) else as_noise(noise)
-        if parameters["objective"] == "auto":
-            wide = is_wide_and_sparse(problem, self._numbers.sparse) and isinstance(noise, str)
-            parameters["objective"] = "sparse_softmax" if wide else "negative_sampling"
-        if parameters["objective"] == "sparse_softmax":
-            if parameters["n_epochs"] not in (None, 0):
+        n_epochs, solver = self.n_epochs, self.solver
+        if solver == "auto":
+            wide = is_wide_and_sparse(problem, self._numbers.sparse)
+            solver = SparseSoftmax() if wide else NegativeSampling()
+        if find_solver(solver).sparse_weights:
+            if n_epochs not in (None, 0):
                 raise ValueError(
-                    f"n_epochs is {self.n_epochs}; on a cluster, objective='sparse_softmax' is its start,"
+                    f"n_epochs is {n_epochs}; on a cluster, solver='sparse_softmax' is its start,"
                     " n_epochs=0. The correction of later epochs compares classes with one another: use"
                     " ExtremeClassifier for it."
                 )
             if n_entries is None:
                 raise ValueError(
-                    "X has dense blocks; on a cluster, objective='sparse_softmax' needs sparse ones:"
+                    "X has dense blocks; on a cluster, solver='sparse_softmax' needs sparse ones:"
                     " X.map_blocks(scipy.sparse.csr_array)."
                 )
-            parameters["n_epochs"] = 0
-        return resolve(parameters, problem, numbers=self._numbers)
+            n_epochs = 0
+        return resolve(solver, problem, n_epochs=n_epochs, numbers=self._numbers)
 
     def _fit_rows(
         self,
@@ -385,9 +391,9 @@ class DaskExtremeClassifier(BaseEstimator):
     def _shipped_parameters(self) -> dict[str, Any]:
         config = self._fit.config
         given = self._local_parameters()
-        if given["objective"] == "auto" or config.objective == "sparse_softmax":
-            given |= {"objective": config.objective}
-        if config.objective == "sparse_softmax":
+        if given["solver"] == "auto":
+            given["solver"] = config.solver.name
+        if config.solver.sparse_weights:
             given["n_epochs"] = 0
         return given
 
@@ -524,7 +530,7 @@ class DaskExtremeClassifier(BaseEstimator):
         clf.classes_, clf.n_features_in_ = found.classes_, found.n_features_in_
         clf.history_, clf.seed_ = found.history_, found.seed_
         clf.interrupted_ = bool(getattr(found, "interrupted_", False))
-        clf._large_columns, clf._fit = found._large_columns, None
+        clf._large_columns, clf._fit = found.layout_.scaling, None
         clf._saved = prediction.SavedModelAt(path, folder_checksum(path))
         return clf
 
@@ -562,8 +568,7 @@ def make_local(fitted: Fitted | None, about: dict[str, Any]) -> ExtremeClassifie
     local = ExtremeClassifier(**about["parameters"])
     columns = np.empty((1, about["n_features"]), np.float32)
     local._remember(columns, columns, about["classes"])
-    local._large_columns = about["large_columns"]
-    local._n_dense = 0
+    local.layout_ = FeatureLayout(about["n_features"], scaling=about["large_columns"])
     local.seed_ = about["seed"]
     if fitted is not None:
         local._publish(fitted)

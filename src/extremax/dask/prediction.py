@@ -15,8 +15,8 @@ from extremax.classifier import ExtremeClassifier
 from extremax.dask import blocks as b
 from extremax.dask.inputs import split_collection
 from extremax.dask.job import import_delayed
-from extremax.loading import load_model
 from extremax.storage.folder import folder_checksum
+from extremax.text import load_model
 
 
 class SavedModelAt:

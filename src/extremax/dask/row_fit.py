@@ -51,7 +51,7 @@ from extremax.model_card import make_card
 from extremax.runtime.context import Context
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.products import one_blas_thread, square_sums
-from extremax.scores.weights import DenseWeights
+from extremax.scores.dense import DenseWeights
 from extremax.solvers.base import (
     TrainState,
     class_means,
@@ -61,10 +61,10 @@ from extremax.solvers.base import (
 )
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Record
+from extremax.solvers.negative_sampling import RowTrainer
 from extremax.solvers.noise_fit import fit_noise
 from extremax.solvers.optimizers import Tables
-from extremax.solvers.row_trainer import RowTrainer
-from extremax.storage.models import save_shard, save_sharded_model, shard_name
+from extremax.storage.models import save_model, save_shard, shard_name
 from extremax.storage.state import State
 from extremax.tree.noise import Noise, draws_by_position
 from extremax.tuned import ScaleConfig
@@ -149,7 +149,7 @@ class RowFit:
     def prepare(self) -> None:
         """Find scale, projection, noise and the ranges of the shards."""
         began, job, rows, config = time.perf_counter(), self.job, self.rows, self.config
-        if rows.entries is not None and config.scale_features:
+        if rows.entries is not None and config.solver.scale_features:
             rows.X = limit_sparse(job, rows, config.numbers.scale, self.chosen)
         self._find_scale()
         projection = self._find_projection()
@@ -193,7 +193,7 @@ class RowFit:
             for i in range(len(rows.X))
         ]  # fmt: skip
         self._noise = job.submit(_noise_of, self.start)
-        biases = job.submit(_biases_of, self.start) if config.definition.starts_at_noise else None
+        biases = job.submit(_biases_of, self.start) if config.solver.starts_at_noise else None
         places = [job.workers[s % len(job.workers)] for s in range(self.plan.n_shards)]
         self._places = places
         self._all_rows = [None] * len(places)
@@ -204,12 +204,12 @@ class RowFit:
             self._all_rows = [copies[place] for place in places]
         self.shards = [job.submit(start_shard, self.plan, s, biases, worker=p) for s, p in enumerate(places)]
         self._all_weights = None
-        if config.prior_variance is not None and rows.weight is not None:
+        if config.solver.prior_variance is not None and rows.weight is not None:
             self._all_weights = job.submit(b.stack_rows, *rows.weight)
         self._inside_epoch = False
         self._wait([self.start, *self.shards])
         record: Record = {"epoch": 0, "seconds": time.perf_counter() - began, "loss": float("nan")}
-        self.history = [{**record, "learning_rate": config.learning_rate}]
+        self.history = [{**record, "learning_rate": config.solver.learning_rate}]
 
     def _find_index_rows(self) -> None:
         """Take the rows that the index of beam search is fitted on, where there may be one."""
@@ -228,7 +228,7 @@ class RowFit:
     def _find_scale(self) -> None:
         job, rows, config = self.job, self.rows, self.config
         numbers = config.numbers.scale
-        if not config.scale_features:
+        if not config.solver.scale_features:
             return
         if rows.entries is None and numbers.standardize:
             self._find_scaling(numbers)
@@ -270,7 +270,7 @@ class RowFit:
         """Return the future of the tree's projection; None without one."""
         job, rows = self.job, self.rows
         trainer = RowTrainer(self.config, Context(self.seed))
-        if not self.config.uses_tree:
+        if not self.config.solver.uses_tree:
             dense = np.empty((0, rows.n_features), np.float32)
             self.projection = trainer.find_projection(dense, None, self.scale, self.scaling)
             return self.projection
@@ -325,11 +325,11 @@ class RowFit:
                 if not np.isfinite(loss):
                     raise ValueError(
                         f"Training diverged: the loss of epoch {epoch + 1} is {loss}. Use a smaller"
-                        f" learning_rate (it is {plan.config.learning_rate:g}), optimizer='adagrad', or"
-                        " smaller sample weights."
+                        f" learning_rate (it is {plan.config.solver.learning_rate:g}), optimizer='adagrad',"
+                        " or smaller sample weights."
                     )
                 record = {"epoch": epoch + 1, "seconds": time.perf_counter() - began, "loss": loss}
-                self.history.append({**record, "learning_rate": plan.config.learning_rate})
+                self.history.append({**record, "learning_rate": plan.config.solver.learning_rate})
                 with interrupts.immediate():
                     wants_end = report(self.history[-1])
                 if wants_end:
@@ -391,7 +391,7 @@ class RowFit:
             return len(tasks)
 
         card = make_card(model, labels, history=self.history, parameters=header.get("parameters", {}))
-        save_sharded_model(path, model, state, write_shards, labels=labels, header=header, card=card)
+        save_model(path, model, state, labels=labels, header=header, card=card, write_shards=write_shards)
 
     def head(self) -> Head:
         """Return what the model has beside noise and weights."""
@@ -425,7 +425,7 @@ class Head(NamedTuple):
     def model(self, state: TrainState, weights: Any, counts: Int64) -> Model:
         """Return the model of a state."""
         classes = ClassInfo(counts, self.plan.n_rows)
-        return Model(weights, self.plan.config.objective, classes=classes).trained(state, self.plan.config)
+        return Model(weights, self.plan.config.solver.name, classes=classes).trained(state, self.plan.config)
 
 
 def assemble(
@@ -451,7 +451,7 @@ def assemble(
 class _Elsewhere:
     """Weights and tables that stay on the workers: their shape alone."""
 
-    row_major, kind = False, "dense"
+    kind = "dense"
 
     def __init__(self, plan: Plan) -> None:
         self.feature_scale = plan.scale
@@ -641,7 +641,7 @@ def _fit_start(
     noise, chosen = fit_noise(data, joined, n_classes, config, context)
     means = None if noise.tree is None else class_means(joined, data, n_classes)
     biases = None
-    if config.definition.starts_at_noise:
+    if config.solver.starts_at_noise:
         biases = RowTrainer(config, context).mean_log_noise(noise, data, joined)
     return Start(noise, chosen, means, biases)
 

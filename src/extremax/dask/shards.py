@@ -31,9 +31,9 @@ from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.solvers.config import FitConfig
+from extremax.solvers.negative_sampling import PriorSchedule, RowTrainer, train_batches
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import epoch_seed, shuffled_windows
-from extremax.solvers.row_trainer import PriorSchedule, RowTrainer, train_batches
 from extremax.tree.noise import Noise, sample_at
 from extremax.tuned import OrderConfig
 from extremax.types import Features, Float32, Int32, Int64
@@ -79,7 +79,7 @@ class Plan:
     @property
     def width(self) -> int:
         """Pairs of a row: its label and its negatives."""
-        return 1 + self.config.n_negatives
+        return 1 + int(self.config.solver.n_negatives)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of all rows in an epoch."""
@@ -130,10 +130,10 @@ def class_bounds(counts: Int64, config: FitConfig, n_shards: int) -> tuple[int, 
     """
     n_classes, n_rows = len(counts), float(counts.sum())
     expected = counts.astype(np.float64)
-    if config.noise == "uniform":
-        expected += config.n_negatives * n_rows / n_classes
+    if config.solver.noise == "uniform":
+        expected += config.solver.n_negatives * n_rows / n_classes
     else:  # frequencies, or a tree, whose mean over the rows is about the frequencies
-        expected += config.n_negatives * expected
+        expected += config.solver.n_negatives * expected
     done = np.concatenate([[0.0], np.cumsum(expected)])
     wanted = done[-1] * np.arange(1, n_shards) / n_shards
     cuts = np.searchsorted(done, wanted)
@@ -206,7 +206,7 @@ def draw_pairs(
         labels[:, 0], log_noise[:, 0] = block.y[rows], block.log_noise[rows]
         seed = epoch_seed(plan.seed, epoch, number)
         labels[:, 1:], log_noise[:, 1:] = sample_at(
-            noise, block.Z[rows], places, plan.config.n_negatives, seed, n_jobs=n_threads
+            noise, block.Z[rows], places, plan.config.solver.n_negatives, seed, n_jobs=n_threads
         )
         n_slots = len(order.windows[number]) * plan.width
         columns = places[:, None] * plan.width + np.arange(plan.width)
@@ -301,7 +301,7 @@ def train_shard(
     for i, number in enumerate(windows):
         rows_of_window = order.windows[number]
         found = _join(plan, [of_block[i] for of_block in pieces], rows_of_window, X)
-        has_prior = plan.config.prior_variance is not None
+        has_prior = plan.config.solver.prior_variance is not None
         stretch = trainer.stretch_rows if has_prior else len(rows_of_window)
         for start in range(0, len(rows_of_window), stretch):
             stop = min(start + stretch, len(rows_of_window))
@@ -312,7 +312,7 @@ def train_shard(
                 chosen = rows_of_window[start:stop]
                 done = float(len(chosen)) if weight is None else float(weight[chosen].sum())
                 weight_done, pairs_done = state.weight_done + done, state.pairs_done + len(chosen)
-                rate = plan.config.learning_rate
+                rate = plan.config.solver.learning_rate
                 prior.advance(plan.width * len(chosen), weight_done, pairs_done, rate, threads)
                 state = replace(state, weight_done=weight_done, pairs_done=pairs_done)
     if is_last:
@@ -361,7 +361,7 @@ def _join(plan: Plan, pieces: Sequence[Piece], rows_of_window: Int64, X: Feature
     weight = np.ones(n, np.float32)
     if weights[0] is not None:
         weight = np.concatenate(weights)[order]  # type: ignore[arg-type]
-    adds = plan.config.definition.adds_log_noise
+    adds = plan.config.solver.adds_log_noise
     pairs = Pairs(
         rows=rows,
         labels=np.concatenate([piece.labels for piece in pieces])[order][:, None],
@@ -394,7 +394,7 @@ def _train(
     plan: Plan, found: _WindowPairs, rows: tuple[int, int], tables: Tables, step: Step, threads: int
 ) -> float:
     """Train on the minibatches of some rows of a window; return the sum of the losses of their pairs."""
-    edges = np.append(np.arange(rows[0], rows[1], plan.config.batch_size), rows[1]) * plan.width
+    edges = np.append(np.arange(rows[0], rows[1], plan.config.solver.batch_size), rows[1]) * plan.width
     ends = np.searchsorted(found.slots, edges).astype(np.int64)
     train_batches(found.X, found.pairs, ends, tables.arrays, step, threads)
     return float(found.pairs.losses[ends[0] : ends[-1]].sum())
@@ -402,14 +402,14 @@ def _train(
 
 def _step(plan: Plan, tables: Tables) -> Step:
     config = plan.config
-    loss = PAIR_LOSSES[config.objective]
-    if config.penalized_scores == "raw":
-        loss = _RAW_LOSSES.get(config.objective, loss)
+    loss = PAIR_LOSSES[config.solver.name]
+    if config.solver.penalized_scores == "raw":
+        loss = _RAW_LOSSES.get(config.solver.name, loss)
     sizes = PerWeight if tables.per_weight else AlongRow
     scale = np.float32(1.0 if plan.scaling else plan.scale)
     return Step(
-        objective=loss(np.float32(config.score_penalty), config.n_negatives),
-        sizes=sizes(scale, np.float32(config.learning_rate)),
+        objective=loss(np.float32(config.solver.score_penalty), config.solver.n_negatives),
+        sizes=sizes(scale, np.float32(config.solver.learning_rate)),
     )
 
 

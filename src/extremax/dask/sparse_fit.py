@@ -34,12 +34,12 @@ from extremax.kernels.postings import copy_lines
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.runtime.products import square_sums
-from extremax.scores.sparse_weights import csr_rows
+from extremax.scores.sparse import csr_rows
 from extremax.solvers.base import Split
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Record, Schedule
-from extremax.solvers.sparse_start import ClassSums, sample_pairs, sizes_for
-from extremax.solvers.sparse_trainer import SparseTrainer, checksum_pairs, key_stride, without_zeros
+from extremax.solvers.sparse.solver import SparseTrainer, checksum_pairs, key_stride, without_zeros
+from extremax.solvers.sparse.start import ClassSums, sample_pairs, sizes_for
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Float64, Int32, Int64
 
@@ -518,7 +518,7 @@ def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
     trainer = GatheredSparseTrainer(config, context, gathered=gathered)
     trainer.accepted.update(accepted)
     fitted = start_model(trainer, data, n_classes, config, started)
-    schedule = Schedule(config.n_epochs, config.learning_rate, None, config.n_epochs)
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, None, config.n_epochs)
     run_training(trainer, fitted, data, schedule, context, Request())
     rows = None
     if held_out is not None:

@@ -1,6 +1,6 @@
 """Readers of data files, label reduction, splits, and synthetic data with a known distribution.
 
-`NgramFeatures`, `TextFeatures` and `PCA` of `extremax.features` are available here, too.
+`NgramFeatures` and `PCA` of `extremax.features` are available here, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from extremax.data.synthetic import (
     planted_softmax,
     unstructured,
 )
+from extremax.examples import seen_classes, split_rows
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
-from extremax.features.text import TextFeatures
-from extremax.splits import seen_classes, split_rows
 
 __all__ = [
     "ICD10CM",
@@ -31,7 +30,6 @@ __all__ = [
     "NgramFeatures",
     "SoftmaxTruth",
     "SyntheticData",
-    "TextFeatures",
     "all_pairs",
     "first_label",
     "has_label",

@@ -108,7 +108,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow
     with a vector or text column, CSV and TSV with a text and a label column, JSON lines and arrays with
     fields for text and label or labels, fastText ``__label__`` lines, and with ``format="lines"`` plain
-    lines, each a text. Files may be compressed with gzip, xz or Zstandard; arrays and columns are then
+    lines, each a text. Files may be compressed with gzip, bzip2, xz or Zstandard; arrays and columns are then
     unpacked to a temporary file.
 
     Parameters

@@ -180,22 +180,13 @@ def read_table(reader: TextReader) -> Iterator[Row]:
     """
     # one limit on the length of a field serves the whole process; documents may exceed its default
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+    delimiter = reader.options.delimiter or ","
     # in tab-separated files a quote is a character like others
-    dialect: dict[str, Any] = (
-        {"quoting": csv.QUOTE_NONE}
-        if reader.options.delimiter == "\t"
-        else {"strict": True, "quotechar": '"'}
-    )
-    records = _records(
-        reader, csv.reader(reader.stream.lines(), delimiter=reader.options.delimiter, **dialect)
-    )
-    n_head = (
-        _HEAD_ROWS
-        if reader.stream.is_file
-        else 1
-        if reader.options.text_column is not None
-        else _HEAD_ROWS_PIPED
-    )
+    dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {"strict": True}
+    records = _records(reader, csv.reader(reader.stream.lines(), delimiter=delimiter, **dialect))
+    n_head = _HEAD_ROWS if reader.stream.is_file else _HEAD_ROWS_PIPED
+    if not reader.stream.is_file and reader.options.text_column is not None:
+        n_head = 1  # a pipe is not kept waiting
     head = list(itertools.islice(records, n_head))
     if not head:
         return

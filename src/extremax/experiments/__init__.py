@@ -7,8 +7,7 @@ into one folder, `plot` draws the curves of such folders, and `tune` searches th
 from __future__ import annotations
 
 from extremax.experiments.figures import plot
-from extremax.experiments.recipe import load_recipe
-from extremax.experiments.recipes import find_recipe
+from extremax.experiments.recipe import find_recipe, load_recipe
 from extremax.experiments.runner import run
 from extremax.experiments.tuning import tune
 

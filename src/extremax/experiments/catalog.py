@@ -31,9 +31,9 @@ from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import load_icd10cm
 from extremax.data.readers import Reduction, load_dataset
 from extremax.data.streams import open_stream
+from extremax.examples import seen_classes
 from extremax.experiments import xml_cnn
 from extremax.experiments.lemmas import lemma_file, load_lemmas
-from extremax.splits import seen_classes
 
 FOLDER_VARIABLE = "EXTREMAX_DATA"
 

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from extremax.experiments.curve import Point, read_curve
 from extremax.experiments.methods import METHODS, PROPOSED, Method
+from extremax.runtime.atomic_files import stage_of
 
 FORMATS = ("png", "svg", "pdf")
 CLOCKS = {"seconds": "training time (s)", "cpu_seconds": "processor time of training (s)"}
@@ -121,10 +121,10 @@ def plot(
         path.parent.mkdir(parents=True, exist_ok=True)
         for kind in kinds:
             target = path.with_suffix(f".{kind}")
-            stage = target.with_name(f".{secrets.token_hex(6)}.{kind}")
+            stage = stage_of(target)
             # without a date, the same curves give the same file
             stamp = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-            figure.savefig(stage, dpi=200, metadata=stamp)
+            figure.savefig(stage, format=kind, dpi=200, metadata=stamp)
             os.replace(stage, target)
             written.append(target)
     return written
@@ -165,8 +165,7 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
         for axis, figure_name in zip(row, ("log_likelihood", "accuracy"), strict=True):
             for method in reversed([name for name in styles if any(c.method == name for c in chosen)]):
                 curves_of_method = [curve for curve in chosen if curve.method == method]
-                for band in bands(curves_of_method, figure_name, clock):
-                    _draw_band(axis, band, method, styles[method])
+                _draw_band(axis, band_of(curves_of_method, figure_name, clock), method, styles[method])
             axis.set_xscale("log")
             times = [point[clock] for curve in chosen for point in curve.points if point.get(clock)]
             wide = max(times, default=1.0) > 300 * min(times, default=1.0)
@@ -215,30 +214,26 @@ class Band:
     n_runs: int
 
 
-def bands(curves: Sequence[RunCurve], figure: str, clock: str) -> list[Band]:
-    """Return one band of runs whose points lie at the same numbers of samples, else one for each run."""
+def band_of(curves: Sequence[RunCurve], figure: str, clock: str) -> Band:
+    """Return the band of runs, at the numbers of samples that all of them have."""
     tables = [
         {
-            point.get("samples", number): (point[clock], point[f"test_{figure}"])
-            for number, point in enumerate(curve.points)
+            point["samples"]: (point[clock], point[f"test_{figure}"])
+            for point in curve.points
             if point.get(clock) and point.get(f"test_{figure}") is not None
         }
         for curve in curves
     ]
-    if len(tables) > 1 and any("samples" not in point for curve in curves for point in curve.points):
-        return [band for curve in curves for band in bands([curve], figure, clock)]
     common = [samples for samples in tables[0] if all(samples in table for table in tables)]
     found = [[table[samples] for table in tables] for samples in common]
     values = [[value for _, value in runs] for runs in found]
-    return [
-        Band(
-            [sum(time for time, _ in runs) / len(runs) for runs in found],
-            [sum(runs) / len(runs) for runs in values],
-            [min(runs) for runs in values],
-            [max(runs) for runs in values],
-            len(tables),
-        )
-    ]
+    return Band(
+        [sum(time for time, _ in runs) / len(runs) for runs in found],
+        [sum(runs) / len(runs) for runs in values],
+        [min(runs) for runs in values],
+        [max(runs) for runs in values],
+        len(tables),
+    )
 
 
 def _draw_band(axis: Any, band: Band, method: str, style: Method) -> None:

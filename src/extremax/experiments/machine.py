@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from extremax.runtime.threads import available_threads
 
@@ -15,15 +15,15 @@ _PACKAGES = ("extremax", "numpy", "scipy", "scikit-learn", "numba", "llvmlite")
 
 
 def environment() -> dict[str, Any]:
-    """Return machine, versions, date and load average, as JSON can hold them."""
+    """Return machine, versions, date and load average, in types that JSON has."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "processor": _processor(),
             "processors": available_threads(),
-            "memory_bytes": _memory(),
+            "memory_bytes": psutil.virtual_memory().total,
             "system": platform.platform(),
-            "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            "load_average": psutil.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
@@ -31,10 +31,7 @@ def environment() -> dict[str, Any]:
 
 def describe_machine(machine: dict[str, Any]) -> str:
     """Return one line: ``2 x AMD EPYC, 23 GB``."""
-    memory = machine.get("memory_bytes")
-    return f"{machine['processors']} x {machine['processor']}" + (
-        f", {memory / 1e9:.0f} GB" if memory else ""
-    )
+    return f"{machine['processors']} x {machine['processor']}, {machine['memory_bytes'] / 1e9:.0f} GB"
 
 
 def _version(package: str) -> str:
@@ -46,14 +43,7 @@ def _version(package: str) -> str:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extremax.params import canonical_noise
+from extremax.classifier import ExtremeClassifier
 
 
 @dataclass(frozen=True)
@@ -40,43 +40,42 @@ class Method:
 # One negative per row, sixteen components and lambda_n = 0.1 are the paper's values, and its fit of the tree.
 _TREE = {"tree_components": 16, "tree_regularization": 0.1, "tree_fit": "paper"}
 # Eq. 6 has two readings under noise that does not depend on x: a search takes the better one.
+ALL_CLASSES = 1 << 30  # shared by a minibatch: the exact softmax
 _READINGS = ("score_penalty", "penalized_scores")
 METHODS: dict[str, Method] = {
     "adversarial": Method(
         "adversarial neg. sampling (proposed)",
         "#009E73",
         "o",
-        {"objective": "negative_sampling", "noise": "adversarial", "n_negatives": 1, **_TREE},
+        {"solver": "negative_sampling", "noise": "tree", "n_negatives": 1, **_TREE},
     ),
     "uniform": Method(
         "uniform neg. sampling",
         "#0072B2",
         "s",
-        {"objective": "negative_sampling", "noise": "uniform", "n_negatives": 1},
+        {"solver": "negative_sampling", "noise": "uniform", "n_negatives": 1},
         _READINGS,
     ),
     "frequency": Method(
         "frequency neg. sampling",
         "#56B4E9",
         "^",
-        {"objective": "negative_sampling", "noise": "frequency", "n_negatives": 1},
+        {"solver": "negative_sampling", "noise": "frequency", "n_negatives": 1},
         _READINGS,
     ),
-    "nce": Method(
-        "NCE", "#E69F00", "D", {"objective": "nce", "noise": "adversarial", "n_negatives": 1, **_TREE}
-    ),
+    "nce": Method("NCE", "#E69F00", "D", {"solver": "nce", "noise": "tree", "n_negatives": 1, **_TREE}),
     "augment_reduce": Method(
         "Augment & Reduce",
         "#CC79A7",
         "v",
-        {"objective": "augment_reduce", "noise": "uniform", "n_negatives": 1},
+        {"solver": "augment_reduce", "noise": "uniform", "n_negatives": 1},
         ("prior_variance",),
     ),
     "one_vs_each": Method(
         "One-vs-Each",
         "#D55E00",
         "P",
-        {"objective": "one_vs_each", "noise": "uniform", "n_negatives": 1},
+        {"solver": "one_vs_each", "noise": "uniform", "n_negatives": 1},
         ("prior_variance",),
     ),
     # trained like the others: weights of zero, Adagrad at a constant rate, no tree, features as they are
@@ -85,7 +84,8 @@ METHODS: dict[str, Method] = {
         "#000000",
         "X",
         {
-            "objective": "softmax",
+            "solver": "minibatch_softmax",
+            "n_shared": ALL_CLASSES,
             "noise": "uniform",
             "precondition": False,
             "optimizer": "adagrad",
@@ -96,7 +96,7 @@ METHODS: dict[str, Method] = {
         "sampled softmax",
         "#777777",
         "h",
-        {"objective": "sampled_softmax", "noise": "frequency", "n_negatives": 1},
+        {"solver": "sampled_softmax", "noise": "frequency", "n_negatives": 1},
     ),
 }
 FIGURE_1 = ("adversarial", "uniform", "frequency", "nce", "augment_reduce", "one_vs_each")
@@ -104,16 +104,21 @@ PROPOSED = "adversarial"
 BASELINES = tuple(name for name in FIGURE_1 if name != PROPOSED)
 
 
+def make_classifier(model: Mapping[str, Any], *, n_jobs: int | None = None) -> ExtremeClassifier:
+    """Return the classifier that the ``[model]`` of a recipe describes."""
+    return ExtremeClassifier.with_solver(**model, n_jobs=n_jobs)
+
+
 def method_of(model: Mapping[str, Any]) -> str:
     """Return the name of the method that the parameters of a model describe.
 
     Examples
     --------
-    >>> method_of({"objective": "negative_sampling", "noise": "frequency"})
+    >>> method_of({"solver": "negative_sampling", "noise": "frequency"})
     'frequency'
-    >>> method_of({"objective": "nce", "noise": "adversarial"})
+    >>> method_of({"solver": "nce", "noise": "tree"})
     'nce'
     """
-    if model["objective"] == "negative_sampling":
-        return str(canonical_noise(model["noise"]))
-    return str(model["objective"])
+    if model["solver"] == "negative_sampling":
+        return "adversarial" if model["noise"] == "tree" else str(model["noise"])
+    return "softmax" if model.get("n_shared") == ALL_CLASSES else str(model["solver"])

@@ -1,13 +1,12 @@
 """Recipes: the data, features, model, evaluation and search of one experiment, as a TOML file.
 
-Names and defaults of the model are those of `extremax.params`, names and defaults of text features those
-of `TextOptions`. A `Recipe` holds what its file says; `resolve` adds the defaults.
-
     [data]
     name = "icd10cm"              # a known data set, or path = "rows.csv"
 
     [model]
-    noise = "adversarial"         # any parameter of ExtremeClassifier
+    solver = "negative_sampling"  # any parameter of ExtremeClassifier and of its solver
+
+A `Recipe` holds what its file says; `resolve` adds the defaults of the model.
 """
 
 from __future__ import annotations
@@ -15,28 +14,50 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tomllib
-import warnings
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeGuard, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from extremax.features.text import TextOptions
-from extremax.params import PARAMETERS, RENAMED, canonical_noise, rename_parameters
+import msgspec
+from msgspec.structs import asdict, replace
 
-# Parameters of the machine and the terminal are no part of an experiment.
+from extremax.params import CLASSIFIER_PARAMETERS, PARAMETERS
+from extremax.solvers.registry import SOLVERS
+
+# Parameters of the machine and the terminal are not part of an experiment.
 NOT_IN_RECIPES = ("memory_limit", "n_jobs", "verbose", "validation_fraction")
-# Without a seed an experiment could not be repeated.
-MODEL_DEFAULTS: dict[str, Any] = {
-    name: entry.default for name, entry in PARAMETERS.items() if name not in NOT_IN_RECIPES
-} | {"random_state": 0}
-TEXT_DEFAULTS: dict[str, Any] = asdict(TextOptions())
+_MODEL_NAMES = tuple(name for name in PARAMETERS if name not in NOT_IN_RECIPES)
 
 
-@dataclass(frozen=True)
-class DataConfig:
+def model_defaults(solver: str) -> dict[str, Any]:
+    """Return the defaults of a classifier and its solver, with a seed: experiments can be repeated."""
+    own = {} if solver == "auto" else SOLVERS[solver]().get_params()
+    plain = {name: PARAMETERS[name].default for name in CLASSIFIER_PARAMETERS if name in _MODEL_NAMES}
+    return {**plain, **own, "solver": solver, "random_state": 0}
+
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+
+
+def _check_names(given: Mapping[str, Any], section: str) -> None:
+    for name in given:
+        if name not in _MODEL_NAMES:
+            raise ValueError(f"{section}.{name} is not a parameter.{suggest(name, _MODEL_NAMES)}")
+
+
+def suggest(word: str, words: Iterable[str]) -> str:
+    """Return a sentence that suggests the most similar of some words, empty where none is similar."""
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A table of a recipe; names that it does not know are errors."""
+
+
+class DataConfig(_Section, frozen=True):
     """Source of the rows, and their split.
 
     Attributes
@@ -48,10 +69,9 @@ class DataConfig:
     text_column, label_column
         Columns of a table, where their names are unusual.
     reduce
-        Label reduction of multi-label rows: "first", "smallest", "rarest" or "all"; the usual one of the data
-        set unless given.
+        Label reduction of rows with several labels; by default the usual one of the data set.
     valid_fraction, test_fraction
-        Fractions held out where there is no file of their own.
+        Fractions held out where there is no separate file.
     seed
         Seed of the split.
     """
@@ -62,44 +82,46 @@ class DataConfig:
     test_path: str | None = None
     text_column: str | None = None
     label_column: str | None = None
-    reduce: str | None = None
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.1
-    seed: int = 0
+    reduce: Literal["first", "smallest", "rarest", "all"] | None = None
+    valid_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.1
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError("valid_fraction and test_fraction leave no row to train on.")
 
 
-@dataclass(frozen=True)
-class FeaturesConfig:
+class FeaturesConfig(_Section, frozen=True):
     """Features of the rows.
 
     Attributes
     ----------
     kind
-        "given" takes the numbers of the file, "text" makes `TextFeatures` of texts, "tfidf" weights sparse
-        counts and reduces them by a truncated SVD, "tfidf_pca" by principal components; "auto" is "text" for
-        texts and else "given".
+        "given" takes the numbers of the file; "text" reduces `NgramFeatures` of texts by a truncated SVD;
+        "tfidf" weights sparse counts and reduces them by a truncated SVD, "tfidf_pca" by principal
+        components; "auto" is "text" for texts, otherwise "given".
     n_components
         Number of "text", "tfidf" and "tfidf_pca" features.
-    options
-        Further options of `TextFeatures`.
+    word_ngrams
+        Longest run of words of "text" features; 0 for character n-grams alone.
     """
 
-    kind: str = "auto"
-    n_components: int = 512
-    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["auto", "given", "text", "tfidf", "tfidf_pca"] = "auto"
+    n_components: Count = 512
+    word_ngrams: Annotated[int, msgspec.Meta(ge=0, le=8)] = 2
 
 
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """Points of the learning curve: when, and from how many rows.
+class EvaluationConfig(_Section, frozen=True):
+    """Points of the learning curve.
 
     Attributes
     ----------
     first_samples, points_per_decade
-        Points are evenly spaced in the logarithm of the number of training rows seen, from `first_samples`
-        on: where they lie does not depend on the speed of the machine.
+        Points are evenly spaced in the logarithm of the number of training rows seen, starting at
+        `first_samples`, so they do not depend on the speed of the machine.
     valid_rows, test_rows
-        Rows at most, a random sample where there are more.
+        Upper limits on the rows evaluated, a random sample where there are more.
     max_seconds
         Training ends with the epoch in which the clock passes this; the model then depends on the speed of
         the machine.
@@ -107,91 +129,78 @@ class EvaluationConfig:
         Seed of the samples.
     """
 
-    first_samples: int = 1000
-    points_per_decade: int = 6
-    valid_rows: int = 10_000
-    test_rows: int = 10_000
-    max_seconds: float | None = None
-    seed: int = 0
+    first_samples: Count = 1000
+    points_per_decade: Count = 6
+    valid_rows: Count = 10_000
+    test_rows: Count = 10_000
+    max_seconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
+    seed: Seed = 0
 
 
-@dataclass(frozen=True)
-class SearchConfig:
+class Range(_Section, frozen=True):
+    """Numbers from `low` to `high`, drawn on a logarithmic scale if `log` is true."""
+
+    low: int | float
+    high: int | float
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError("low must be below high.")
+        if self.log and self.low <= 0:
+            raise ValueError("low must be above 0 on a logarithmic scale; or set log = false.")
+
+
+class SearchConfig(_Section, frozen=True):
     """A search over parameters of the model.
 
     Attributes
     ----------
     space
-        By parameter: a list of values, or ``{low = ..., high = ...}`` for a number between them, drawn by its
-        logarithm unless ``log = false``. Empty means the paper's grid.
+        By parameter, a list of values or a `Range`. If empty, the paper's grid.
     n_trials
         Number of trials.
     n_epochs
-        Epochs of a trial; those of the model unless given.
+        Epochs of a trial; by default those of the model.
     score
-        "log_likelihood" or "accuracy" on validation rows.
+        Validation score to maximize.
     pruner
-        Rule that stops bad trials early: "median", "hyperband" or "none".
-    strategy
-        "tpe" lets Optuna sample the space; "grid" moves from value to value of lists (`experiments.grid`).
-    widen
-        Values that "grid" may add beyond each end of a list of numbers, where the best one lies at that end.
+        Rule that stops bad trials early.
     seed
         Seed of the search.
     """
 
-    space: Mapping[str, Any] = field(default_factory=dict)
-    n_trials: int = 30
-    n_epochs: int | None = None
-    score: str = "log_likelihood"
-    pruner: str = "median"
-    strategy: str = "tpe"
-    widen: int = 0
-    seed: int = 0
+    space: dict[str, Annotated[list[Any], msgspec.Meta(min_length=1)] | Range] = {}
+    n_trials: Count = 30
+    n_epochs: Count | None = None
+    score: Literal["log_likelihood", "accuracy"] = "log_likelihood"
+    pruner: Literal["median", "hyperband", "none"] = "median"
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        _check_names(self.space, "search.space")
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(_Section, frozen=True):
     """One experiment.
 
-    `model` holds the parameters that the recipe sets; all others have the estimator's defaults.
+    `model` holds the parameters that the recipe sets; the others have their defaults.
     """
 
     name: str = ""
     method: str = ""
-    data: DataConfig = field(default_factory=DataConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    model: Mapping[str, Any] = field(default_factory=dict)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
+    data: DataConfig = DataConfig()
+    features: FeaturesConfig = FeaturesConfig()
+    model: dict[str, Any] = {}
+    evaluation: EvaluationConfig = EvaluationConfig()
+    search: SearchConfig = SearchConfig()
+
+    def __post_init__(self) -> None:
+        _check_names(self.model, "model")
 
     def with_model(self, **parameters: Any) -> Recipe:
         """Return the same recipe with other parameters of the model."""
         return replace(self, model={**self.model, **parameters})
-
-
-_CHOICES = {
-    "data.reduce": ("first", "smallest", "rarest", "all"),
-    "features.kind": ("auto", "given", "text", "tfidf", "tfidf_pca"),
-    "search.score": ("log_likelihood", "accuracy"),
-    "search.pruner": ("median", "hyperband", "none"),
-    "search.strategy": ("tpe", "grid"),
-}
-_AT_LEAST = {
-    "data.seed": 0,
-    "evaluation.seed": 0,
-    "search.seed": 0,
-    "features.n_components": 1,
-    "evaluation.valid_rows": 1,
-    "evaluation.test_rows": 1,
-    "evaluation.first_samples": 1,
-    "evaluation.points_per_decade": 1,
-    "search.n_trials": 1,
-    "search.n_epochs": 1,
-    "search.widen": 0,
-}
-_ABOVE_ZERO = ("evaluation.max_seconds",)
-_FRACTIONS = ("data.valid_fraction", "data.test_fraction")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -201,276 +210,71 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     --------
     >>> from extremax.experiments import find_recipe, load_recipe
     >>> load_recipe(find_recipe("icd10cm/adversarial")).model["noise"]
-    'adversarial'
+    'tree'
     """
     file = Path(path)
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} is not TOML: {error}.") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not a text file in UTF-8; a recipe is TOML.") from None
-    try:
-        recipe = parse_recipe(content)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{file}: {error}") from None
+        recipe = msgspec.toml.decode(file.read_bytes(), type=Recipe)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not a recipe: {error}.") from None
+    if not recipe.data.name and not recipe.data.path:
+        raise ValueError(f"{file} names no rows to train on; set name or path in [data].")
     paths = {part: getattr(recipe.data, part) for part in ("path", "valid_path", "test_path")}
-    found: dict[str, Any] = {
-        part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None
-    }
+    found = {part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None}
     return replace(recipe, name=recipe.name or file.stem, data=replace(recipe.data, **found))
 
 
-def parse_recipe(content: Mapping[str, Any]) -> Recipe:
-    """Make a recipe from the content of a TOML or JSON file.
-
-    Examples
-    --------
-    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"noise": "uniform"}}).model
-    {'noise': 'uniform'}
-    >>> parse_recipe({"data": {"name": "icd10cm"}, "model": {"n_negative": 3}})
-    Traceback (most recent call last):
-    ...
-    ValueError: model.n_negative is not a parameter; did you mean model.n_negatives?
-    """
-    tables = [entry.name for entry in fields(Recipe) if entry.name not in ("name", "method")]
-    _check_names(content, [entry.name for entry in fields(Recipe)], "")
-    for name in tables:
-        if not isinstance(content.get(name, {}), Mapping):
-            raise TypeError(f"{name} is {content[name]!r}; it must be a table, [{name}].")
-    for name in ("name", "method"):
-        if not isinstance(content.get(name, ""), str):
-            raise TypeError(f"{name} is {content[name]!r}; it must be a string.")
-    given = {name: dict(content.get(name, {})) for name in tables}
-    recipe = Recipe(
-        name=content.get("name", ""),
-        method=content.get("method", ""),
-        data=_section(DataConfig, given["data"], "data."),
-        features=_features(given["features"]),
-        model=_model(given["model"], "model."),
-        evaluation=_evaluation(given["evaluation"]),
-        search=_search(given["search"]),
-    )
-    if not recipe.data.name and not recipe.data.path:
-        raise ValueError(
-            "data has neither a name nor a path; name the rows to train on, for example name = 'icd10cm'."
-        )
-    if recipe.data.valid_fraction + recipe.data.test_fraction >= 1:
-        raise ValueError(
-            "data.valid_fraction and data.test_fraction leave no row to train on; their sum must be below 1."
-        )
-    return recipe
-
-
 def resolve(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe with all defaults, as JSON can hold it."""
-    plain = {key: value for key, value in vars(recipe.features).items() if key != "options"}
-    options = {key: value for key, value in TEXT_DEFAULTS.items() if key not in plain}
-    return {
-        "name": recipe.name,
-        "method": recipe.method,
-        "data": dict(vars(recipe.data)),
-        "features": {**plain, **options, **recipe.features.options},
-        "model": {**MODEL_DEFAULTS, **recipe.model},
-        "evaluation": dict(vars(recipe.evaluation)),
-        "search": dict(vars(recipe.search)),
-    }
-
-
-def comparable(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a resolved recipe, maybe of an older version, with present names only.
-
-    Examples
-    --------
-    >>> comparable({"model": {"n_components": 16, "noise": "tree"}})
-    {'model': {'tree_components': 16, 'noise': 'adversarial'}}
-    """
-    model = {RENAMED.get(name, name): value for name, value in resolved["model"].items()}
-    if "noise" in model:
-        model["noise"] = canonical_noise(model["noise"])
-    return {**resolved, "model": model, **_with_new_keys(resolved)}
-
-
-def _with_new_keys(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of an older version with what was added to them since."""
-    sections: dict[str, Any] = {}
-    if "first_seconds" in resolved.get("evaluation", {}):
-        kept = {name: value for name, value in resolved["evaluation"].items() if name != "first_seconds"}
-        sections["evaluation"] = {"first_samples": EvaluationConfig.first_samples, **kept}
-    if "search" in resolved:
-        added = {"strategy": SearchConfig.strategy, "widen": SearchConfig.widen}
-        sections["search"] = {**added, **resolved["search"]}
-    return sections
+    """Return the recipe with all defaults, in types that JSON has."""
+    sections = ("data", "features", "evaluation", "search")
+    plain = {name: msgspec.to_builtins(asdict(getattr(recipe, name))) for name in sections}
+    model = {**model_defaults(recipe.model.get("solver", "auto")), **recipe.model}
+    return {"name": recipe.name, "method": recipe.method, "model": model, **plain}
 
 
 def to_toml(recipe: Recipe, *, comment: str = "") -> str:
     """Return the recipe as text that `load_recipe` reads: what differs from the defaults."""
+    content = msgspec.to_builtins(recipe)
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{key} = {_toml(value)}" for key in ("name", "method") if (value := getattr(recipe, key))]
-    sections: dict[str, Mapping[str, Any]] = {
-        "data": _changed(recipe.data),
-        "features": {**_changed(recipe.features, leave_out=("options",)), **recipe.features.options},
-        "model": recipe.model,
-        "evaluation": _changed(recipe.evaluation),
-        "search": _changed(recipe.search, leave_out=("space",)),
-        "search.space": recipe.search.space,
-    }
-    for name, values in sections.items():
-        if values:
-            lines += [
-                "",
-                f"[{name}]",
-                *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None),
-            ]
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def nearest(word: str, words: list[str]) -> str:
-    """Return the most similar of some words, or an empty string where none is similar."""
-    return next(iter(difflib.get_close_matches(word, words, n=1)), "")
-
-
-# -- one section
-
-
-def _names(section: type) -> list[str]:
-    return [entry.name for entry in fields(section)]
-
-
-def _check_names(given: Mapping[str, Any], names: list[str], prefix: str) -> None:
-    for key in given:
-        if key not in names:
-            close = nearest(key, names)
-            hint = f"did you mean {prefix}{close}?" if close else f"use one of {', '.join(names)}."
-            raise ValueError(f"{prefix}{key} is not a parameter; {hint}")
-
-
-def _model(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    renamed = rename_parameters(given, lambda name: f"{prefix}{name}")
-    _check_names(renamed, list(MODEL_DEFAULTS), prefix)
-    return renamed
-
-
-def _features(given: Mapping[str, Any]) -> FeaturesConfig:
-    """Return the features, with options of `TextFeatures` apart from the parameters of the section itself."""
-    own = [name for name in _names(FeaturesConfig) if name != "options"]
-    _check_names(given, [*own, *TEXT_DEFAULTS], "features.")
-    plain = {name: value for name, value in given.items() if name in own}
-    options = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if name not in own
-    }
-    features: FeaturesConfig = _section(FeaturesConfig, plain, "features.")
-    return replace(features, options=options)
-
-
-def _evaluation(given: Mapping[str, Any]) -> EvaluationConfig:
-    """Return the points of the curve; recipes of version 0.1 spaced them by the clock."""
-    if "first_seconds" in given:
-        warnings.warn(
-            "evaluation.first_seconds has no effect: points of a curve lie at fixed numbers of training rows"
-            " now; use evaluation.first_samples.",
-            FutureWarning,
-            stacklevel=4,
-        )
-    kept = {name: value for name, value in given.items() if name != "first_seconds"}
-    evaluation: EvaluationConfig = _section(EvaluationConfig, kept, "evaluation.")
-    return evaluation
-
-
-def _search(given: Mapping[str, Any]) -> SearchConfig:
-    search: SearchConfig = _section(SearchConfig, given, "search.")
-    space = _model(search.space, "search.space.")
-    for name, values in space.items():
-        _check_range(f"search.space.{name}", values)
-        if search.strategy == "grid" and isinstance(values, Mapping):
-            raise ValueError(f"search.space.{name} is a range; the strategy 'grid' needs a list of values.")
-    return replace(search, space=space)
-
-
-def _section(section: type, given: Mapping[str, Any], prefix: str) -> Any:
-    names = _names(section)
-    _check_names(given, names, prefix)
-    hints = get_type_hints(section)
-    values = {}
-    for key, value in given.items():
-        values[key] = _checked(f"{prefix}{key}", value, hints[key])
-    return section(**values)
-
-
-_WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if value is None and type(None) in kinds:  # from JSON
-        return None
-    plain = [kind for kind in kinds if kind in _WORDS]
-    if not plain:  # a table
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} is {value!r}; it must be a table.")
-        return value
-    if float in plain and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not any(type(value) is kind for kind in plain):
-        raise TypeError(f"{name} is {value!r}; it must be {' or '.join(_WORDS[kind] for kind in plain)}.")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        close = nearest(value, list(_CHOICES[name]))
-        hint_text = f" Did you mean {close!r}?" if close else ""
-        raise ValueError(
-            f"{name} is {value!r}; it must be one of {', '.join(map(repr, _CHOICES[name]))}.{hint_text}"
-        )
-    if name in _AT_LEAST and value < _AT_LEAST[name]:
-        raise ValueError(f"{name} is {value}; it must be at least {_AT_LEAST[name]}.")
-    if name in _ABOVE_ZERO and not value > 0:
-        raise ValueError(f"{name} is {value}; it must be above 0.")
-    if name in _FRACTIONS and not 0 <= value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 0 and below 1.")
-    return value
-
-
-def _check_range(name: str, values: Any) -> None:
-    if isinstance(values, list | tuple) and len(values):
-        return
-    if isinstance(values, Mapping):
-        _check_names(values, ["low", "high", "log"], f"{name}.")
-        low, high = values.get("low"), values.get("high")
-        if _is_number(low) and _is_number(high) and low < high:
-            if values.get("log", True) and low <= 0:
-                raise ValueError(
-                    f"{name} goes from {low} by its logarithm; low must be above 0, or set log = false."
-                )
-            return
-    raise ValueError(
-        f"{name} is {values!r}; give a list of values, or a table such as {{low = 0.01, high = 1.0}}."
-    )
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _changed(section: Any, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    out = {}
-    for entry in fields(section):
-        default = entry.default if entry.default is not MISSING else None
-        value = getattr(section, entry.name)
-        if entry.name not in leave_out and value != default:
-            out[entry.name] = value
-    return out
+    lines += [f"{key} = {_toml(value)}" for key, value in content.items() if not isinstance(value, dict)]
+    for name, section in content.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in section.items() if v is not None)]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # TOML, unlike JSON, wants this character escaped
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    raise TypeError(f"{value!r} cannot be written to a recipe; use numbers, strings, lists and tables.")
+    return json.dumps(value, ensure_ascii=False)
+
+
+# -- recipes of the package
+
+
+def recipe_folder() -> Path:
+    """Return the folder of the shipped recipes: in the package if installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent.parent / "recipes"
+
+
+def shipped_recipes() -> list[str]:
+    """Return the names of the recipes that come with the package, such as ``icd10cm/adversarial``."""
+    folder = recipe_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.toml"))
+
+
+def find_recipe(name: str | os.PathLike[str]) -> Path:
+    """Return a recipe file by its path, or by its name among those that come with the package."""
+    path = Path(name)
+    if path.exists():
+        return path
+    short = os.fspath(name).removesuffix(".toml")
+    shipped = recipe_folder() / f"{short}.toml"
+    if shipped.exists():
+        return shipped
+    raise FileNotFoundError(
+        f"There is no recipe {os.fspath(name)!r}, neither as a file nor in the package."
+        f"{suggest(short, shipped_recipes())}"
+    )

@@ -1,47 +1,41 @@
 """The rows of a recipe: features and class ids by split, with a cache of computed features.
 
-Features depend on the recipe and on the files alone, so they are computed once and kept in a folder:
+Features depend only on the recipe and its files, so they are computed once and kept in a folder:
 ``EXTREMAX_CACHE``, or ``~/.cache/extremax``. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
-from extremax.errors import ModelFileError
-from extremax.examples import Examples
+from extremax.examples import Examples, split_rows
 from extremax.experiments import catalog
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
+from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
-from extremax.features.svd import truncated_svd
-from extremax.features.text import FORMAT_VERSION as TEXT_VERSION
-from extremax.features.text import TextFeatures, TextOptions
-from extremax.runtime.memory import format_bytes
-from extremax.runtime.products import sparse_times_dense
-from extremax.runtime.threads import resolve_threads
-from extremax.splits import split_rows
-from extremax.storage.folder import load_folder, save_folder
-from extremax.types import Bool, Int32, Int64
+from extremax.runtime.atomic_files import stage_of
+from extremax.runtime.products import one_blas_thread
+from extremax.types import Int32, Int64
 from extremax.validation.features import check_features
 from extremax.validation.labels import LabelIndex, encode_labels
 
 Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")
-_KIND = "experiment rows"
-_VERSION = 1  # to be raised when features are computed differently: older caches are then not found
+_VERSION = 2  # raised when features are computed differently, so that older caches are not found
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,6 @@ class Rows:
         Label of each class id.
     n_left_out
         By split, the number of rows whose class has no training row.
-    text_features
-        Transformer of the texts, if the rows are texts.
     """
 
     name: str
@@ -67,7 +59,6 @@ class Rows:
     y: dict[str, Int32] = field(repr=False)
     classes: NDArray[Any] = field(repr=False)
     n_left_out: dict[str, int]
-    text_features: TextFeatures | None = field(default=None, repr=False)
 
     @property
     def n_classes(self) -> int:
@@ -75,9 +66,8 @@ class Rows:
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers for the summary of a run."""
-        sizes = {f"n_{split}": len(self.y[split]) for split in SPLITS}
         return {
-            **sizes,
+            **{f"n_{split}": len(self.y[split]) for split in SPLITS},
             "n_features": int(self.X["train"].shape[1]),
             "n_classes": self.n_classes,
             "n_left_out": self.n_left_out,
@@ -100,12 +90,13 @@ def load_rows(
     `cache` is a folder other than `cache_folder()`.
     """
     title = recipe.data.name or Path(recipe.data.path or "").name
-    kept = (cache or cache_folder()) / f"{''.join(c if c.isalnum() else '-' for c in title)}-{_key(recipe)}"
+    name = "".join(c if c.isalnum() else "-" for c in title)
+    kept = (cache or cache_folder()) / f"{name}-{_key(recipe)}.npz"
     try:
         return _read(kept, title)
     except FileNotFoundError:
         pass
-    except ModelFileError as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         log(f"the cache is written again: {error}")
     log(f"reading {title}")
     parts = _load(recipe.data)
@@ -113,22 +104,20 @@ def load_rows(
         if part.n_samples == 0:
             raise ValueError(f"{title} has no {split} rows; give it some in the recipe's [data].")
     classes, ids = encode_labels(parts["train"].y)
-    y = {"train": ids}
-    known = {"train": np.ones(len(ids), dtype=bool)}
-    index = LabelIndex(classes)
+    index, y = LabelIndex(classes), {"train": ids}
     for split in ("valid", "test"):
-        ids = index.lookup(parts[split].y, n_samples=parts[split].n_samples, allow_unseen=True)
-        known[split] = ids >= 0
-        if not known[split].any():
+        y[split] = index.lookup(parts[split].y, n_samples=parts[split].n_samples, allow_unseen=True)
+        if not (y[split] >= 0).any():
             raise ValueError(
                 f"No {split} row of {title} has a class that occurs in training; split the rows another way."
             )
-        y[split] = ids[known[split]]
-    X, text_features = _features(parts, recipe.features, n_jobs, log)
-    X = {split: _take(X[split], known[split]) for split in SPLITS}
-    left_out = {split: int((~known[split]).sum()) for split in SPLITS}
-    rows = Rows(title, X, y, classes, left_out, text_features)
-    if X["train"] is not parts["train"].X or recipe.data.path is None:  # computed, or slow to read
+    X = _features(parts, recipe.features, n_jobs, log)
+    known = {split: np.flatnonzero(y[split] >= 0) for split in SPLITS}
+    left_out = {split: len(y[split]) - len(known[split]) for split in SPLITS}
+    if any(left_out.values()):
+        X, y = ({split: part[split][known[split]] for split in SPLITS} for part in (X, y))
+    rows = Rows(title, X, y, classes, left_out)
+    if recipe.data.path is None or parts["train"].X is None or recipe.features.kind.startswith("tfidf"):
         _write(kept, rows, log)
     return rows
 
@@ -172,20 +161,26 @@ def _load(data: DataConfig) -> dict[str, Dataset]:
 
 def _rows_of(data: Dataset, rows: Int64) -> Dataset:
     texts = None if data.texts is None else [data.texts[i] for i in rows]
-    return Dataset(
-        X=None if data.X is None else data.X[rows],
-        texts=texts,
-        y=np.asarray(data.y)[rows],
-        format=data.format,
-    )
+    X = None if data.X is None else data.X[rows]
+    return Dataset(X=X, texts=texts, y=np.asarray(data.y)[rows], format=data.format)
 
 
 # -- features
 
 
+def dense_text_features(n_components: int, *, word_ngrams: int = 2, seed: int = 0) -> Any:
+    """Return a transformer of texts to rows of unit length: n-grams, then a truncated SVD."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import Normalizer
+
+    ngrams = NgramFeatures(word_ngrams=word_ngrams)
+    return make_pipeline(ngrams, TruncatedSVD(n_components, random_state=seed), Normalizer())
+
+
 def _features(
     parts: dict[str, Dataset], features: FeaturesConfig, n_jobs: int | None, log: Log
-) -> tuple[dict[str, Any], TextFeatures | None]:
+) -> dict[str, Any]:
     texts = parts["train"].texts is not None
     kind = features.kind if features.kind != "auto" else "text" if texts else "given"
     if (kind == "text") != texts:
@@ -193,34 +188,28 @@ def _features(
             f"features.kind is {kind!r}, but the rows are {'texts' if texts else 'numbers'};"
             " set another kind, or 'auto'."
         )
-    if kind == "text":
-        log(f"text features of {parts['train'].n_samples:,} texts")
-        made = TextFeatures(n_components=features.n_components, **{"n_random": 0, **features.options}).fit(
-            parts["train"].texts or [], n_jobs=n_jobs
-        )
-        return {split: made.transform(part.texts or [], n_jobs=n_jobs) for split, part in parts.items()}, made
-    X = {split: check_features(part.X, name=split) for split, part in parts.items()}
+    X: dict[str, Any] = {
+        split: part.texts if texts else check_features(part.X, name=split) for split, part in parts.items()
+    }
     if kind == "given":
-        return X, None
-    if not sp.issparse(X["train"]):
+        return X
+    if not texts and not sp.issparse(X["train"]):
         raise ValueError(f"features.kind is {kind!r}, but the rows are dense; it is for sparse counts.")
-    from sklearn.feature_extraction.text import TfidfTransformer
+    log(f"{features.n_components} features of {parts['train'].n_samples:,} rows")
+    make: Any = dense_text_features(features.n_components, word_ngrams=features.word_ngrams)
+    if not texts:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfTransformer
 
-    reduction = "PCA" if kind == "tfidf_pca" else "SVD"
-    log(f"TF-IDF and {reduction} of {X['train'].shape[0]:,} rows to {features.n_components} columns")
-    tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
-    weighted = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
-    n_threads = resolve_threads(n_jobs)
-    if kind == "tfidf_pca":
-        pca = PCA.fit(weighted["train"], features.n_components, max_rows=None, n_jobs=n_jobs)
-        return {name: pca.transform(part, n_jobs=n_jobs) for name, part in weighted.items()}, None
-    basis, _ = truncated_svd(weighted["train"], features.n_components, n_iter=5, n_threads=n_threads)
-    dense = {name: sparse_times_dense(part, basis, n_threads=n_threads) for name, part in weighted.items()}
-    return dense, None
-
-
-def _take(X: Any, keep: Bool) -> Any:
-    return X if keep.all() else X[np.flatnonzero(keep)]
+        tfidf = TfidfTransformer(sublinear_tf=True).fit(X["train"])
+        X = {split: tfidf.transform(part).astype(np.float32) for split, part in X.items()}
+        if kind == "tfidf_pca":
+            pca = PCA.fit(X["train"], features.n_components, max_rows=None, n_jobs=n_jobs)
+            return {split: pca.transform(part, n_jobs=n_jobs) for split, part in X.items()}
+        make = TruncatedSVD(features.n_components, random_state=0)
+    with one_blas_thread():  # the same bits at any thread count
+        make.fit(X["train"])
+        return {split: np.asarray(make.transform(part), np.float32) for split, part in X.items()}
 
 
 # -- cache
@@ -234,57 +223,45 @@ def _key(recipe: Recipe) -> str:
     else:
         files = [Path(path) for path in (data.path, data.valid_path, data.test_path) if path is not None]
     stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    packages = []
-    if data.name == "icd10cm":
-        try:
-            packages.append(version("simple-icd-10-cm"))
-        except PackageNotFoundError:
-            packages.append("missing")
-    # with the defaults: when one changes, features made with the old one do not fit
-    features = {**vars(recipe.features), "options": {**asdict(TextOptions()), **recipe.features.options}}
-    content = json.dumps([_VERSION, TEXT_VERSION, vars(data), features, stamps, packages], sort_keys=True)
-    return sha256(content.encode()).hexdigest()[:16]
+    try:
+        package = version("simple-icd-10-cm") if data.name == "icd10cm" else ""
+    except PackageNotFoundError:
+        package = ""
+    content = msgspec.json.encode([_VERSION, data, recipe.features, stamps, package])
+    return sha256(content).hexdigest()[:16]
 
 
-def _write(folder: Path, rows: Rows, log: Log) -> None:
-    arrays: dict[str, NDArray[Any]] = {}
+def _write(path: Path, rows: Rows, log: Log) -> None:
+    arrays: dict[str, Any] = {"n_features": rows.X["train"].shape[1], "classes": rows.classes}
     for split in SPLITS:
         X = rows.X[split]
         parts = {"data": X.data, "indices": X.indices, "indptr": X.indptr} if sp.issparse(X) else {"dense": X}
         arrays |= {f"{split}.{name}": np.asarray(array) for name, array in parts.items()}
-        arrays[f"{split}.y"] = rows.y[split]
-    header: dict[str, Any] = {
-        "n_left_out": rows.n_left_out,
-        "n_features": int(rows.X["train"].shape[1]),
-        "text": None,
-    }
-    if rows.text_features is not None:
-        header["text"], text_arrays = rows.text_features.to_arrays()
-        arrays |= {f"text.{name}": array for name, array in text_arrays.items()}
-    size = sum(array.nbytes for array in arrays.values())
+        arrays |= {f"{split}.y": rows.y[split], f"{split}.left_out": rows.n_left_out[split]}
+    if rows.classes.dtype.kind == "O":
+        return  # labels of mixed types
+    stage = stage_of(path)
     try:
-        save_folder(folder, kind=_KIND, header=header, arrays=arrays, labels=rows.classes)
-    except OSError as error:  # of a full or read-only disk: the next call computes the features again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with stage.open("wb") as file:
+            np.savez(file, **arrays)
+        os.replace(stage, path)
+        log(f"features kept in {path}")
+    except OSError as error:  # a full or read-only disk: the next call computes the features again
         log(f"the features are not kept: {error}")
-    else:
-        log(f"features kept in {folder} ({format_bytes(size)})")
+    finally:
+        stage.unlink(missing_ok=True)
 
 
-def _read(folder: Path, name: str) -> Rows:
-    kept = load_folder(folder, kind=_KIND)
-    arrays, header = kept.arrays, kept.header
+def _read(path: Path, name: str) -> Rows:
+    with path.open("rb") as file:
+        arrays = dict(np.load(file, allow_pickle=False))
     X: dict[str, Any] = {}
     for split in SPLITS:
-        if f"{split}.dense" in arrays:
-            X[split] = np.array(arrays[f"{split}.dense"])  # in memory: training reads it in random order
-        else:
-            parts = tuple(np.array(arrays[f"{split}.{part}"]) for part in ("data", "indices", "indptr"))
-            X[split] = sp.csr_matrix(parts, shape=(len(parts[2]) - 1, header["n_features"]))
-    text = None
-    if header["text"] is not None:
-        text = TextFeatures.from_arrays(
-            header["text"], {n[5:]: a for n, a in arrays.items() if n.startswith("text.")}
-        )
-    y = {split: np.array(arrays[f"{split}.y"]) for split in SPLITS}
-    assert kept.labels is not None
-    return Rows(name, X, y, kept.labels, header["n_left_out"], text)
+        X[split] = arrays.get(f"{split}.dense")
+        if X[split] is None:
+            parts = tuple(arrays[f"{split}.{part}"] for part in ("data", "indices", "indptr"))
+            X[split] = sp.csr_matrix(parts, shape=(len(parts[2]) - 1, int(arrays["n_features"])))
+    y = {split: arrays[f"{split}.y"] for split in SPLITS}
+    left_out = {split: int(arrays[f"{split}.left_out"]) for split in SPLITS}
+    return Rows(name, X, y, arrays["classes"], left_out)

@@ -1,57 +1,67 @@
 """Runs: one recipe makes one folder.
 
-================  ============================================================================
-``config.json``   the recipe with all defaults
-``machine.json``  machine, versions and date, of the start and of every time the run was resumed
-``curve.jsonl``   the learning curve, one line per point, written as they come
-``test_rows``     for each point, hit and log p(y|x) of each test row, for comparisons row by row
-``checkpoint-*``  states from which the run can be resumed; deleted when it is finished
-``model``         the trained model, for `extremax.load_model`
-``summary.json``  the results; written when the run is finished
-================  ============================================================================
+===================  ============================================================================
+``config.json``      the recipe with all defaults
+``machine.json``     machine, versions and date, of the start and of every time the run was resumed
+``curve.jsonl``      the learning curve, one line per point, written as they come
+``test_rows``        for each point, hit and log p(y|x) of each test row, for comparisons row by row
+``checkpoint``       the model to resume from; deleted when the run is finished
+``checkpoint.json``  the state of the run at the epoch of each checkpoint
+``model``            the trained model, for `extremax.load_model`
+``summary.json``     the results; written when the run is finished
+===================  ============================================================================
 
-A run that was killed at any time is resumed from its last checkpoint when it is called again, and ends with
-the same model, bit by bit. While it runs, it locks its folder. Kernels are compiled before the clock starts.
+A killed run is resumed from its last checkpoint when it is called again, and ends with the same model, bit
+for bit. While it runs, it locks its folder. Kernels are compiled before the clock starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import clone
 
 from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
-from extremax.experiments.checkpoint import clear_checkpoints, load_checkpoint, save_checkpoint
 from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
 from extremax.experiments.machine import environment
-from extremax.experiments.methods import method_of
-from extremax.experiments.recipe import Recipe, comparable, resolve
+from extremax.experiments.methods import make_classifier, method_of
+from extremax.experiments.recipe import EvaluationConfig, Recipe, resolve
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
-from extremax.features.text import TextFeatures
-from extremax.loading import load_model
 from extremax.model import Model
-from extremax.runtime.atomic_files import is_stage, sweep_stages, write_json
-from extremax.runtime.locks import LOCK_NAME, hold_folder
+from extremax.runtime.atomic_files import write_json
+from extremax.runtime.locks import hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
-from extremax.text import TextClassifier
+from extremax.text import load_model
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
-TEST_ROWS = "test_rows"
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Arguments of `run` that do not change its model."""
+
+    n_jobs: int | None
+    checkpoint_seconds: float
+    clock: str
+    noise: FittedNoise | None
+    keep_model: bool
+    log: Log
+    on_point: OnPoint
 
 
 def run(  # noqa: PLR0913 (the parameters are the API)
@@ -82,12 +92,11 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
     clock : {"seconds", "cpu_seconds"}
-        Time that `max_seconds` limits: elapsed time, or processor time, which runs evenly on a machine that
-        others use as well.
+        Time that `max_seconds` limits: elapsed time, or processor time, which runs evenly on a busy machine.
     noise : FittedNoise, optional
         The recipe's noise, if it is fitted already; its time counts as training time.
     keep_model : bool
-        Whether the model is saved; without it, only the curve is made, and no search index is fitted.
+        Whether the model is saved; if not, only the curve is made and no search index is fitted.
     log, on_point : callable
         Called with messages, and with each point of the curve.
 
@@ -99,70 +108,54 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     folder = Path(out)
     config = json.loads(json.dumps(resolve(recipe)))
     config["method"] = recipe.method or method_of(config["model"])
-    _refuse_foreign(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder):
-        _open_folder(folder, config)
-        wishes = _Wishes(n_jobs, checkpoint_seconds, clock, noise, keep_model, log, on_point)
-        return _run(recipe, folder, config, rows, wishes)
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """Arguments of `run` that do not change its model."""
-
-    n_jobs: int | None
-    checkpoint_seconds: float
-    clock: str
-    noise: FittedNoise | None
-    keep_model: bool
-    log: Log
-    on_point: OnPoint
+    options = RunOptions(n_jobs, checkpoint_seconds, clock, noise, keep_model, log, on_point)
+    with open_folder(folder, "config.json", config, what="run"):
+        if (folder / "summary.json").exists():
+            log(f"{folder} is finished already")
+            return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+        return _run(recipe, folder, config, rows, options)
 
 
 def _run(
-    recipe: Recipe, folder: Path, config: dict[str, Any], rows: Rows | None, wishes: _Wishes
+    recipe: Recipe, folder: Path, config: dict[str, Any], rows: Rows | None, options: RunOptions
 ) -> dict[str, Any]:
-    n_jobs, clock, log = wishes.n_jobs, wishes.clock, wishes.log
-    if (folder / "summary.json").exists():
-        log(f"{folder} is finished already")
-        return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+    n_jobs, log = options.n_jobs, options.log
     started = time.perf_counter()
     rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
     load_seconds = time.perf_counter() - started
     n_rows, n_features = rows.X["train"].shape
     log(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
-    parameters = {**config["model"], "patience": None}
+    patience, parameters = config["model"].get("patience"), {**config["model"], "patience": None}
     compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
     if compile_seconds > _LONG_COMPILATION:
         log(f"compiled in {compile_seconds:.0f} s; later runs find the kernels ready")
     limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
     samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
-    curve = CurveFile(folder / "curve.jsonl")
-    restored = load_checkpoint(folder)
-    if wishes.noise is not None:
-        parameters["noise"] = wishes.noise.noise
-    clf = ExtremeClassifier(**parameters, n_jobs=n_jobs) if restored is None else restored[0]
-    plan = WatchPlan(
-        Schedule.of(recipe.evaluation),
-        clock,
-        recipe.evaluation.max_seconds,
-        config["model"].get("patience"),
-        wishes.checkpoint_seconds,
-        wishes.on_point,
-        0.0 if wishes.noise is None else wishes.noise.seconds,
-        0.0 if wishes.noise is None else wishes.noise.cpu_seconds,
-        wishes.keep_model,
-    )
-    watcher = RunWatcher(clf, folder, curve, Evaluator(samples, n_jobs), n_rows, plan)
-    _note_machine(folder)
-    _train(clf, rows, watcher, restored, n_jobs, log)
-    if wishes.keep_model:
+    if options.noise is not None:
+        parameters["noise"] = options.noise.noise
+    clf, state = load_checkpoint(folder) or (make_classifier(parameters, n_jobs=n_jobs), None)
+    evaluate = Evaluator(samples, n_jobs)
+    watcher = RunWatcher(clf, folder, evaluate, n_rows, recipe.evaluation, patience, options)
+    sessions = folder / "machine.json"
+    earlier = json.loads(sessions.read_text()) if sessions.exists() else []
+    write_json(sessions, [*earlier, environment()])
+    X, y = rows.X["train"], rows.classes[rows.y["train"]]
+    if state is None:
+        watcher.curve.cut(0)
+        complete(clf, lambda: clf.fit(X, y, callbacks=[watcher]))
+    else:
+        log(f"{folder} is resumed from epoch {clf.model_.n_epochs}")
+        clf.set_params(n_jobs=n_jobs)
+        watcher.restore(state)
+        if not watcher.finished:
+            complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
+    if options.keep_model:
+        watcher.close(clf.history_[-1])
         if watcher.best is not None:
-            clf = _reopen(folder / watcher.best["folder"])
-        clf.set_params(patience=plan.patience)
-        _save_model(folder / "model", clf, rows)
-    points = curve.points
+            clf = cast("ExtremeClassifier", load_model(folder / "best"))
+        clf.set_params(patience=patience)
+        clf.save(folder / "model")
+    points = watcher.curve.points
     summary = {
         "name": recipe.name,
         "method": config["method"],
@@ -183,43 +176,10 @@ def _run(
         **{key: value for key, value in environment().items() if key != "versions"},
     }
     write_json(folder / "summary.json", summary)
-    clear_checkpoints(folder)
+    for name in ("checkpoint", "best"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "checkpoint.json").unlink(missing_ok=True)
     return summary
-
-
-@dataclass(frozen=True)
-class WatchPlan:
-    """What a `RunWatcher` does when.
-
-    Attributes
-    ----------
-    schedule
-        Numbers of training rows at which points are due.
-    clock
-        Clock of `max_seconds`: "seconds" or "cpu_seconds".
-    max_seconds
-        Time after which training ends; None never ends it.
-    patience
-        Epochs without a better validation log-likelihood after which training ends; None never ends it.
-    checkpoint_seconds
-        Least time between two checkpoints.
-    on_point
-        Called with each point.
-    earlier_seconds, earlier_cpu_seconds
-        Time of training before the run: that of noise that was fitted already.
-    keep_model
-        Whether training ends in a model; if not, it ends after the last epoch.
-    """
-
-    schedule: Schedule
-    clock: str
-    max_seconds: float | None
-    patience: int | None
-    checkpoint_seconds: float
-    on_point: OnPoint
-    earlier_seconds: float = 0.0
-    earlier_cpu_seconds: float = 0.0
-    keep_model: bool = True
 
 
 class RunWatcher(Watcher):
@@ -229,21 +189,23 @@ class RunWatcher(Watcher):
         self,
         clf: ExtremeClassifier,
         folder: Path,
-        curve: CurveFile,
         evaluate: Evaluator,
         n_rows: int,
-        plan: WatchPlan,
+        evaluation: EvaluationConfig,
+        patience: int | None,
+        options: RunOptions,
     ) -> None:
-        self.clf, self.folder, self.curve, self.evaluate = clf, folder, curve, evaluate
-        self.n_rows, self.plan = n_rows, plan
+        self.clf, self.folder, self.evaluate, self.n_rows = clf, folder, evaluate, n_rows
+        self.patience, self.max_seconds, self.options = patience, evaluation.max_seconds, options
+        self.schedule = Schedule.of(evaluation)
+        self.curve = CurveFile(folder / "curve.jsonl")
         self.saved_at = time.perf_counter()
-        self.evaluated_before = 0.0
-        self.cpu_offset = (
-            plan.earlier_cpu_seconds - time.process_time()
-        )  # added to the processor's clock, it gives training time
-        self.best: dict[str, Any] | None = None  # epoch, log_likelihood and folder, where there is patience
-        self.finished = False
-        self.due = 0.0
+        self.evaluated_before, self.due, self.finished = 0.0, 0.0, False
+        self.best: dict[str, Any] | None = None  # epoch and log_likelihood, where there is patience
+        noise = options.noise
+        self.earlier_seconds = 0.0 if noise is None else noise.seconds
+        # Added to the processor's clock, it gives training time.
+        self.cpu_offset = (0.0 if noise is None else noise.cpu_seconds) - time.process_time()
 
     @property
     def evaluation_seconds(self) -> float:
@@ -261,12 +223,7 @@ class RunWatcher(Watcher):
         self.evaluated_before, self.best = state["evaluation_seconds"], state["best"]
         self.finished = state["finished"]
         self.cpu_offset = state["cpu_seconds"] - time.process_time()
-        self.due = self.plan.schedule.next_after(self.curve.points[-1]["samples"])
-
-    def now(self, record: Record) -> float:
-        """Return the training time so far, on the clock of the plan."""
-        seconds = float(record["seconds"]) + self.plan.earlier_seconds
-        return self.cpu_seconds if self.plan.clock == "cpu_seconds" else seconds
+        self.due = self.schedule.next_after(self.curve.points[-1]["samples"])
 
     def at_start(self, moment: Moment) -> None:
         if not self.curve.points:
@@ -275,31 +232,28 @@ class RunWatcher(Watcher):
     def during_epoch(self, moment: Moment) -> None:
         record = moment.record
         samples = (record["epoch"] - 1) * self.n_rows + record["rows"]
-        # the end of an epoch has its own call
+        # The end of an epoch has its own call.
         if samples >= self.due and record["rows"] < self.n_rows:
             self._add_point(record, samples, moment.model())
 
     def __call__(self, record: Record) -> bool:
-        plan, samples = self.plan, record_samples(record, self.n_rows)
-        stop = plan.max_seconds is not None and self.now(record) >= plan.max_seconds
-        if plan.patience is not None or stop or samples >= self.due:
+        samples, seconds = record_samples(record, self.n_rows), record["seconds"] + self.earlier_seconds
+        now = self.cpu_seconds if self.options.clock == "cpu_seconds" else seconds
+        stop = self.max_seconds is not None and now >= self.max_seconds
+        if self.patience is not None or stop or samples >= self.due:
             point = self._add_point(record, samples, self.clf.model_)
-            if plan.patience is not None:
-                stop |= self._keep_best(point, record["epoch"], plan.patience)
+            if self.patience is not None:
+                stop |= self._keep_best(point, record["epoch"], self.patience)
         self.finished = stop
-        if not plan.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
-            self._close(record)
+        if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
+            self.close(record)
             raise TrainingOver
-        if stop or time.perf_counter() - self.saved_at >= plan.checkpoint_seconds:
+        if stop or time.perf_counter() - self.saved_at >= self.options.checkpoint_seconds:
             self._save()
         return stop
 
-    def finish(self) -> None:
+    def close(self, record: Record) -> None:
         """Add the last point, if the curve does not end with the model."""
-        if self.plan.keep_model:
-            self._close(self.clf.history_[-1])
-
-    def _close(self, record: Record) -> None:
         if self.curve.points[-1]["epoch"] != record["epoch"]:
             self._add_point(record, record_samples(record, self.n_rows), self.clf.model_)
 
@@ -307,17 +261,16 @@ class RunWatcher(Watcher):
         point = {
             "epoch": samples / self.n_rows,
             "samples": samples,
-            "seconds": record["seconds"] + self.plan.earlier_seconds,
+            "seconds": record["seconds"] + self.earlier_seconds,
             "cpu_seconds": self.cpu_seconds,
             "loss": record.get("loss"),
         }
         before = time.process_time()
         point |= self.evaluate(model)
-        if "test" in self.evaluate.by_row:
-            save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
-        self.curve.add(point)  # after the rows: a line without them would not be made good
-        self.due = self.plan.schedule.next_after(samples)
-        self.plan.on_point(point)
+        save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
+        self.curve.add(point)  # after the rows, so that every point has its rows
+        self.due = self.schedule.next_after(samples)
+        self.options.on_point(point)
         self.cpu_offset -= time.process_time() - before
         return point
 
@@ -325,12 +278,12 @@ class RunWatcher(Watcher):
         """Save the model if it is the best so far; return whether patience has run out."""
         value = point["valid_log_likelihood"]
         if self.best is None or value > self.best["log_likelihood"]:
-            name = f"best-{epoch:06d}"
-            self.clf.save(self.folder / name)
-            self.best = {"epoch": epoch, "log_likelihood": value, "folder": name}
+            self.clf.save(self.folder / "best")
+            self.best = {"epoch": epoch, "log_likelihood": value}
         return bool(epoch - self.best["epoch"] >= patience)
 
     def _save(self) -> None:
+        before = time.process_time()
         state = {
             "n_points": len(self.curve.points),
             "evaluation_seconds": self.evaluation_seconds,
@@ -338,11 +291,7 @@ class RunWatcher(Watcher):
             "best": self.best,
             "finished": self.finished,
         }
-        before = time.process_time()
         save_checkpoint(self.folder, self.clf, state)
-        for path in self.folder.glob("best-*"):  # no checkpoint refers to the older ones any more
-            if self.best is None or path.name != self.best["folder"]:
-                shutil.rmtree(path, ignore_errors=True)
         self.saved_at = time.perf_counter()
         self.cpu_offset -= time.process_time() - before
 
@@ -354,45 +303,21 @@ def record_samples(record: Record, n_rows: int) -> int:
 
 def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
     """Write hits and log-probabilities of the test rows at a point of the curve."""
-    target = folder / TEST_ROWS / f"{number:03d}.npy"
+    target = folder / "test_rows" / f"{number:03d}.npy"
     target.parent.mkdir(exist_ok=True)
     np.save(target, by_row)
 
 
-def read_test_rows(folder: Path, number: int) -> Float32 | None:
-    """Return what `save_test_rows` wrote; None for a run of an older version."""
-    path = folder / TEST_ROWS / f"{number:03d}.npy"
-    if not path.exists():
-        return None
-    by_row: Float32 = np.load(path, allow_pickle=False)
+def read_test_rows(folder: Path, number: int) -> Float32:
+    """Return what `save_test_rows` wrote."""
+    by_row: Float32 = np.load(folder / "test_rows" / f"{number:03d}.npy", allow_pickle=False)
     return by_row
-
-
-def _train(
-    clf: ExtremeClassifier,
-    rows: Rows,
-    watcher: RunWatcher,
-    restored: tuple[ExtremeClassifier, Mapping[str, Any]] | None,
-    n_jobs: int | None,
-    log: Log,
-) -> None:
-    X, y = rows.X["train"], rows.classes[rows.y["train"]]
-    if restored is None:
-        watcher.curve.cut(0)
-        complete(clf, lambda: clf.fit(X, y, callbacks=[watcher]))
-    else:
-        log(f"{watcher.folder} is resumed from epoch {clf.model_.n_epochs}")
-        clf.set_params(n_jobs=n_jobs)
-        watcher.restore(restored[1])
-        if not watcher.finished:
-            complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
-    watcher.finish()
 
 
 def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:
     """Train, and raise KeyboardInterrupt if Ctrl-C ended it early: half an epoch is no checkpoint.
 
-    `TrainingOver` of a callback is no failure.
+    `TrainingOver` from a callback is not a failure.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingInterruptedWarning)
@@ -407,63 +332,49 @@ def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:
 # -- the folder
 
 
-def _entries(folder: Path) -> set[str]:
-    """Names in the folder, without the lock and without files that a killed process began."""
-    return {path.name for path in folder.iterdir() if path.name != LOCK_NAME and not is_stage(path)}
+def save_checkpoint(folder: Path, clf: ExtremeClassifier, state: dict[str, Any]) -> None:
+    """Save the model, after the state of the run at its epoch: a saved model always has its state."""
+    path = folder / "checkpoint.json"
+    states = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, {**states, str(clf.model_.n_epochs): state})
+    clf.save(folder / "checkpoint")
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Raise if the folder holds something that is not a run."""
-    if folder.exists() and not (folder / "config.json").exists() and _entries(folder):
+def load_checkpoint(folder: Path) -> tuple[ExtremeClassifier, dict[str, Any]] | None:
+    """Return the model of the checkpoint and the state of its epoch; None without a checkpoint."""
+    if not (folder / "checkpoint").exists():
+        return None
+    clf = cast("ExtremeClassifier", load_model(folder / "checkpoint"))
+    return clf, json.loads((folder / "checkpoint.json").read_text())[str(clf.model_.n_epochs)]
+
+
+@contextlib.contextmanager
+def open_folder(folder: Path, name: str, content: dict[str, Any], *, what: str) -> Iterator[None]:
+    """Hold the folder of a run or search, which the file `name` describes, while the block runs."""
+    path = folder / name
+    if folder.exists() and not path.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise FileExistsError(
-            f"{folder} exists and is not a run, so it is left alone. Choose another folder."
+            f"{folder} exists and is not a {what}, so it is left alone. Choose another folder."
         )
-
-
-def _open_folder(folder: Path, config: dict[str, Any]) -> None:
-    """Make a folder that is held that of a run, or check that it is the folder of this one."""
-    sweep_stages(folder)
-    path = folder / "config.json"
-    if path.exists() and _entries(folder) == {"config.json"}:
-        path.unlink()  # of a run that failed before it began, by a wrong parameter or without data
-    if path.exists():
-        difference = _difference(comparable(json.loads(path.read_text())), comparable(config))
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder):
+        if [p.name for p in folder.iterdir() if not p.name.startswith(".")] == [name]:
+            path.unlink()  # failed before it began, by a wrong parameter or without data
+        if not path.exists():
+            write_json(path, content)
+        difference = _difference(json.loads(path.read_text(encoding="utf-8")), content)
         if difference:
             raise ValueError(
-                f"{folder} holds a run of another recipe: {difference}. Choose another folder, or delete it."
+                f"{folder} holds a {what} of another recipe: {difference}. Choose another folder, or delete"
+                " it."
             )
-        return
-    write_json(path, config)
+        yield
 
 
 def _difference(there: Any, here: Any, name: str = "") -> str:
-    """Word the first difference between two configs; an empty string if there is none."""
+    """Word the first difference between two configurations; empty if there is none."""
     if isinstance(there, dict) and isinstance(here, dict):
-        for key in {**there, **here}:
-            if key in ("search", "name"):  # neither changes a run
-                continue
-            found = _difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
-            if found:
-                return found
-        return ""
+        keys = (key for key in {**there, **here} if name or key not in ("search", "name"))
+        found = (_difference(there.get(key), here.get(key), f"{name}.{key}".lstrip(".")) for key in keys)
+        return next(filter(None, found), "")
     return "" if there == here else f"{name} is {there!r} there and {here!r} here"
-
-
-def _note_machine(folder: Path) -> None:
-    path = folder / "machine.json"
-    sessions = json.loads(path.read_text()) if path.exists() else []
-    write_json(path, [*sessions, environment()])
-
-
-def _reopen(folder: Path) -> ExtremeClassifier:
-    return cast("ExtremeClassifier", load_model(folder))
-
-
-def _save_model(path: Path, clf: ExtremeClassifier, rows: Rows) -> None:
-    if rows.text_features is None:
-        clf.save(path)
-        return
-    made = rows.text_features
-    texts = TextClassifier(clone(clf), features=TextFeatures(**made.to_options()))
-    texts.features_, texts.classifier_ = made, clf
-    texts.save(path)

@@ -33,7 +33,7 @@ from extremax.types import Bool, Features, Float32, Float64, Int64
 
 BLOCK_ROWS = 1024  # rows that are summed together
 BLOCK_CLASSES = 4096  # classes that a thread converts at a time
-_LANES = 8  # partial sums; independent of the threads, so that they change no result
+_LANES = 8  # partial sums
 
 
 @dataclass(frozen=True)
@@ -447,25 +447,22 @@ def _clipped_moments(
 ) -> tuple[Float64, Float64]:
     """Return the mean and the mean square of the clipped deviations from the median."""
     cuts = split(int(X.shape[0]), BLOCK_ROWS)
-    sums = np.zeros((min(_LANES, len(cuts)), 2, len(limits.median)))
+    sums: list[Any] = [None] * len(cuts)
 
-    def add(lane: int) -> None:
-        for a, b in cuts[lane :: len(sums)]:
-            first, second = limits.block_sums(X[a:b], None if weight is None else weight[a:b])
-            sums[lane, 0] += first
-            sums[lane, 1] += second
+    def add(i: int) -> None:
+        part = slice(*cuts[i])
+        sums[i] = limits.block_sums(X[part], None if weight is None else weight[part])
 
     with one_blas_thread():
-        run(add, len(sums), n_threads)
+        run(add, len(cuts), n_threads)
     total = float(X.shape[0]) if weight is None else float(np.sum(weight, dtype=np.float64))
-    first, second = sums.sum(axis=0) / total
-    return first, second
+    return add_block_sums(sums, total)
 
 
 def add_block_sums(blocks: Sequence[tuple[Float64, Float64]], total: float) -> tuple[Float64, Float64]:
     """Return the moments of all rows from `ClipLimits.block_sums` of each `BLOCK_ROWS` of them.
 
-    `total` is the weight of all rows.  The sums are added in the order of `ColumnScaling.fit`.
+    `total` is the weight of all rows.  The order of the sums depends on no thread.
     """
     sums = np.zeros((min(_LANES, len(blocks)), 2, len(blocks[0][0])))
     for i, (first, second) in enumerate(blocks):

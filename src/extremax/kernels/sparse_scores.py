@@ -7,7 +7,6 @@ classes times the number of features.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +14,9 @@ import numpy as np
 from extremax.kernels.compile import helper, inline, njit
 from extremax.kernels.topk import (
     LOWEST,
-    exp_nonpositive,
     ordered,
-    row_inverse_temperature,
     unordered,
 )
-
-_LEAST, _NOTHING = np.float32(-87.0), np.float32(0.0)
 
 
 class Postings(NamedTuple):
@@ -135,96 +130,6 @@ def frequent_gap(frequent, entries, coordinates, label):
         total += entries[frequent.columns[q]] * frequent.values[q]
     for j in range(coordinates.size):
         total -= np.float32(coordinates[j]) * frequent.left[j, label]
-    return total
-
-
-@njit
-def topk_rows(rows, first, last, postings, biases, frequent, options, scores, labels, log_prob, log_rest):
-    """Find the best classes of rows of a range among those with the best approximate scores.
-
-    Parameters
-    ----------
-    biases : pair of (n_classes,) float32
-        ``b`` and ``l``.
-    options : (int, float, float, tuple)
-        Classes that are scored exactly, inverse temperature, the factor of the mass of all others, and how
-        the temperature depends on the row (`row_inverse_temperature`).
-    scores : (n_classes,) float32
-        Scratch.
-    labels, log_prob : (n, k) int32, float32
-        Filled.
-    log_rest : (n,) float32
-        Filled with the log of the approximate mass of the classes that are not scored exactly, before the
-        factor, relative to that of the best class.
-    """
-    width, base_inverse_temperature, tail_factor, tempering = options
-    k = labels.shape[1]
-    found, values = np.empty(width, np.int32), np.empty(width, np.float32)
-    coordinates = np.empty(frequent.right.shape[1], np.float64)
-    present = np.zeros(frequent.right.shape[0], np.float32)
-    for i in range(first, last):
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
-        mass = row_mass(rows.data, start, stop)
-        project_frequent(rows, i, frequent, present, coordinates)
-        start_scores(biases, mass, frequent, coordinates, scores)
-        add_postings(rows.indices[start:stop], rows.data[start:stop], postings, frequent.place, scores)
-        n = select_top(scores, width, found, values)
-        for j in range(n):
-            label = found[j]
-            values[j] += frequent_gap(frequent, present, coordinates, label)
-            scores[label] = -np.inf
-        clear_frequent(rows, i, frequent, present)
-        _sort_candidates(found, values, n)
-        inverse_temperature = base_inverse_temperature
-        inside, rest = _sums(values, n, scores, inverse_temperature)
-        if tempering[1] != 0.0:
-            log_top = -math.log(inside + tail_factor * rest)
-            inverse_temperature = row_inverse_temperature(tempering, log_top)
-            inside, rest = _sums(values, n, scores, inverse_temperature)
-        peak = values[0] * inverse_temperature
-        log_rest[i] = math.log(max(rest, 1e-37))
-        log_mass = np.float32(math.log(inside + tail_factor * rest))
-        for j in range(k):
-            labels[i, j] = found[j] if j < n else -1
-            log_prob[i, j] = values[j] * inverse_temperature - peak - log_mass if j < n else -np.inf
-
-
-@helper
-def _sort_candidates(labels, values, n):
-    """Sort by value, best first, ties to the smaller class."""
-    for i in range(1, n):
-        label, value = labels[i], values[i]
-        at = i
-        while at > 0 and (values[at - 1] < value or (values[at - 1] == value and labels[at - 1] > label)):
-            values[at] = values[at - 1]
-            labels[at] = labels[at - 1]
-            at -= 1
-        values[at] = value
-        labels[at] = label
-
-
-@helper
-def _sums(values, n, scores, inverse_temperature):
-    """Return the mass of n candidates and of all other classes, over that of the first candidate."""
-    peak, inside = values[0] * inverse_temperature, 0.0
-    for j in range(n):
-        inside += math.exp(np.float64(values[j] * inverse_temperature - peak))
-    return inside, _sum_exp(scores, inverse_temperature, peak)
-
-
-@helper
-def _sum_exp(scores, inverse_temperature, peak):
-    """Return the sum of ``exp(score / temperature - peak)``, in float32 sums of 1,024.
-
-    A score above the peak counts as the peak: it is an approximate one.
-    """
-    total = 0.0
-    for start in range(0, scores.size, 1024):
-        block = scores[start : start + 1024]
-        part = np.float32(0.0)
-        for j in range(block.size):
-            part += exp_nonpositive(min(max(block[j] * inverse_temperature - peak, _LEAST), _NOTHING))
-        total += part
     return total
 
 

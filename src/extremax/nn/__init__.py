@@ -9,8 +9,7 @@ except ModuleNotFoundError as error:
         "extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]"
     ) from error
 
-from extremax.nn.head import AdversarialSoftmax, HeadOutput
 from extremax.nn.sharded import ShardedExtremeSoftmax
 from extremax.nn.softmax import ExtremeSoftmax, SoftmaxOutput
 
-__all__ = ["AdversarialSoftmax", "ExtremeSoftmax", "HeadOutput", "ShardedExtremeSoftmax", "SoftmaxOutput"]
+__all__ = ["ExtremeSoftmax", "ShardedExtremeSoftmax", "SoftmaxOutput"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from extremax.nn.shared_classes import INITIAL_SQUARE
 
 SUMS = ("squares", "bias_squares")
+EXACT = (*SUMS, "class_counts")  # keep their type, whatever the weights have
 SCALES = ("hidden_moments.", "hidden_size.")  # what is known of earlier hidden states: one of them
 
 

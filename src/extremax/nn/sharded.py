@@ -20,11 +20,11 @@ from extremax.nn.layer import (
     check_class_counts,
     check_gradients,
     check_positive,
+    gather,
     row_blocks,
     score_all,
 )
-from extremax.nn.layer_state import TypedBuffers, adapt_state
-from extremax.nn.noise_state import NoiseState
+from extremax.nn.layer_state import adapt_state
 from extremax.nn.shard_group import (
     AverageGradient,
     SameRows,
@@ -150,8 +150,7 @@ class ShardedExtremeSoftmax(OutputLayer):
     Notes
     -----
     Draws come from torch's default generator and from the number of the rank: ranks draw differently, whether
-    their seeds differ or not. There is no label tree: with very many classes for each shared one, classes of
-    a tree's cell are no harder than others.
+    their seeds differ or not.
 
     Examples
     --------
@@ -172,6 +171,7 @@ class ShardedExtremeSoftmax(OutputLayer):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    class_counts: Tensor
     n_steps: Tensor
     squares: Tensor
     bias_squares: Tensor
@@ -228,7 +228,7 @@ class ShardedExtremeSoftmax(OutputLayer):
 
         self.weight = self._parameter(table(in_features, of=dtype))
         self.bias = self._parameter(table(None, of=dtype)) if bias else None
-        self.noise = ShardedCounts(self._layout, table(None, of=torch.float32))
+        self.register_buffer("class_counts", self._layout.share(table(None, of=torch.float32)))
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
         if gradients == "fused":
             self.register_buffer("squares", self._layout.share(table(1, of=torch.float32)))
@@ -255,7 +255,7 @@ class ShardedExtremeSoftmax(OutputLayer):
             self.n_steps.zero_()
             _local(self.squares).fill_(INITIAL_SQUARE)
             _local(self.bias_squares).fill_(INITIAL_SQUARE)
-            _local(self.noise.class_counts).copy_(torch.from_numpy(self._counts))
+            _local(self.class_counts).copy_(torch.from_numpy(self._counts))
             if self._hidden_scale is not None:
                 self._hidden_scale.reset()
             if self.bias is not None:
@@ -403,19 +403,18 @@ class ShardedExtremeSoftmax(OutputLayer):
         n_sets = self.steps_per_batch if self.gradients == "fused" else 1
         if self._layout.shards.n_local == 0:
             return [(np.empty(0, np.int32), np.empty(0, np.float32))] * n_sets
-        draws, no_projection = self._current_draws(), np.empty((0, 0), np.float32)
+        draws = self._current_draws()
         positions = np.random.default_rng([seed, dist.get_rank()]).random((n_sets, 2))
-        sets = [draws.draw(no_projection, position) for position in positions]
+        sets = [draws.draw(position) for position in positions]
         if draws.size == draws.n_classes:
             return sets
         return [add_targets(drawn, own, draws.size // 2) for drawn in sets]
 
     def _current_draws(self) -> ClassDraws:
-        if self._draws is None or self.noise.is_new:
-            counts = _local(self.noise.class_counts).cpu().numpy().astype(np.float64)
+        if self._draws is None:
+            counts = _local(self.class_counts).cpu().numpy().astype(np.float64)
             size = -(-self.n_shared // self._layout.shards.size)
-            self._draws = ClassDraws(class_weights(counts, self.class_exponent), size, None)
-            self.noise.is_new = False
+            self._draws = ClassDraws(class_weights(counts, self.class_exponent), size)
         return self._draws
 
     # -- prediction
@@ -497,20 +496,12 @@ class ShardedExtremeSoftmax(OutputLayer):
 
     # -- state
 
-    def unsharded_state_dict(self, *, tree_components: int = 32) -> dict[str, Tensor]:
-        """Return the state of an `ExtremeSoftmax` with the same weights, on every rank, without a tree.
+    def unsharded_state_dict(self) -> dict[str, Tensor]:
+        """Return the state of an `ExtremeSoftmax` with the same weights, on every rank.
 
         ``load_state_dict`` of this layer takes such a state too.
         """
-        whole: dict[str, Tensor] = dict(
-            NoiseState(
-                self.in_features, self.n_classes, tree_components, 1.0, np.zeros(self.n_classes)
-            ).state_dict(prefix="noise.")
-        )
-        for name, value in self.state_dict().items():
-            gather = getattr(value, "full_tensor", None)
-            whole[name] = value if gather is None else gather()
-        return whole
+        return {name: gather(value) for name, value in self.state_dict().items()}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -520,29 +511,10 @@ class ShardedExtremeSoftmax(OutputLayer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take the state of an `ExtremeSoftmax` too, and of a layer with other `gradients` or `whiten`."""
+        self._draws = None
         self._kept.clear()
         adapt_state(self, state_dict, prefix)
         self._layout.take_shards(state_dict, prefix, dict(self.named_parameters(recurse=False)))
-        self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class ShardedCounts(TypedBuffers):
-    """Class counts of the rank, under the name that `ExtremeSoftmax` has for them in its state."""
-
-    class_counts: Tensor
-
-    def __init__(self, layout: Layout, local: Tensor) -> None:
-        super().__init__()
-        self._layout = layout
-        self.is_new = True
-        self.register_buffer("class_counts", layout.share(local))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self.is_new = True
-        for name in ("tree_weights", "tree_biases", "tree_leaf_class", "components", "mean", "has_tree"):
-            state_dict.pop(prefix + name, None)  # an ExtremeSoftmax has a tree
-        state_dict.pop(prefix + "version", None)
         self._layout.take_shards(state_dict, prefix, dict(self.named_buffers(recurse=False)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

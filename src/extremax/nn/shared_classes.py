@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extremax.kernels.batch_softmax import draw_shared
-from extremax.solvers.class_sets import TreeCells, inclusion_probabilities
+from extremax.solvers.class_sets import inclusion_probabilities
 from extremax.types import Float32, Float64, Int32, Int64
 
 Key = TypeVar("Key")
@@ -42,37 +42,31 @@ class SharedSet(NamedTuple):
 
 
 class ClassDraws:
-    """Draws of class sets: some by frequency, some from the cells of a label tree.
+    """Draws of class sets by weight.
 
     Parameters
     ----------
     weights : (n_classes,)
-        Inclusion probabilities of the draws by frequency are proportional to these, up to 1.
+        Inclusion probabilities are proportional to these, up to 1.
     size : int
         Classes of a set, at most.
-    cells : TreeCells, optional
-        With cells, half of the classes come from those of the rows.
     """
 
-    def __init__(self, weights: Float64, size: int, cells: TreeCells | None) -> None:
+    def __init__(self, weights: Float64, size: int) -> None:
         self.n_classes, self.size = len(weights), min(size, len(weights))
-        self.cells = cells if self.size < self.n_classes else None
-        self.n_hard = 0 if self.cells is None else self.size // 2
-        self.everywhere = np.cumsum(inclusion_probabilities(weights, self.size - self.n_hard))
+        self.cumulative = np.cumsum(inclusion_probabilities(weights, self.size))
         n_certain = self.n_classes if self.size == self.n_classes else 0
         self._all = np.arange(n_certain, dtype=np.int32), np.zeros(n_certain, np.float32)
 
-    def draw(self, Z: Float32, positions: Float64) -> tuple[Int32, Float32]:
-        """Return sorted classes and their -log pi, for rows with projection Z; `positions` are in [0, 1)."""
+    def draw(self, positions: Float64) -> tuple[Int32, Float32]:
+        """Return sorted classes and their -log pi; the two `positions` are in [0, 1)."""
         if self.size == self.n_classes:
             return self._all
-        near, cumulative = np.empty(0, np.int32), np.empty(0)
-        if self.cells is not None and len(Z):
-            near, cumulative = self.cells.classes_of(Z, self.n_hard)
+        no_cells = np.empty(0, np.int32), np.empty(0)
         classes, minus_log_pi = np.empty(self.size, np.int32), np.empty(self.size, np.float32)
         scratch = np.empty(2 * self.size + 4, np.int64)
         n = draw_shared(
-            self.everywhere, near, cumulative, positions[0], positions[1], classes, minus_log_pi, scratch
+            self.cumulative, *no_cells, positions[0], positions[1], classes, minus_log_pi, scratch
         )
         return classes[:n], minus_log_pi[:n]
 

@@ -2,9 +2,8 @@
 
 The score of class y for a hidden state h is s_y(h) = h.w_y + b_y, and p(y|h) is the softmax of the scores. A
 training step compares each row with its target and with one set of classes for all rows, whose scores one
-matrix product makes. They are drawn by a power of the class frequencies; once there is a label tree, half of
-them come from the cells of the tree that the rows belong to. Inclusion probabilities are exact, and so is the
-loss in evaluation mode.
+matrix product makes. They are drawn by a power of the class frequencies. Inclusion probabilities are exact,
+and so is the loss in evaluation mode.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -22,16 +22,17 @@ from extremax.kernels.row_updates import ModelArrays
 from extremax.nn.fused_step import FusedArguments, FusedStep
 from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
 from extremax.nn.layer import (
-    RecentRows,
-    SoftmaxLayer,
+    OutputLayer,
     check_class_counts,
     check_gradients,
     check_positive,
     copy_into,
+    gather,
     n_processes,
+    row_blocks,
+    score_all,
 )
 from extremax.nn.layer_state import adapt_state
-from extremax.nn.noise_state import NoiseState
 from extremax.nn.shared_classes import (
     INITIAL_SQUARE,
     ClassDraws,
@@ -43,15 +44,9 @@ from extremax.nn.shared_classes import (
     shared_losses,
 )
 from extremax.runtime.threads import resolve_threads
-from extremax.solvers.class_sets import TreeCells
 from extremax.tree.noise import class_weights
-from extremax.tuned import BatchConfig, has_many_classes
 from extremax.types import Float32, Int32
 
-# Training steps; refit_every="auto" fits the tree there and after 2, 4, 8, ... times as many. Earlier, a fit
-# takes longer than what its classes gain: lab/notes.md.
-_FIRST_REFIT = 4096
-_LEAVES_PER_CELL = 32
 # n_shared="auto": first classes of fused steps, and how many at most. A young layer learns more from many
 # steps than from many classes, if a minibatch makes two; later, few classes make log Z too small, and the
 # encoder too sure: lab/notes.md.
@@ -85,7 +80,7 @@ class StepSets(NamedTuple):
     sets: list[tuple[Int32, Float32]]
 
 
-class ExtremeSoftmax(SoftmaxLayer):
+class ExtremeSoftmax(OutputLayer):
     """Softmax over `n_classes`, trained on classes that the rows of a minibatch share.
 
     ``layer(hidden, targets)`` returns a `SoftmaxOutput`: in training mode with the estimated loss, in
@@ -105,8 +100,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         "auto": 2,048, but 512 in the first 1,024 steps of ``gradients="fused"``; all, where there are no more
         than 1,024 classes.
     class_counts : (n_classes,), optional
-        Training rows of each class. Unless given: all alike, then those of the rows that the tree is fitted
-        on.
+        Training rows of each class; unless given, all alike.
     class_exponent : float
         Of the class counts, in the choice of the classes.
     gradients : {"dense", "sparse", "fused"}
@@ -130,22 +124,8 @@ class ExtremeSoftmax(SoftmaxLayer):
         As in ``torch.nn.CrossEntropyLoss``, in training mode.
     ignore_index : int
         Rows with this target are left out.
-    refit_every : int, "auto" or None
-        Fit the tree after every so many training steps, on the latest `refit_rows` hidden states. "auto":
-        after 4096, 8192, 16384, ... steps, unless there are more than 64 classes for each of `n_shared`, or
-        65,536 if that is "auto", where cells no longer pay, or the softmax is exact by then. None: only when
-        `fit_tree` is called. While the softmax is exact, no tree is fitted.
-    refit_rows : int
-        See `refit_every`.
-    tree_components : int
-        Principal components of the hidden states that the tree is fitted on.
-    tree_regularization : float or "auto"
-        Square penalty on the weights of the tree; "auto" chooses one per level by held-out likelihood, which
-        takes many times as long.
-    random_state : int
-        Seed of the tree.
     n_jobs : int, optional
-        Threads of the tree, and of the fused step, which takes no more than torch has.
+        Threads of the fused step, which takes no more than torch has.
     device, dtype
         Of the parameters, as in ``torch.nn.Linear``.
 
@@ -169,6 +149,10 @@ class ExtremeSoftmax(SoftmaxLayer):
     True
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    class_counts: Tensor
+    n_steps: Tensor
     squares: Tensor
     bias_squares: Tensor
 
@@ -187,11 +171,6 @@ class ExtremeSoftmax(SoftmaxLayer):
         whiten: bool = True,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
-        refit_every: int | Literal["auto"] | None = "auto",
-        refit_rows: int = 50_000,
-        tree_components: int = 32,
-        tree_regularization: float | Literal["auto"] = 1.0,
-        random_state: int = 0,
         n_jobs: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -202,9 +181,6 @@ class ExtremeSoftmax(SoftmaxLayer):
             n_classes=n_classes,
             n_shared=None if n_shared == "auto" else n_shared,
             steps_per_batch=steps_per_batch,
-            tree_components=tree_components,
-            refit_every=None if refit_every == "auto" else refit_every,
-            refit_rows=refit_rows,
         )
         check_gradients(gradients, label_smoothing)
         if gradients == "fused" and dtype not in (None, torch.float32):
@@ -219,12 +195,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         self.steps_per_batch = steps_per_batch
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
-        self.refit_every = refit_every
-        self.refit_rows = refit_rows
-        self.tree_regularization = tree_regularization
-        self.random_state = random_state
         self.n_jobs = n_jobs
-        self.counts_are_given = class_counts is not None
         self._counts = counts
         # The fused step is the optimizer of these parameters; no other must find them.
         is_fused = gradients == "fused"
@@ -235,34 +206,32 @@ class ExtremeSoftmax(SoftmaxLayer):
             if bias
             else None
         )
-        self.noise = NoiseState(in_features, n_classes, tree_components, 1.0, counts).to(device)
+        self.register_buffer("class_counts", torch.empty(n_classes, device=device))
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64, device=device))
         n_sums = n_classes if is_fused else 0
         self.register_buffer("squares", torch.empty(n_sums, 1, device=device))
         self.register_buffer("bias_squares", torch.empty(n_sums, device=device))
         self.hidden_moments = HiddenMoments(in_features, device) if whiten and is_fused else None
         self.hidden_size = HiddenSize(in_features, device) if is_fused and not whiten else None
-        self._recent = RecentRows()
         self._draws: dict[int, ClassDraws] = {}
-        self._draws_of = (-1, -1, 0.0)
         self._kept: OrderedDict[tuple[float | bytes, ...], StepSets] = OrderedDict()
         self._place, self._no_biases = np.empty(0, np.int32), np.empty(0, np.float32)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set weights to zero and biases to log-frequencies, and forget tree, steps and Adagrad's sums."""
+        """Set weights to zero and biases to log-frequencies, and forget steps and Adagrad's sums."""
         with torch.no_grad():
             self.weight.zero_()
             self.n_steps.zero_()
             self.squares.fill_(INITIAL_SQUARE)
             self.bias_squares.fill_(INITIAL_SQUARE)
-            self.noise.reset(self._counts)
+            self.class_counts.copy_(torch.from_numpy(self._counts))
             if self._hidden_scale is not None:
                 self._hidden_scale.reset()
             if self.bias is not None:
                 known = class_weights(self._counts, 1.0)
                 copy_into(self.bias, torch.from_numpy(np.log(known / known.sum())))
-        self._recent, self._draws = RecentRows(), {}
+        self._draws = {}
         self._kept.clear()
 
     def extra_repr(self) -> str:
@@ -272,7 +241,8 @@ class ExtremeSoftmax(SoftmaxLayer):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take the state of a layer with other `gradients` or `whiten` too: what it has not starts anew."""
+        """Load a state; what a layer with other `gradients` or `whiten` lacks starts anew."""
+        self._draws = {}
         self._kept.clear()
         adapt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -298,7 +268,7 @@ class ExtremeSoftmax(SoftmaxLayer):
         elif self.gradients == "fused":
             losses = self._fused_losses(h, y)
         else:
-            shared = self._shared_set(h, y)
+            shared = self._shared_set(h.device, y)
             weight, bias = self._tables()
             losses = shared_losses(
                 h,
@@ -317,6 +287,10 @@ class ExtremeSoftmax(SoftmaxLayer):
         h, y = self._flat_pairs(hidden, targets)
         return h, y.to(h.device)
 
+    def _tables(self) -> tuple[Tensor, Tensor | None]:
+        """Return weights and biases, gathered from all processes where FSDP shards them."""
+        return gather(self.weight), None if self.bias is None else gather(self.bias)
+
     def _exact_losses(self, h: Tensor, y: Tensor) -> Tensor:
         """Return -log p(target|h) of each row, over all classes."""
         if not torch.is_grad_enabled():
@@ -332,7 +306,7 @@ class ExtremeSoftmax(SoftmaxLayer):
             )
         scale = self._hidden_scale
         assert scale is not None  # with fused steps
-        sets = self._choose(h, y).sets
+        sets = self._choose(y).sets
         if len(self._place) == 0:
             self._place = np.full(self.n_classes, -1, np.int32)
             self._no_biases = np.zeros(self.n_classes if self.bias is None else 0, np.float32)
@@ -355,9 +329,9 @@ class ExtremeSoftmax(SoftmaxLayer):
     # -- classes of a step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _shared_set(self, h: Tensor, y: Tensor) -> SharedSet:
-        n_drawn, (drawn,) = self._choose(h, y)
-        return padded(*drawn, n_drawn, h.device)
+    def _shared_set(self, device: torch.device, y: Tensor) -> SharedSet:
+        n_drawn, (drawn,) = self._choose(y)
+        return padded(*drawn, n_drawn, device)
 
     def _n_drawn(self) -> int:
         """Return how many classes the next training step draws."""
@@ -368,25 +342,24 @@ class ExtremeSoftmax(SoftmaxLayer):
         is_young = self.gradients == "fused" and int(self.n_steps) < _FIRST_STEPS
         return min(_FIRST_SHARED if is_young else _MOST_SHARED, self.n_classes)
 
-    def _choose(self, h: Tensor, y: Tensor) -> StepSets:
-        """Draw the class sets of a training step, remember its rows, and count it.
+    def _choose(self, y: Tensor) -> StepSets:
+        """Draw the class sets of a training step, and count it.
 
         Activation checkpointing repeats a forward pass with the same random numbers and targets, and must get
         the same classes: what was drawn for them before.
         """
         rank = torch.distributed.get_rank() if n_processes() > 1 else 0
-        # Processes with the same seed draw other classes than one another.
+        # Processes with the same seed must draw different classes.
         numbers = torch.rand(2, dtype=torch.float64).numpy()
         key = draw_key([*numbers, rank], y)
         if key in self._kept:
             return self._kept[key]
-        self._keep(h, y)
         n_drawn, n_sets = self._n_drawn(), self.steps_per_batch if self.gradients == "fused" else 1
         self.n_steps.add_(1)
         sizes = [n_drawn] + [-(-n_drawn // _LATER_SHARE)] * (n_sets - 1)
-        Z, labels = self.noise.project(h), y.cpu().numpy()
+        labels = y.cpu().numpy()
         sets = [
-            draws.draw(Z, (numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
+            draws.draw((numbers + (rank * n_sets + i) * _GOLDEN) % 1.0)
             for i, draws in enumerate(self._current_draws(sizes))
         ]
         # As negatives of a first step, targets do not repay their share of the product: lab/notes.md.
@@ -395,26 +368,55 @@ class ExtremeSoftmax(SoftmaxLayer):
 
     def _current_draws(self, sizes: Sequence[int]) -> list[ClassDraws]:
         """Return the draws of sets of these sizes, and forget those of others."""
-        version = (int(self.noise.version), self.noise.generation, self.class_exponent)
-        if self._draws_of != version or self._draws.keys() != set(sizes):
-            counts = self.noise.class_counts.cpu().numpy().astype(np.float64)
-            weights, tree, cells = class_weights(counts, self.class_exponent), self.noise.tree, None
-            if tree is not None:
-                cells = TreeCells.build(tree, counts, _LEAVES_PER_CELL, exponent=self.class_exponent)
-            self._draws = {size: ClassDraws(weights, size, cells) for size in set(sizes)}
-            self._draws_of = version
+        if self._draws.keys() != set(sizes):
+            weights = class_weights(self.class_counts.cpu().numpy().astype(np.float64), self.class_exponent)
+            self._draws = {size: ClassDraws(weights, size) for size in set(sizes)}
         return [self._draws[size] for size in sizes]
 
-    def _keeps_rows(self) -> bool:
-        if self._n_drawn() >= self.n_classes:
-            return False  # the softmax is exact from now on
-        first, last = (_EXACT_CLASSES, _MOST_SHARED) if self.n_shared == "auto" else [self.n_shared] * 2
-        if self.refit_every == "auto":
-            return last < self.n_classes and not has_many_classes(self.n_classes, first, BatchConfig())
-        return self.refit_every is not None
+    # -- prediction
 
-    def _refit_is_due(self, n_steps: int) -> bool:
-        if isinstance(self.refit_every, int):
-            return n_steps > 0 and n_steps % self.refit_every == 0
-        times = n_steps // _FIRST_REFIT
-        return n_steps % _FIRST_REFIT == 0 and times > 0 and times & (times - 1) == 0
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Return log p(y|h) of every class, (..., n_classes).
+
+        Differentiable in hidden states and weights; takes time and memory in proportion to n_classes.
+        """
+        h = self._flat(hidden)
+        return self._log_prob_all(h).reshape(*hidden.shape[:-1], self.n_classes)
+
+    def _log_prob_all(self, h: Tensor) -> Tensor:
+        return F.log_softmax(score_all(h, *self._tables()), dim=1)
+
+    def target_log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return log p(target|h) of each row (n,), over all classes, without a gradient.
+
+        Ignored rows are left out.
+        """
+        h, y = self._flat_pairs(hidden, targets)
+        with torch.no_grad():
+            parts = [
+                self._log_prob_all(h[a:b]).gather(1, y[a:b, None].to(h.device)).squeeze(1)
+                for a, b in row_blocks(len(h), self.n_classes)
+            ]
+        return torch.cat(parts) if parts else torch.empty(0, device=h.device)
+
+    def log_likelihood(self, hidden: Tensor, targets: Tensor) -> float:
+        """Return the mean of log p(target|h) over the rows."""
+        values = self.target_log_prob(hidden, targets)
+        if len(values) == 0:
+            raise ValueError("A mean over no rows is not defined; pass at least one row that is not ignored.")
+        return float(values.double().mean())
+
+    def predict_topk(self, hidden: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the k most probable classes of each hidden state and their log-probabilities.
+
+        Both are (..., k), best first.
+        """
+        self._check_k(k)
+        h = self._flat(hidden)
+        shape = (*hidden.shape[:-1], k)
+        labels = torch.empty(len(h), k, dtype=torch.int64, device=h.device)
+        log_prob = torch.empty(len(h), k, device=h.device)
+        with torch.no_grad():
+            for a, b in row_blocks(len(h), self.n_classes):
+                log_prob[a:b], labels[a:b] = self._log_prob_all(h[a:b]).topk(k, dim=1)
+        return labels.reshape(shape), log_prob.reshape(shape)

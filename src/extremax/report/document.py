@@ -1,8 +1,8 @@
-"""The analysis of a model as one JSON document: what the model page shows, and files of it.
+"""The analysis of a model as one JSON document, which the model page shows.
 
-A document has the tables, cut to what a page can show, the label hierarchy, and held-out rows by class.  It
-knows the labels of its model by a checksum, so that a server does not show it beside another one.  A file of
-it is checked like a model folder: it may come from elsewhere.
+A document has the tables, shortened for a page, the label hierarchy, and held-out rows by class. A checksum
+of the labels keeps a server from showing it beside another model. Files are checked when they are read, as
+they may come from elsewhere.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,7 +84,7 @@ def _inside(tree: LabelHierarchy, analysis: Analysis) -> Int64:
 
 
 def _shown(record: dict[str, Any], describe: Any) -> dict[str, Any]:
-    """Return a line of a table with short texts, labels as strings, and what these stand for."""
+    """Return a line of a table with short texts, labels as strings, and their descriptions."""
     shown: dict[str, Any] = {}
     for name, value in record.items():
         if name in ("label", "predicted", "other"):
@@ -118,7 +119,7 @@ def describe_model(clf: Any) -> dict[str, Any]:
         "n_features": model.n_features,
         "n_samples": model.classes.n_samples or None,
         "input": "texts" if hasattr(clf, "features_") else "vectors",
-        "objective": model.objective,
+        "objective": model.solver,
         "labels_checksum": labels_checksum(clf.classes_),
     }
 
@@ -136,16 +137,17 @@ def labels_checksum(classes: NDArray[Any]) -> str:
 def describer(clf: Any) -> Any:
     """Return a function from a label to the text on it, or to None."""
     descriptions = clf.model_.classes.descriptions
-    index = getattr(clf, "classifier_", clf)._label_id
 
     def describe(label: Any) -> str | None:
-        return None if descriptions is None else cut(descriptions.text(index(label)), MAX_TEXT) or None
+        if descriptions is None:
+            return None
+        return cut(descriptions.text(int(clf.label_ids([label])[0])), MAX_TEXT) or None
 
     return describe
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text with at most so many characters, of which the last then says that some are missing."""
+    """Return a text shortened to at most `length` characters, with an ellipsis at the end."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -160,126 +162,106 @@ def beside(model_folder: str | os.PathLike[str]) -> Path:
     return folder.with_name(f"{folder.name}.analysis.json")
 
 
+class _TreePart(msgspec.Struct):
+    source: str
+    order: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    start: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    stop: list[Annotated[int, msgspec.Meta(ge=1, lt=2**31)]]
+    parent: list[Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]]
+    names: list[str]
+
+
+class _HeldOut(msgspec.Struct):
+    support: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
+    right: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
+    inside: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
+    n_rows: int
+    n_pairs: int
+    n_left_out: int
+    n_unknown: int
+
+
+class _TablePart(msgspec.Struct):
+    note: str
+    rows: list[dict[str, Any]]
+
+
+class _ModelPart(msgspec.Struct):
+    n_classes: Annotated[int, msgspec.Meta(ge=1)]
+    labels_checksum: str
+
+
+class _Schema(msgspec.Struct):
+    """What a document must hold; `_check` looks at how its parts fit together."""
+
+    format: Literal["extremax analysis"]
+    version: Literal[1]
+    model: _ModelPart
+    held_out: _HeldOut | None
+    tables: dict[Literal["figures", "deciles", "reliability", "confusions", "merge", "suspects"], _TablePart]
+    tree: _TreePart
+
+
 def load_analysis(path: str | os.PathLike[str]) -> Document:
     """Read a document that `extremax report --out FILE.json` wrote, and check all of it.
 
     Raises
     ------
     ValueError
-        If the file is none, is damaged, or was written by a newer version.
+        If the file is not an analysis, is damaged, or was written by a newer version.
     """
     file = Path(path)
     if file.stat().st_size > _MAX_BYTES:
         raise ValueError(f"{file} has {file.stat().st_size:,} bytes; an analysis has at most {_MAX_BYTES:,}.")
     try:
-        found = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{file} is no analysis: it is not JSON ({error}); write one with extremax report."
-        ) from None
-    try:
-        check_document(found)
-    except _Unsound as error:
-        raise ValueError(
-            f"{file} is no analysis that can be shown: {error}; write it again with extremax report."
-        ) from None
-    return dict(found)
+        found: Document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        _check(msgspec.convert(found, _Schema))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not an analysis: {error}; write one with extremax report.") from None
+    return found
 
 
-class _Unsound(Exception):
-    """A part of a document is not what it must be."""
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}")
-
-
-def check_document(found: Any) -> None:
+def _check(found: _Schema) -> None:
     """Raise for a document whose parts do not fit together."""
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise _Unsound(f"its format is not {FORMAT!r}")
-    if found.get("version") != FORMAT_VERSION:
-        raise _Unsound(f"its version is {found.get('version')!r}, and this program reads {FORMAT_VERSION}")
-    model, held_out = _mapping(found, "model"), found.get("held_out")
-    n_classes = model.get("n_classes")
-    if type(n_classes) is not int or n_classes < 1:
-        raise _Unsound("it does not say how many classes the model has")
-    tree = restore_tree(found)
+    tree, n_classes = _hierarchy(found.tree), found.model.n_classes
     if tree.n_classes != n_classes:
-        raise _Unsound(f"its tree has {tree.n_classes:,} classes, the model {n_classes:,}")
-    names = _mapping(found, "tree").get("names")
-    if not (isinstance(names, list) and len(names) == tree.n_nodes and all(type(n) is str for n in names)):
-        raise _Unsound("nodes of its tree have no names")
+        raise ValueError(f"its tree has {tree.n_classes:,} classes, the model {n_classes:,}")
+    if len(found.tree.names) != tree.n_nodes:
+        raise ValueError("nodes of its tree have no names")
+    held_out = found.held_out
     if held_out is not None:
-        if not isinstance(held_out, dict):
-            raise _Unsound("its held-out rows are no mapping")
-        for name, size in (("support", n_classes), ("right", n_classes), ("inside", tree.n_nodes)):
-            _integers(held_out, name, size, 0, 2**53)
-    for name, table in _mapping(found, "tables").items():
-        rows = table.get("rows") if isinstance(table, dict) else None
-        if name not in SHOWN or not isinstance(rows, list) or len(rows) > SHOWN[name]:
-            raise _Unsound(f"its table {str(name)[:40]!r} is not one of those that a page shows")
-        if not all(isinstance(row, dict) for row in rows) or type(table.get("note")) is not str:
-            raise _Unsound(f"lines of its table {name!r} are no mappings")
+        sizes = [len(held_out.support), len(held_out.right), len(held_out.inside)]
+        if sizes != [n_classes, n_classes, tree.n_nodes]:
+            raise ValueError("its counts of held-out rows are not one for each class and node")
+    if any(len(table.rows) > SHOWN[name] for name, table in found.tables.items()):
+        raise ValueError("its tables have more lines than a page shows")
 
 
 def restore_tree(document: Mapping[str, Any]) -> LabelHierarchy:
-    """Return the hierarchy of a document, checked: children divide the range of their parent."""
-    part = _mapping(document, "tree")
-    order = _integers(part, "order", None, 0, 2**31)
-    n_classes = len(order)
-    if n_classes == 0 or not np.array_equal(np.sort(order), np.arange(n_classes)):
-        raise _Unsound("its tree does not hold every class once")
-    start = _integers(part, "start", None, 0, n_classes)
-    stop = _integers(part, "stop", len(start), 1, n_classes + 1)
-    parent = _integers(part, "parent", len(start), -1, len(start))
-    tree = LabelHierarchy(
-        order.astype(np.int32),
-        start.astype(np.int32),
-        stop.astype(np.int32),
-        parent.astype(np.int32),
-        "label tree" if part.get("source") == "label tree" else "class vectors",
+    """Return the hierarchy of a document."""
+    return _hierarchy(msgspec.convert(document["tree"], _TreePart))
+
+
+def _hierarchy(part: _TreePart) -> LabelHierarchy:
+    """Return a hierarchy, checked: children divide the range of their parent."""
+    order, start, stop, parent = (
+        np.array(values, np.int32) for values in (part.order, part.start, part.stop, part.parent)
     )
-    _check_nodes(tree)
-    return tree
-
-
-def _check_nodes(tree: LabelHierarchy) -> None:
+    if len(order) == 0 or not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ValueError("its tree does not hold every class once")
+    if not len(start) == len(stop) == len(parent) > 0:
+        raise ValueError("nodes of its tree are incomplete")
+    source = "label tree" if part.source == "label tree" else "class vectors"
+    tree = LabelHierarchy(order, start, stop, parent, source)
     nodes = np.arange(tree.n_nodes)
-    is_root = tree.parent < 0
-    if (
-        tree.n_nodes == 0
-        or not (is_root == (nodes == 0)).all()
-        or (tree.parent >= np.maximum(nodes, 1)).any()
-    ):
-        raise _Unsound("nodes of its tree do not follow their parents")
-    if (tree.start[0], tree.stop[0]) != (0, tree.n_classes) or (tree.start >= tree.stop).any():
-        raise _Unsound("the root of its tree does not hold all classes")
-    below = np.lexsort((tree.start, tree.parent))[1:]
-    above = tree.parent[below]
-    first = np.ones(len(below), bool)
-    first[1:] = above[1:] != above[:-1]
-    last = np.ones(len(below), bool)
-    last[:-1] = first[1:]
-    begins = np.where(first, tree.start[above], np.concatenate([[0], tree.stop[below[:-1]]])[: len(below)])
-    if (tree.start[below] != begins).any() or (tree.stop[below][last] != tree.stop[above][last]).any():
-        raise _Unsound("children in its tree do not divide the classes of their parent")
+    if not ((parent < 0) == (nodes == 0)).all() or (parent >= np.maximum(nodes, 1)).any():
+        raise ValueError("nodes of its tree do not follow their parents")
+    if (start[0], stop[0]) != (0, tree.n_classes) or (start >= stop).any():
+        raise ValueError("the root of its tree does not hold all classes")
+    for node in range(tree.n_nodes):
+        edges = [edge for child in tree.children(node) for edge in (int(start[child]), int(stop[child]))]
+        if edges and [int(start[node]), *edges[1::2]] != [*edges[::2], int(stop[node])]:
+            raise ValueError("children in its tree do not divide the classes of their parent")
     if int(tree.depths().max()) > _MAX_DEPTH:
-        raise _Unsound(f"its tree is deeper than {_MAX_DEPTH} levels")
-
-
-def _mapping(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = found.get(name)
-    if not isinstance(part, dict):
-        raise _Unsound(f"{name!r} is missing")
-    return part
-
-
-def _integers(found: Mapping[str, Any], name: str, size: int | None, least: int, end: int) -> Int64:
-    """Return a list of integers as an array, checked."""
-    values = found.get(name)
-    if not isinstance(values, list) or (size is not None and len(values) != size):
-        raise _Unsound(f"{name!r} is no list of the right length")
-    if not all(type(value) is int and least <= value < end for value in values):
-        raise _Unsound(f"{name!r} holds something else than numbers from {least} to {end - 1}")
-    return np.array(values, np.int64)
+        raise ValueError(f"its tree is deeper than {_MAX_DEPTH} levels")
+    return tree

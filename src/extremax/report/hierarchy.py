@@ -30,7 +30,7 @@ from extremax.types import Float32, Float64, Int32, Int64
 
 if TYPE_CHECKING:
     from extremax.model import Model
-    from extremax.scores.parts import Parts
+    from extremax.scores import LabelMap, Weights
     from extremax.tree import LabelTree
 
 Matrix = Any  # a CSR matrix or an array (n_classes, n_columns)
@@ -195,18 +195,18 @@ def build_hierarchy(vectors: Matrix, config: HierarchyConfig | None = None) -> L
 
 
 def hierarchy_of_tree(
-    tree: LabelTree, config: HierarchyConfig | None = None, parts: Parts | None = None
+    tree: LabelTree, config: HierarchyConfig | None = None, label_map: LabelMap | None = None
 ) -> LabelHierarchy:
     """Return a label tree as nodes over ranges of its leaves; small subtrees become one node.
 
-    A merged class, whose parts have several leaves, is where the first of its parts is.
+    A merged class, whose lines have several leaves, is where the first of its lines is.
     """
     config = config or HierarchyConfig()
     real = tree.leaf_class >= 0
     leaf_class = tree.leaf_class
-    if parts is not None:
-        real &= np.isin(leaf_class, parts.order[parts.starts[:-1]])
-        leaf_class = np.where(real, parts.class_of[leaf_class], -1)
+    if label_map is not None:
+        real &= np.isin(leaf_class, label_map.first(np.arange(label_map.n_classes)))
+        leaf_class = np.where(real, label_map.class_of[leaf_class], -1)
     before = np.concatenate([[0], np.cumsum(real)])  # real leaves to the left
     ranges: list[tuple[int, int]] = []
     pending = [(0, len(real))]
@@ -228,28 +228,24 @@ def hierarchy_of_tree(
 def hierarchy_of(model: Model, config: HierarchyConfig | None = None) -> LabelHierarchy:
     """Return the tree to show for a model: its label tree, or one made of its class vectors."""
     if model.tree is not None:
-        return hierarchy_of_tree(model.tree, config, model.parts)
-    return build_hierarchy(class_vectors(model.weights, model.parts), config)
+        return hierarchy_of_tree(model.tree, config, model.label_map)
+    return build_hierarchy(class_vectors(model.weights, model.label_map), config)
 
 
-def class_vectors(weights: Any, parts: Parts | None = None) -> Matrix:
+def class_vectors(weights: Weights, label_map: LabelMap | None = None) -> Matrix:
     """Return one row per class: the weights of a class on the features.
 
-    Of a merged class it is the mean of those of its parts, each scaled to length one.
+    That of a merged class is the mean of its lines, each scaled to length one.
     """
-    if not weights.row_major:
-        found: Matrix = weights.to_dense()
-    else:
-        found = sparse.csr_matrix(weights.to_matrix())
-        if weights.dense is not None:
-            found = sparse.hstack([found, weights.dense.factors], format="csr", dtype=np.float32)
-    return found if parts is None else part_means(parts) @ _unit_rows(found)
+    found: Matrix = weights.class_vectors()
+    return found if label_map is None else line_means(label_map) @ _unit_rows(found)
 
 
-def part_means(parts: Parts) -> sparse.csr_matrix:
-    """Return the matrix that takes means over the parts of each class."""
-    share = np.repeat(1.0 / parts.sizes, parts.sizes).astype(np.float32)
-    return sparse.csr_matrix((share, parts.order, parts.starts), shape=(parts.n_classes, parts.n_parts))
+def line_means(label_map: LabelMap) -> sparse.csr_matrix:
+    """Return the matrix that takes means over the lines of each class."""
+    share = np.repeat(1.0 / label_map.sizes, label_map.sizes).astype(np.float32)
+    shape = (label_map.n_classes, label_map.n_lines)
+    return sparse.csr_matrix((share, label_map.order, label_map.starts), shape=shape)
 
 
 class _Splits:

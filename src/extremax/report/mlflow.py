@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from extremax.loading import load_model
+from extremax.text import load_model
 
 
 class PyFunc:

@@ -8,14 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from extremax.classifier_protocol import Classifier
+from extremax.base import Classifier
 from extremax.evaluation import prepare
 from extremax.report import tables
 from extremax.report.tables import AnalysisConfig, Predictions, Table
 from extremax.runtime.threads import resolve_threads
 from extremax.types import Int64
 
-NAMES = ("figures", "deciles", "reliability", "confusions", "examples", "merge", "suspects", "classes")
+MAKERS = {
+    "figures": tables.figure_table,
+    "deciles": tables.decile_table,
+    "reliability": tables.reliability_table,
+    "confusions": tables.confusion_table,
+    "examples": tables.example_table,
+    "merge": tables.merge_table,
+    "suspects": tables.suspect_table,
+    "classes": tables.class_table,
+}
 
 
 @dataclass(frozen=True)
@@ -62,39 +71,9 @@ class Analysis:
     config: AnalysisConfig
     pairs: tuple[Int64, Int64, Int64]
 
-    @property
-    def figures(self) -> Any:
-        return self._frame("figures")
-
-    @property
-    def deciles(self) -> Any:
-        return self._frame("deciles")
-
-    @property
-    def reliability(self) -> Any:
-        return self._frame("reliability")
-
-    @property
-    def confusions(self) -> Any:
-        return self._frame("confusions")
-
-    @property
-    def examples(self) -> Any:
-        return self._frame("examples")
-
-    @property
-    def merge(self) -> Any:
-        return self._frame("merge")
-
-    @property
-    def suspects(self) -> Any:
-        return self._frame("suspects")
-
-    @property
-    def classes(self) -> Any:
-        return self._frame("classes")
-
-    def _frame(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if name not in MAKERS:
+            raise AttributeError(f"Analysis has no attribute {name!r}; its tables are {', '.join(MAKERS)}.")
         try:
             return self.tables[name].to_frame()
         except ImportError:
@@ -167,18 +146,8 @@ def analyse(
             " to the size of the training rows."
         )
     made = Predictions(core, np.asarray(clf.classes_), pairs, numbers, ranked, texts, config)
-    makers = {
-        "figures": tables.figure_table,
-        "deciles": tables.decile_table,
-        "reliability": tables.reliability_table,
-        "confusions": tables.confusion_table,
-        "examples": tables.example_table,
-        "merge": tables.merge_table,
-        "suspects": tables.suspect_table,
-        "classes": tables.class_table,
-    }
     return Analysis(
-        tables={name: make(made) for name, make in makers.items()},
+        tables={name: make(made) for name, make in MAKERS.items()},
         n_samples=pairs.n_rows,
         n_pairs=pairs.n_pairs,
         n_left_out=targets.n_rows - pairs.n_rows,

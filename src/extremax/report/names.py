@@ -1,4 +1,4 @@
-"""Names of the nodes of a label hierarchy: the words that its classes have and those beside it have not."""
+"""Names of the nodes of a label hierarchy: words that set its classes apart from those beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax.report.hierarchy import LabelHierarchy, part_means
+from extremax.report.hierarchy import LabelHierarchy, line_means
+from extremax.scores.sparse import SparseWeights
 
 _WORDS = 3  # words in a name
 _SHORT = 2  # words of so few letters are left out where there are others
@@ -24,7 +25,11 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     """
     features = getattr(clf, "features_", None)
     weights = clf.model_.weights
-    if features is None or not getattr(features, "is_sparse", False) or not weights.row_major:
+    if (
+        features is None
+        or not getattr(features, "is_sparse", False)
+        or not isinstance(weights, SparseWeights)
+    ):
         return [""] * tree.n_nodes
     first, last = features.n_character_columns, features.n_features
     words = sparse.csr_matrix(weights.to_matrix()[:, first:last])
@@ -42,8 +47,8 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     share = (1.0 + features.text_counts_[first:last]) / (1.0 + features.n_texts_)
     rarity = np.square(np.log(np.minimum(share, 1.0)))
     words = sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity)
-    if clf.model_.parts is not None:
-        words = part_means(clf.model_.parts) @ words
+    if clf.model_.label_map is not None:
+        words = line_means(clf.model_.label_map) @ words
     words = sparse.csr_matrix(words)[tree.order]
     has = (words > 0).astype(np.float64)
     for depth in range(1, int(depths.max(initial=0)) + 1):

@@ -37,7 +37,7 @@ def save_onnx(clf: Any, path: str | os.PathLike[str], *, k: int | None = 5) -> N
     Parameters
     ----------
     clf : ExtremeClassifier or TextClassifier
-        Fitted, with dense weights. Of a `TextClassifier` with an encoder or `TextFeatures`, the part after
+        Fitted, with dense weights. Of a `TextClassifier` with an encoder, the part after
         ``clf.transform(texts)`` is written.
     path : path-like
         File to write. Weights of more than 1 GiB are written to ``<name>.data`` beside it.
@@ -79,8 +79,8 @@ def _import_onnx() -> Any:
 def _exportable(clf: Any) -> Model:
     """Return the model of a classifier, or say why it has no ONNX graph."""
     model: Model = clf.model_
-    groups = () if model.config is None else model.config.column_groups
-    if model.parts is not None:
+    groups = model.layout.groups
+    if model.label_map is not None:
         raise ValueError(
             "a model with merged classes has no ONNX graph: a class would need the sum over its parts. Export"
             " it before merge_classes."
@@ -88,7 +88,7 @@ def _exportable(clf: Any) -> Model:
     if model.weights.state().header["kind"] != "dense" or len(groups) > 0:
         raise ValueError(
             "only models on dense features have an ONNX graph, and this one reads sparse features;"
-            " serve it with 'extremax serve', or train on embeddings or with TextFeatures()."
+            " serve it with 'extremax serve', or train on embeddings."
         )
     return model
 

@@ -1,12 +1,14 @@
-"""What the model page asks for: an overview, parts of the label tree, the path to a label, a search.
+"""The data of the model page: an overview, parts of the label tree, the path to a label, a search.
 
-`ModelPage` holds one model and answers with plain dictionaries, ready for JSON; it is only read after it is
-built, so that several threads may ask at a time.  Nodes of the tree are numbered from 0, the root; the
+`ModelPage` holds one model and returns plain dictionaries, ready for JSON. It does not change after it is
+built, so several threads may use it.  Nodes of the tree are numbered from 0, the root; the
 classes follow: class c is node ``n_nodes + c``.
 """
 
 from __future__ import annotations
 
+import heapq
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from extremax.types import Int64
 
 _MAX_NODES = 1000  # nodes of one answer
 _LARGEST = 3  # classes that stand for a node
+_COUNTS = ("n_rows", "n_pairs", "n_left_out", "n_unknown")
 
 
 class ModelPage:
@@ -68,14 +71,8 @@ class ModelPage:
         self._support = self._counts(held_out, "support")
         self._right = self._counts(held_out, "right")
         self._inside = None if held_out is None else np.asarray(held_out["inside"], np.int64)
-        counts = model.classes.counts
-        self._rows: Int64 = (
-            counts
-            if counts is not None
-            else np.zeros(len(classes), np.int64)
-            if held_out is None
-            else self._support
-        )
+        # Without an analysis the support is zero.
+        self._rows: Int64 = self._support if model.classes.counts is None else model.classes.counts
         self._node_rows = tree.sums(self._rows)
         self._node_support, self._node_right = tree.sums(self._support), tree.sums(self._right)
         self._largest = self._find_largest()
@@ -108,13 +105,7 @@ class ModelPage:
         held_out = self.document["held_out"]
         return {
             "model": {name: value for name, value in self.about.items() if name != "labels_checksum"},
-            "held_out": None
-            if held_out is None
-            else {
-                name: value
-                for name, value in held_out.items()
-                if name in ("n_rows", "n_pairs", "n_left_out", "n_unknown")
-            },
+            "held_out": None if held_out is None else {name: held_out[name] for name in _COUNTS},
             "tables": self.document["tables"],
             "tree": {
                 "source": self.hierarchy.source,
@@ -132,18 +123,17 @@ class ModelPage:
             raise ValueError(f"the tree has no node {number}; nodes are 0 to {n_nodes + tree.n_classes - 1}.")
         if number >= n_nodes:
             return self.class_node(number - n_nodes)
-        support = int(self._node_support[number])
         largest = self._largest[number]
         name = self._names[number] or ("all classes" if number == 0 else self._named_after(largest))
+        support, right = int(self._node_support[number]), int(self._node_right[number])
+        inside = None if self._inside is None else int(self._inside[number])
         return {
             "id": number,
             "parent": int(tree.parent[number]) if number else None,
             "depth": int(self._depths[number]),
             "n_classes": int(tree.stop[number] - tree.start[number]),
             "n_rows": int(self._node_rows[number]),
-            "n_held_out": support,
-            "accuracy": int(self._node_right[number]) / support if support else None,
-            "inside": int(self._inside[number]) / support if support and self._inside is not None else None,
+            **_shares(support, right, inside),
             "label": None,
             "name": name,
             "description": None,
@@ -162,20 +152,17 @@ class ModelPage:
 
     def class_node(self, c: int) -> dict[str, Any]:
         """Return the node of a class, given by its number."""
-        tree = self.hierarchy
-        leaf = int(tree.leaf_of[c])
-        support = int(self._support[c])
+        leaf, label = int(self.hierarchy.leaf_of[c]), cut(self._labels[c], MAX_LABEL)
+        support, right = int(self._support[c]), int(self._right[c])
         return {
             "id": self.n_nodes + c,
             "parent": leaf,
             "depth": int(self._depths[leaf]) + 1,
             "n_classes": 1,
             "n_rows": int(self._rows[c]),
-            "n_held_out": support,
-            "accuracy": int(self._right[c]) / support if support else None,
-            "inside": int(self._right[c]) / support if support else None,
-            "label": cut(self._labels[c], MAX_LABEL),
-            "name": cut(self._labels[c], MAX_LABEL),
+            **_shares(support, right, right),
+            "label": label,
+            "name": label,
             "description": self._describe(c),
             "labels": [],
             "is_leaf": True,
@@ -208,8 +195,6 @@ class ModelPage:
         A node is opened with all of its children or not at all; ``n_hidden`` is the number of classes under
         a node that is not.
         """
-        import heapq
-
         found: dict[int, dict[str, Any]] = {0: self.node(0)}
         heap = [(0, 0)]
         while heap:
@@ -245,20 +230,21 @@ class ModelPage:
         matches.sort(key=lambda match: (match[0], -int(self._rows[match[1]]), match[1]))
         return {"labels": [self._found(c) for _, c in matches[: max(0, limit)]], "total": len(matches)}
 
-    @property
+    @cached_property
     def _folded(self) -> list[str]:
-        if "_folded_texts" not in self.__dict__:
-            texts: Any = self._descriptions
-            self._folded_texts = [texts.text(c).casefold() for c in range(len(self._labels))]
-        return self._folded_texts
+        texts: Any = self._descriptions
+        return [texts.text(c).casefold() for c in range(len(self._labels))]
 
     def _found(self, c: int) -> dict[str, Any]:
         node = self.class_node(c)
-        return {
-            "label": node["label"],
-            "id": c,
-            "node": node["id"],
-            "description": node["description"],
-            "n_rows": node["n_rows"],
-            "accuracy": node["accuracy"],
-        }
+        shown = {name: node[name] for name in ("label", "description", "n_rows", "accuracy")}
+        return {**shown, "id": c, "node": node["id"]}
+
+
+def _shares(support: int, right: int, inside: int | None) -> dict[str, Any]:
+    """Return held-out rows, and the shares of them that are right and inside of a node."""
+    return {
+        "n_held_out": support,
+        "accuracy": right / support if support else None,
+        "inside": inside / support if support and inside is not None else None,
+    }

@@ -68,9 +68,8 @@ def take_pictures(
     out.mkdir(parents=True, exist_ok=True)
     report = report_html(page, title=title, max_nodes=_MAX_NODES)
     shown = {node["id"] for node in page.excerpt(_MAX_NODES)}
-    path = page.path(
-        clf.classifier_._label_id(clf.explain(text if branch_of is None else branch_of, 1).label)
-    )
+    label = clf.explain(text if branch_of is None else branch_of, 1).label
+    path = page.path(int(clf.label_ids([label])[0]))
     deepest = [node["id"] for node in path if node["id"] in shown][-1]
     shots = {
         "answer.png": (answer_html(clf, page, text), "", (1000, 1130)),

@@ -66,7 +66,7 @@ def answer_html(clf: Any, page: ModelPage, text: str, k: int = 5) -> str:
     """
     found = clf.explain(text, k).to_dict()
     labels = found.pop("labels")
-    ids = [clf.classifier_._label_id(label) for label in labels]
+    ids = clf.label_ids(labels).tolist()
     found["labels"] = [
         {"label": node["label"], "score": score, "description": node["description"]}
         for score, node in zip(found.pop("probabilities"), map(page.class_node, ids), strict=True)

@@ -24,28 +24,27 @@ from extremax.types import Float64, Int64
 
 @dataclass(frozen=True)
 class AnalysisConfig:
-    """Numbers of `analyse`.
+    """Settings of `analyse`.
 
     Attributes
     ----------
     n_best
-        Predictions of each row that are looked at.
+        Predictions kept for each row.
     n_bins
         Bins of the reliability diagram.
     n_groups
-        Groups of classes by frequency: ten, so that each has a tenth of the classes.
+        Groups of equally many classes, by frequency.
     n_examples
-        Rows that are listed for a pair of confused classes.
+        Rows listed for a pair of confused classes.
     max_pairs
         Pairs of confused classes with examples.
-    merge_max_expected
-        Two classes are to be merged if among all pairs of classes fewer than this many would be confused as
-        often by chance.
-    merge_min_share
-        ... and if of their rows that are predicted as either at least this share goes to the wrong one.
+    merge_max_expected, merge_min_share
+        A merge of two classes is suggested if chance would confuse fewer than `merge_max_expected` pairs of
+        classes as often, and if at least `merge_min_share` of their rows predicted as either go to the wrong
+        one.
     suspect_min_other, suspect_max_ratio
-        A label is likely wrong if another class has at least the first probability, and the label at most
-        the second part of that.
+        A label is likely wrong if another class has at least the probability `suspect_min_other`, and the
+        label at most `suspect_max_ratio` times that.
     """
 
     n_best: int = 5
@@ -115,7 +114,7 @@ def _plain(column: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the tables are made of: labelled rows and their best classes.
+    """Labelled rows and their best classes, from which all tables are made.
 
     Attributes
     ----------

@@ -4,57 +4,36 @@ Everything starts from a `Scorer`, which defines debiased scores (paper, Eq. 5).
 place where that sum is written for arrays; its scalar form for tiles is `extremax.kernels.topk.debias`.
 """
 
-from extremax.scores.base import Projection, Scorer, Search
-from extremax.scores.exact import ExactSearch
-from extremax.scores.pairs import (
+from extremax.scores.base import Projection, Scorer, Search, Weights, remove_bias
+from extremax.scores.merged import LabelMap, MergedPredictor
+from extremax.scores.pq import PQSearch, index_bytes, sample_size
+from extremax.scores.probabilities import (
     Evaluation,
+    Predictor,
     RankedPairs,
     RankedScores,
-    choose_label_calibration,
-    evaluate,
-    log_likelihood,
-    rank_pairs,
-    rank_scores,
+    log_softmax,
     summarize,
 )
-from extremax.scores.pq import PQSearch, index_bytes, pays, sample_size
-from extremax.scores.probabilities import (
-    choose_calibration,
-    debiased_scores,
-    log_prob_all,
-    log_softmax,
-    log_softmax_all,
-    prob_all,
-    remove_bias,
-)
-from extremax.scores.scan import scores_rows_alone
-from extremax.scores.tree_beam import TreeBeamSearch
+from extremax.scores.topk import ExactSearch, TreeBeamSearch
 
 __all__ = [
     "Evaluation",
     "ExactSearch",
+    "LabelMap",
+    "MergedPredictor",
     "PQSearch",
+    "Predictor",
     "Projection",
     "RankedPairs",
     "RankedScores",
     "Scorer",
     "Search",
     "TreeBeamSearch",
-    "choose_calibration",
-    "choose_label_calibration",
-    "debiased_scores",
-    "evaluate",
+    "Weights",
     "index_bytes",
-    "log_likelihood",
-    "log_prob_all",
     "log_softmax",
-    "log_softmax_all",
-    "pays",
-    "prob_all",
-    "rank_pairs",
-    "rank_scores",
     "remove_bias",
     "sample_size",
-    "scores_rows_alone",
     "summarize",
 ]

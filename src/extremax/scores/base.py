@@ -1,4 +1,4 @@
-"""What every search works with: a `Scorer`, which defines the scores, and the `Search` protocol.
+"""What every search works with: weights, the scorer that reads them, and the `Search` protocol.
 
 The score of a class is
 
@@ -14,19 +14,148 @@ A new search is one class with ``topk``, ``state`` and ``from_state``, decorated
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from scipy import sparse
 
 from extremax.calibration import CONFIDENCE_OFFSET, Calibration
-from extremax.scores.weights import Weights
+from extremax.runtime.scratch import aligned_empty
 from extremax.storage.state import State
 from extremax.tree.noise import Noise
-from extremax.types import Features, Float32, Int32
+from extremax.types import Features, Float32, Float64, Int32, Int64
+
+_COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
+
+
+class Buffers:
+    """Scratch memory of one thread, reused from tile to tile: fresh pages cost more than the arithmetic.
+
+    Parameters
+    ----------
+    copy_numbers
+        Weights that `BlockScores.products` copies at a time, where it must copy.
+    """
+
+    def __init__(self, copy_numbers: int = _COPY_NUMBERS) -> None:
+        self.copy_numbers = copy_numbers
+        self._flat: dict[str, Float32] = {}
+
+    def get(self, name: str, rows: int, columns: int) -> Float32:
+        """Return the array of that name with undefined contents, (rows, columns)."""
+        flat = self._flat.get(name)
+        if flat is None or flat.size < rows * columns:
+            flat = self._flat[name] = aligned_empty(rows * columns)
+        return flat[: rows * columns].reshape(rows, columns)
+
+
+class BlockScores(Protocol):
+    """A block of rows of X, ready for products with the weights of many classes."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
+        """Fill `out` (n_rows, stop - start) with ``x.w_y`` of the classes from `start` to before `stop`."""
+        ...
+
+
+class RowTerms(NamedTuple):
+    """How the scores of some classes add up for one row.
+
+    Attributes
+    ----------
+    columns : int32 (n,)
+        Features of the row that are not zero.
+    pieces : float64 (n, n_classes)
+        What each of them adds to the score of each class.
+    others : list of (str, float64 (n_classes,))
+        What no single feature adds.
+    """
+
+    columns: Int32
+    pieces: Float64
+    others: list[tuple[str, Float64]]
+
+
+def row_entries(X: Any, n_columns: int) -> tuple[Int32, Float64]:
+    """Return the columns of the only row of X below `n_columns` that are not zero, and their values."""
+    if sparse.issparse(X):
+        inside = X.indices < n_columns
+        return X.indices[inside].astype(np.int32), X.data[inside].astype(np.float64)
+    columns = np.flatnonzero(X[0, :n_columns]).astype(np.int32)
+    return columns, X[0, columns].astype(np.float64)
+
+
+class Weights(Protocol):
+    """The weights of a linear model, as search, evaluation and explanation read them."""
+
+    @property
+    def biases(self) -> Float32: ...
+    @property
+    def feature_scale(self) -> float: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def row_width(self) -> int:
+        """Numbers in memory for each row of an open block."""
+        ...
+
+    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> BlockScores:
+        """Prepare rows `first` to before `last` of X; `order` lists the classes, None means 0, 1, 2, ..."""
+        ...
+
+    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
+        """Return ``feature_scale * x.w_y + b_y`` of given pairs.
+
+        ``classes`` is (n, m): line i holds m classes for row ``row_index[i]`` of X.
+        """
+        ...
+
+    def class_weights(self, label: int) -> tuple[Int32, Float32]:
+        """Return the features on which a class has a weight, and the weights."""
+        ...
+
+    def class_vectors(self) -> Any:
+        """Return one row per class, an array or a CSR matrix: its weights on all columns."""
+        ...
+
+    def column_maxima(self) -> tuple[Int64, Float32]:
+        """Return the features that have weights, and the largest magnitude of these."""
+        ...
+
+    def contributions(self, X: Features, classes: Int32) -> RowTerms:
+        """Return what the features of the only row of X add to the scores of some classes."""
+        ...
+
+    def similarity(self, label: int) -> Float32:
+        """Return the cosine between the weights of a class and those of each class, (n_classes,)."""
+        ...
+
+    def take(self, index: Int64) -> Weights:
+        """Return the weights of some classes, in a given order."""
+        ...
+
+    def to_dense(self) -> Float32:
+        """Return all weights as one array (n_classes, n_features), without a copy where they are one."""
+        ...
+
+    @property
+    def nonlinear_part(self) -> str | None:
+        """Say which part of the scores is not linear in the features; None if there is none."""
+        ...
+
+    def coefficients(self) -> tuple[Any, Float32]:
+        """Return the factors (n_classes, n_features) of the features as given, and the intercepts."""
+        ...
+
+    def state(self) -> State: ...
 
 
 class Projection(Protocol):
-    """What turns rows of X into the features Z of the label tree."""
+    """Turns rows of X into the features Z of the label tree."""
 
     def transform(self, X: Features, *, n_jobs: int | None = None) -> Float32: ...
 
@@ -77,16 +206,13 @@ class Scorer:
 
     @property
     def tempers_rows(self) -> bool:
-        """Whether the temperature may depend on the row: without a noise term."""
-        plain = not self.weights.row_major or self.weights.feature_scale == 1.0
-        return plain and self.noise_term is None
+        """Whether the temperature depends on the row."""
+        return self.calibration.temperature_slope != 0.0
 
     def temper(self, log_top: Float32) -> Float32:
         """Return the inverse temperatures of rows from log p_1 at the temperature of all rows, (n,)."""
-        found: Float32 = (1.0 / self.calibration.row_temperature(log_top.astype(np.float64))).astype(
-            np.float32
-        )
-        return found
+        temperature = self.calibration.row_temperature(log_top.astype(np.float64))
+        return (1.0 / temperature).astype(np.float32)
 
     def project(self, X: Features, n_threads: int) -> Float32 | None:
         """Return the features that the noise term reads, or None if it reads none."""
@@ -112,11 +238,22 @@ class Scorer:
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one class per row.")
         self.calibration.check()
-        if self.calibration.temperature_slope != 0.0 and not self.tempers_rows:
+        if self.tempers_rows and self.noise_term is not None:
             raise ValueError(
                 f"temperature_slope is {self.calibration.temperature_slope}, but with a noise term all rows"
                 " have the same temperature; pass 0."
             )
+
+
+def remove_bias(scores: Float32, log_noise: Float32 | None, *, out: Float32 | None = None) -> Float32:
+    """Return debiased scores ``scores + log_noise`` (Eq. 5); the scores themselves if `log_noise` is None.
+
+    Examples
+    --------
+    >>> remove_bias(np.array([2.0, 3.0], np.float32), np.array([-1.0, -2.5], np.float32)).tolist()
+    [1.0, 0.5]
+    """
+    return scores if log_noise is None else np.add(scores, log_noise, out=out)
 
 
 class Search(Protocol):
@@ -153,5 +290,5 @@ class Search(Protocol):
 
     # A search that goes on working where classes are removed or added also has
     #     take_classes(index, scorer)    some classes, in the order of `index`
-    #     plus_classes(scorer)           further classes behind the others
+    #     plus_classes(scorer)           new classes behind the others
     # both of which return a new search; a model drops one that has not.

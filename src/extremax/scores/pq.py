@@ -42,9 +42,9 @@ from extremax.kernels import pq as kernels
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Scorer
-from extremax.scores.exact import ExactSearch
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores.base import Scorer, Weights
+from extremax.scores.dense import DenseWeights
+from extremax.scores.topk import ExactSearch
 from extremax.storage import checks
 from extremax.storage.state import State, register
 from extremax.tuned import PQConfig, restore_numbers
@@ -71,7 +71,7 @@ def sample_size(n_features: int, config: PQConfig | None = None) -> int:
     return rows + config.max_width_rows
 
 
-def pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> bool:
+def _pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> bool:
     """Return whether a problem has classes enough, and not too many features, for this search."""
     config = config or PQConfig()
     return n_classes >= config.min_classes and n_features <= config.max_features
@@ -80,7 +80,7 @@ def pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> boo
 def index_bytes(n_classes: int, n_features: int, config: PQConfig | None = None) -> tuple[int, int]:
     """Return the bytes of a `PQSearch`, and those that fitting it takes in addition; zeros if none pays."""
     config = config or PQConfig()
-    if not pays(n_classes, n_features, config):
+    if not _pays(n_classes, n_features, config):
         return 0, 0
     n_subvectors, size = _subvectors(n_features, config)
     n_places = -(-n_classes // LANES) * LANES
@@ -328,17 +328,10 @@ class PQSearch:
             to_weights = scipy.linalg.cho_solve(factor, by_row)
             mean = to_weights @ shift
             directions = (weights - given[n_coordinates]) @ to_weights
-        lengths = np.linalg.norm(directions, axis=1)
-        directions *= (np.sqrt(n_coordinates) / np.where(lengths > 0.0, lengths, 1.0))[:, None]
         n_blocks = -(-len(weights) // LANES)
         codes = np.zeros((n_blocks, self.codes.shape[1], LANES), np.uint8)
         factors, bases = _empty_blocks(n_blocks)
-        alignment = np.empty(len(weights), np.float32)
-        kernels.encode(directions.astype(np.float32), self.centroids, 0, codes, alignment)
-        good = (alignment > 0) & (lengths > 0) & np.isfinite(lengths)
-        factors.reshape(-1)[: len(weights)] = np.where(
-            good, lengths * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
-        )
+        _write_codes(directions, np.linalg.norm(directions, axis=1), self.centroids, 0, codes, factors)
         bases.reshape(-1)[: len(weights)] = biases + weights @ mean
         both = _join_places(self.blocks, first, _make_blocks(codes, factors, bases), len(weights))
         order = np.concatenate([self.order, np.arange(first, first + len(weights), dtype=np.int32)])
@@ -663,14 +656,7 @@ def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig
         classes = order[first:last]
         # The product of `measure` again, not a copy: in another order of classes its last bits may differ.
         directions = (weights[classes] - mean_weights) @ weight_rotation
-        length = np.where(lengths[classes] > 0, lengths[classes], np.float32(1.0))
-        directions *= (np.sqrt(np.float32(n_coordinates)) / length)[:, None]
-        alignment = np.empty(len(classes), np.float32)  # u.u'
-        kernels.encode(directions, centroids, first, codes, alignment)
-        good = (alignment > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
-        factors.reshape(-1)[first:last] = np.where(
-            good, length * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
-        )
+        _write_codes(directions, lengths[classes], centroids, first, codes, factors)
         bases.reshape(-1)[first:last] = at_mean[classes]
 
     run(encode, len(tasks), n_threads)
@@ -681,6 +667,26 @@ def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig
     rotation = (scale * rotation).astype(np.float32)
     arrays: dict[str, Any] = {"order": order, "codes": codes, "factors": factors, "bases": bases}
     return arrays | {"rotation": rotation, "shift": shift, "centroids": centroids}
+
+
+def _write_codes(
+    directions: NDArray[Any],
+    lengths: NDArray[Any],
+    centroids: Float32,
+    first: int,
+    codes: NDArray[np.uint8],
+    factors: Float32,
+) -> None:
+    """Encode weight vectors, rotated and of the given lengths, at the places from `first` on."""
+    n_coordinates, one = directions.shape[1], lengths.dtype.type(1)
+    length = np.where(lengths > 0, lengths, one)
+    directions *= (np.sqrt(n_coordinates * one) / length)[:, None]
+    alignment = np.empty(len(lengths), np.float32)  # u.u'
+    kernels.encode(directions.astype(np.float32, copy=False), centroids, first, codes, alignment)
+    good = (alignment > 0) & (lengths > 0) & np.isfinite(lengths)
+    factors.reshape(-1)[first : first + len(lengths)] = np.where(
+        good, length * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
+    )
 
 
 def _order_classes(lengths: Float32, bases: Float32) -> Int32:

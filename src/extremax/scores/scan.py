@@ -1,4 +1,6 @@
-"""One pass over all classes for blocks of rows: tiles of scores that are made and consumed in cache.
+"""One pass over all classes for blocks of rows: scores that are made and consumed in cache.
+
+Dense weights are scanned by tiles, sparse ones by columns (`_scan_columns`).
 
 A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
 The log-probabilities of a label tree are computed subtree by subtree, classes in the order of the leaves, and
@@ -8,7 +10,7 @@ a time if it depends on the row, or once for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -20,8 +22,8 @@ from extremax.kernels.simd import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Scorer
-from extremax.scores.weights import BlockScores, Buffers
+from extremax.scores.base import BlockScores, Buffers, Scorer
+from extremax.scores.sparse import ColumnBlock, SparseWeights
 from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Int32, Int64
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
-_KEPT_BYTES, _KEPT_BLOCK_BYTES = 4 << 20, 16 << 20
+_KEPT_BYTES = 16 << 20
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
 
 # First row, last row, and log p_n of one tile for these rows.
@@ -107,13 +109,12 @@ class ClassTiles:
     ) -> None:
         self.noise, self.Z, self.n_threads = scorer.noise_term, Z, n_threads
         self.biases = scorer.weights.biases
-        n_classes, n_features = scorer.weights.n_classes, scorer.weights.n_features
+        n_classes = scorer.weights.n_classes
         shared = np.zeros(n_classes, np.float32) if self.noise is None else self.noise.shared_log_prob
         self.row_step = 1 if shared is None else 0  # 0: one row of log p_n serves all
-        if scorer.weights.row_major:
-            n_features = n_classes
-        tempers = scorer.calibration.temperature_slope != 0.0  # the scores of a block are summed twice
-        row_bytes = 4 * (n_features + (n_classes if shared is None or tempers else topk.STRIP))
+        # with a temperature by row, the scores of a block are summed twice
+        kept = n_classes if shared is None or scorer.tempers_rows else topk.STRIP
+        row_bytes = 4 * (scorer.weights.row_width + kept)
         self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
         tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
         width = min(tile_scores // self.block_rows, -(-n_classes // config.class_groups))
@@ -239,9 +240,7 @@ class _Scan:
         Products go to `kept` (n_rows * n_classes), tile after tile, where it is given.
         """
         buffers, tiles = self._take_buffers(), self.tiles
-        state = states._replace(
-            **{name: getattr(states, name)[group] for name in ("heap_scores", "heap_labels", "peak", "mass")}
-        )
+        state = _group_state(states, group)
         strip, n = np.empty(topk.STRIP, np.float32), rows.n_rows
         for number in range(*self.groups[group]):
             start, stop = tiles.bounds[number]
@@ -288,27 +287,27 @@ def scan(
         A class of each row.
     """
     n_rows, n_classes = X.shape[0], scorer.n_classes
-    if scorer.weights.row_major:
-        found = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
-        if not _scan_columns(scorer, X, targets, n_threads, config, found):
-            _scan_rows(scorer, X, Z, targets, n_threads, config, found)
-        return found
-    tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     columns = np.full(n_rows, -1, np.int32) if targets is None else targets
+    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
+    weights = scorer.weights
+    if isinstance(weights, SparseWeights) and scorer.noise_term is None:
+        open_block = partial(ColumnBlock, weights, weights.column_table(config), X)
+        _scan_columns(scorer, open_block, columns, n_threads, config, result)
+        return result
+    tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     if targets is not None and tiles.order is not None:
         place = np.empty(n_classes, np.int32)
         place[tiles.order] = np.arange(n_classes, dtype=np.int32)
         columns = place[targets]
     shared = _Scan(scorer, tiles, k, config)
-    result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     # BLAS threads of its own would spin beside the kernels, on the processors that these need.
-    large = n_rows * n_classes * scorer.weights.n_features > config.small_work
-    tempers = scorer.calibration.temperature_slope != 0.0
-    kept = np.empty(min(tiles.block_rows, n_rows) * n_classes, np.float32) if tempers else None
+    large = n_rows * n_classes * weights.n_features > config.small_work
+    n_kept = min(tiles.block_rows, n_rows) * n_classes
+    kept = np.empty(n_kept, np.float32) if scorer.tempers_rows else None
     with one_blas_thread() if large else nullcontext():
         for first, last in split(n_rows, tiles.block_rows):
             states = topk.empty_states(len(shared.groups), last - first, k, columns[first:last])
-            rows = scorer.weights.open_block(X, first, last, tiles.order)
+            rows = weights.open_block(X, first, last, tiles.order)
             block = tiles.start_block(first, last)
             run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
             if kept is not None:
@@ -319,63 +318,41 @@ def scan(
     return result
 
 
-def scores_rows_alone(scorer: Scorer, config: SearchConfig | None = None) -> bool:
-    """Whether no bit of the best classes of a row depends on the rows that are scored beside it."""
-    config, weights = SearchConfig() if config is None else config, scorer.weights
-    if not weights.row_major or not _is_plain(scorer):
-        return False
-    sparse_weights: Any = weights
-    return sparse_weights.column_table(config.column_fraction, config.column_bytes) is not None
-
-
-def _is_plain(scorer: Scorer) -> bool:
-    """Whether scores are products and biases, and nothing else."""
-    return scorer.noise_term is None and scorer.weights.feature_scale == 1.0
-
-
 def _scan_columns(
     scorer: Scorer,
-    X: Features,
-    targets: Int32 | None,
+    open_block: Callable[[int, int], ColumnBlock],
+    targets: Int32,
     n_threads: int,
     config: SearchConfig,
     result: ScanResult,
-) -> bool:
-    """Scan all classes of a block of rows at a time, by columns; return whether weights and scores allow it.
+) -> None:
+    """Scan all classes of a block of rows at a time, by columns.
 
     Threads share first the classes, for all rows of the block, then the rows: the columns of some classes are
     read from memory once per block.
     """
-    weights: Any = scorer.weights
-    if not _is_plain(scorer):
-        return False
-    n_rows, n_classes = X.shape[0], scorer.n_classes
-    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    limits = {"min_fraction": config.column_fraction, "max_bytes": config.column_bytes}
+    n_rows, n_classes = len(targets), scorer.n_classes
     most = min(config.row_block, config.block_rows)
     block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
-    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BLOCK_BYTES
+    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BYTES
     scratch = _row_scratch if is_small else Scratch(Buffers)
     with scratch.use() as buffers:
         for first, last in split(n_rows, block_rows):
-            block = weights.open_columns(X, first, last, **limits)
-            if block is None:
-                return False
+            block = open_block(first, last)
             scores = buffers.get("products", block.n_rows, block.n_tiles * TILE)
             tiles = split(block.n_tiles, max(1, config.row_task_scores // (block.n_rows * TILE)))
             run(partial(_sum_tiles, block, tiles, scores), len(tiles), n_threads)
             tasks = split(block.n_rows, max(1, config.row_task_scores // n_classes))
-            part, own = result.rows(first, last), columns[first:last]
+            part, own = result.rows(first, last), targets[first:last]
             run(partial(_find_best, block, tasks, scorer.tempering, own, scores, part), len(tasks), n_threads)
-    return True
 
 
-def _sum_tiles(block: Any, tasks: list[tuple[int, int]], scores: Float32, i: int) -> None:
+def _sum_tiles(block: ColumnBlock, tasks: list[tuple[int, int]], scores: Float32, i: int) -> None:
     block.sum_tiles(*tasks[i], scores)
 
 
 def _find_best(
-    block: Any,
+    block: ColumnBlock,
     tasks: list[tuple[int, int]],
     tempering: tuple[float, float, float],
     targets: Int32,
@@ -388,58 +365,7 @@ def _find_best(
     block.find_best(first, tempering, targets[first:last], scores[first:last], labels, tuple(others))
 
 
-def _scan_rows(
-    scorer: Scorer,
-    X: Features,
-    Z: Float32 | None,
-    targets: Int32 | None,
-    n_threads: int,
-    config: SearchConfig,
-    result: ScanResult,
-) -> None:
-    """Scan all classes of a few rows at a time; threads share the rows."""
-    n_rows, n_classes, k = X.shape[0], scorer.n_classes, result.labels.shape[1]
-    columns = np.full(n_rows, -1, np.int32) if targets is None else targets
-    tasks = split(n_rows, min(max(config.row_task_scores // n_classes, 1), config.block_rows))
-    scratch = _row_scratch if 4 * n_classes <= _KEPT_BYTES else Scratch(Buffers)
-    tiles = None if _is_plain(scorer) else ClassTiles(scorer, Z, 1, config, 1)
-    tempering = scorer.tempering
-
-    def work(i: int) -> None:
-        first, last = tasks[i]
-        with scratch.use() as buffers:
-            rows = scorer.weights.open_block(X, first, last)
-            scores = buffers.get("products", last - first, n_classes)
-            part = result.rows(first, last)
-            rows.products(0, n_classes, buffers, scores)
-            states = topk.empty_states(1, last - first, k, columns[first:last])
-            single = states._replace(
-                **{name: getattr(states, name)[0] for name in ("heap_scores", "heap_labels", "peak", "mass")}
-            )
-            strip = np.empty(topk.STRIP, np.float32)
-            if tiles is None:
-                topk.scan_scores(scores, scorer.weights.biases, scorer.inverse_temperature, states, strip)
-                if scorer.calibration.temperature_slope != 0.0:
-                    inverse = part.inverse_temperature
-                    topk.temper_rows(scores, scorer.weights.biases, tempering, states, inverse)
-            else:
-                table, step = _noise_of_rows(scorer, Z, tiles, first, last)
-                scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
-                classes = topk.Columns(tiles.labels, scorer.weights.biases, 0)
-                noise = topk.LogNoise(table, 0, step, 0)
-                topk.scan_tile(scores, classes, noise, scaling, 0, last - first, single, strip)
-            result.finish(states, first, last)
-
-    with one_blas_thread() if n_rows * n_classes > config.small_work else nullcontext():
-        run(work, len(tasks), n_threads)
-
-
-def _noise_of_rows(
-    scorer: Scorer, Z: Float32 | None, tiles: ClassTiles, first: int, last: int
-) -> tuple[Float32, int]:
-    """Return log p_n of all classes for some rows, or one line for all rows, and the step between lines."""
-    if tiles.noise is None or tiles.row_step == 0:
-        return tiles.table, 0
-    projected = np.empty((last - first, 0), np.float32) if Z is None else Z[first:last]
-    table = np.empty((last - first, scorer.n_classes), np.float32)
-    return tiles.noise.log_prob_all(projected, out=table, n_jobs=1), 1
+def _group_state(states: topk.RowState, group: int) -> topk.RowState:
+    """Return the states of the rows for one group of classes."""
+    names = ("heap_scores", "heap_labels", "peak", "mass")
+    return states._replace(**{name: getattr(states, name)[group] for name in names})

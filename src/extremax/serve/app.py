@@ -22,10 +22,11 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from extremax.errors import ScoreOverflowError
 from extremax.serve import questions, schemas
+from extremax.serve.answers import error_response, json_response
 from extremax.serve.batching import Batcher
-from extremax.serve.guard import OPEN, Guard, error_response, json_response
+from extremax.serve.guard import OPEN, Guard
 from extremax.serve.metrics import Metrics
-from extremax.serve.models import ServedModel, Slot, watch
+from extremax.serve.models import Predict, ServedModel, Slot, watch
 from extremax.serve.settings import ServeConfig
 
 Log = Callable[[str], None]
@@ -91,7 +92,7 @@ class Application:
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
         mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say otherwise
-        self.static = StaticFiles(directory=_STATIC)
+        self.static = _Files(directory=_STATIC)
 
     def load(self) -> None:
         """Load the models that are not loaded yet."""
@@ -164,13 +165,14 @@ class Application:
                 responses=_errors(*_ERRORS),
                 openapi_extra={"requestBody": {"required": True, "content": content}},
             )
-        for path, call, answer in (
+        lookups: tuple[tuple[str, Callable[..., Any], Any], ...] = (
             ("/labels", self.labels, schemas.Labels),
             ("/info", self.info, schemas.Info),
             ("/analysis", self.analysis, dict[str, Any]),
             ("/tree", self.tree, dict[str, Any]),
-        ):
-            router.add_api_route(path, call, response_model=answer, responses=_errors(*_GET_ERRORS))
+        )
+        for path, lookup, found in lookups:
+            router.add_api_route(path, lookup, response_model=found, responses=_errors(*_GET_ERRORS))
         return router
 
     def _complete(self, document: dict[str, Any]) -> None:
@@ -220,10 +222,11 @@ class Application:
 
     def find(self, request: Request, named: str | None = None) -> ServedModel:
         """Return the model that a path, a query or a body names, or answer 404; all names must agree."""
-        names = {request.path_params.get("name"), request.query_params.get("model"), named} - {None}
+        given = request.path_params.get("name"), request.query_params.get("model"), named
+        names = {name for name in given if name is not None} or {self.default.name}
         if len(names) > 1:
             raise HTTPException(422, "the request names two models; name one, in the path or in the body.")
-        name = names.pop() if names else self.default.name
+        name = names.pop()
         model = self.slots[name].current if name in self.slots else None
         if model is None:
             known = ", ".join(self.slots)
@@ -235,7 +238,11 @@ class Application:
         with self.arriving():
             body = await self.read_body(request)
         question = questions.read_body(body, schemas.Question)
-        work, rows = questions.read_predict(question, self.find(request, question.model), self.config)
+        model, parameters = self.find(request, question.model), question.parameters or schemas.Parameters()
+        rows = questions.read_rows(question.inputs, model, self.config)
+        top_k = min(questions.read_top_k(parameters, self.config.top_k, self.config), model.n_classes)
+        search = questions.read_search(parameters, model, self.config)
+        work = Predict(model, top_k, search, rows.kind, parameters.function_to_apply == "none")
         with _refuse_overflow():
             answers = await self.batcher.run(work, rows.rows)
         content = answers[0] if rows.is_single else b"[" + b",".join(answers) + b"]"
@@ -248,7 +255,8 @@ class Application:
         rows = questions.read_rows(question.inputs, model, self.config)
         if not rows.is_single:
             raise HTTPException(422, "inputs is a list of rows; /explain takes one text or one vector.")
-        top_k = questions.read_top_k(question.parameters, _EXPLAINED, self.config)
+        parameters = question.parameters or schemas.WhyParameters()
+        top_k = questions.read_top_k(parameters, _EXPLAINED, self.config)
         with _refuse_overflow():
             return json_response(await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k))
 
@@ -359,6 +367,13 @@ class Application:
     async def show_page(self, request: Request) -> Response:
         """Return a page."""
         return await self.static.get_response(_PAGES[request.url.path], request.scope)
+
+
+class _Files(StaticFiles):
+    """The files of the pages; none has a null byte in its name, which not every Starlette refuses."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return ("", None) if "\0" in path else super().lookup_path(path)
 
 
 def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None]) -> Future[Any]:

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import HTTPException
 from scipy import sparse
 
-from extremax.loading import load_model
 from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
 from extremax.serve.batching import RowTime
+from extremax.serve.questions import SparseRow
 from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import HEADER
+from extremax.text import load_model
 
+_KEPT_LABELS = 1 << 16  # descriptions of labels that are kept at hand
 _WARM_UP = "a"
 _WARM_UP_ROWS = (1, 9)  # one row takes another way than several
 _MOST_DENSE = 1_000_000  # columns of the longest dense vector to warm up with
 _LOWEST_LOG = float(np.finfo(np.float32).min)  # stands for the logarithm of zero, which JSON does not have
 _LIGHT_CHARACTERS = 500  # of a text ...
 _LIGHT_ENTRIES = 2000  # ... and numbers of a vector that the thread of the event loop may take
-
-
-class SparseRow(NamedTuple):
-    """Columns and values of one sparse vector."""
-
-    indices: list[int]
-    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,7 @@ class ServedModel:
         self.encodes = self.takes_texts and clf.encoder is not None
         self.classifier = clf.classifier_ if self.takes_texts else clf
         self.n_classes, self.n_features = len(clf.classes_), int(self.classifier.n_features_in_)
+        self.describe_label = lru_cache(_KEPT_LABELS)(self._describe_label)
         self.on_answer: Callable[[int, int, float], None] = lambda n_rows, n_unknown, top_prob: None
         self.log: Callable[[str], None] = lambda text: None
         self.row_times: dict[tuple[str, str], RowTime] = {}  # of each kind of row and search
@@ -123,7 +119,7 @@ class ServedModel:
         texts = self.clf.model_.classes.descriptions
         return None if texts is None else str(texts.text(number))
 
-    def describe_label(self, number: int) -> dict[str, Any]:
+    def _describe_label(self, number: int) -> dict[str, Any]:
         """Return label, number and description of a class."""
         found: dict[str, Any] = {"label": str(self.clf.classes_[number]), "id": number}
         text = self.description(number)
@@ -160,7 +156,7 @@ class ServedModel:
             "n_classes": self.n_classes,
             "n_features": self.n_features,
             "n_samples": int(model.classes.n_samples),
-            "objective": model.objective,
+            "objective": model.solver,
             "has_descriptions": model.classes.descriptions is not None,
             "explains": self.explains,
             "searches": list(model.search_names),
@@ -206,9 +202,7 @@ class ServedModel:
         """Return the answers to the rows of each piece as JSON: what `predict_topk` gives for the piece."""
         answers = []
         for ids, log_prob, features in self._search(pieces, work):
-            unknown = np.zeros(len(ids), np.bool_)
-            if self.takes_texts:
-                unknown = self.clf._unknown(features)
+            unknown = self.classifier.unknown(features)
             top_prob = np.exp(log_prob[:, 0], dtype=np.float64)
             self.on_answer(len(ids), int(unknown.sum()), float(top_prob.sum()))
             if self.monitor is not None:
@@ -232,7 +226,7 @@ class ServedModel:
         def search(i: int) -> None:
             part = X if len(pieces) == 1 else X[ends[i] : ends[i + 1]]
             part = self.clf.transform(part) if self.encodes else part
-            found[i] = (*self.classifier._predict_ids(part, work.top_k, work.search), part)
+            found[i] = (*self.classifier.predict_ids(part, work.top_k, search=work.search), part)
 
         run(search, len(pieces), resolve_threads(self.classifier.n_jobs) if len(pieces) > 1 else 1)
         return found
@@ -248,7 +242,7 @@ class ServedModel:
                 for i, value in zip(classes, values, strict=True)
                 if i >= 0
             ]
-            answers.append(json.dumps(labels, separators=(",", ":")).encode())
+            answers.append(msgspec.json.encode(labels))
         return answers
 
     def explain(self, row: Any, kind: str, top_k: int) -> dict[str, Any]:
@@ -260,7 +254,7 @@ class ServedModel:
         given = self.matrix([row], kind)
         found = self.clf.explain(given[0] if kind == "texts" else given, min(top_k, self.n_classes))
         plain = found.to_dict()
-        numbers = [int(np.flatnonzero(self.clf.classes_ == label)[0]) for label in plain.pop("labels")]
+        numbers = self.clf.label_ids(plain.pop("labels")).tolist()
         labels = [
             {**self.describe_label(i), "score": prob}
             for i, prob in zip(numbers, plain.pop("probabilities"), strict=True)
@@ -293,26 +287,14 @@ class ServedModel:
 
     def warm_up(self, search: str, top_k: int) -> None:
         """Predict once, so that the first request does not wait for tables and compiled code."""
-        kind, row = "texts", _WARM_UP
+        kind: str = "texts"
+        row: Any = _WARM_UP
         if not self.takes_texts:
             kind = "dense" if self.n_features <= _MOST_DENSE else "sparse"
             row = np.zeros(self.n_features, np.float32) if kind == "dense" else SparseRow([], [])
         work = Predict(self, min(top_k, self.n_classes), search, kind, False)
         for n_rows in _WARM_UP_ROWS:
             self._search([[row] * n_rows], work)
-
-
-def json_ready(value: Any) -> Any:
-    """Return a value as JSON has it: numpy becomes plain, NaN and infinity null, other objects text."""
-    if isinstance(value, dict):
-        return {str(name): json_ready(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(item) for item in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return json_ready(value.tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 @dataclass

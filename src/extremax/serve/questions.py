@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from fastapi import HTTPException
 from pydantic import BaseModel, ValidationError
 
-from extremax.serve.models import Predict, ServedModel, SparseRow
-from extremax.serve.schemas import Question, WhyParameters, explain_fault, kind_of, shorten, show
+from extremax.serve.schemas import Parameters, WhyParameters, explain_fault, kind_of, shorten, show
 from extremax.serve.settings import ServeConfig
+
+if TYPE_CHECKING:
+    from extremax.serve.models import ServedModel
 
 Body = TypeVar("Body", bound=BaseModel)
 _NUMBERS = (int, float)  # bool is a type of its own
+
+
+class SparseRow(NamedTuple):
+    """Columns and values of one sparse vector."""
+
+    indices: list[int]
+    values: list[float]
 
 
 class Rows(NamedTuple):
@@ -43,30 +52,23 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"it has {name} where a number is needed")
 
 
-def read_top_k(parameters: WhyParameters | None, default: int, config: ServeConfig) -> int:
+def read_top_k(parameters: WhyParameters, default: int, config: ServeConfig) -> int:
     """Return the number of labels to return."""
-    top_k = None if parameters is None else parameters.top_k
-    if top_k is None:
-        return min(default, config.max_top_k)
-    if not 1 <= top_k <= config.max_top_k:
+    top_k = default if parameters.top_k is None else parameters.top_k
+    if parameters.top_k is not None and not 1 <= top_k <= config.max_top_k:
         raise HTTPException(
             422, f"top_k is {shorten(str(top_k))}; it must be from 1 to {config.max_top_k:,}."
         )
-    return top_k
+    return min(top_k, config.max_top_k)
 
 
-def read_predict(question: Question, model: ServedModel, config: ServeConfig) -> tuple[Predict, Rows]:
-    """Return what to compute, and the rows to compute it for."""
-    rows = read_rows(question.inputs, model, config)
-    top_k = min(read_top_k(question.parameters, config.top_k, config), model.n_classes)
-    search, as_log = config.search, False
-    if question.parameters is not None:
-        search = question.parameters.search or search
-        as_log = question.parameters.function_to_apply == "none"
+def read_search(parameters: Parameters, model: ServedModel, config: ServeConfig) -> str:
+    """Return the search of a request; the model must have it."""
+    search = config.search if parameters.search is None else parameters.search
     names = model.clf.model_.search_names
     if search not in names:
         raise HTTPException(422, f"search is {show(search)}; this model has {', '.join(names)}.")
-    return Predict(model, top_k, search, rows.kind, as_log), rows
+    return search
 
 
 def read_rows(inputs: Any, model: ServedModel, config: ServeConfig) -> Rows:
@@ -87,7 +89,7 @@ def read_rows(inputs: Any, model: ServedModel, config: ServeConfig) -> Rows:
             _check_text(row, where, config)
         return Rows(rows, "texts", single)
     found = [_read_vector(row, where, model.n_features) for row, where in zip(rows, names, strict=True)]
-    n_sparse = sum(isinstance(row, SparseRow) for row in found)
+    n_sparse = sum(isinstance(row, dict) for row in rows)
     if 0 < n_sparse < len(found):
         raise HTTPException(422, "inputs has dense and sparse vectors; give one kind in one request.")
     return Rows(found, "sparse" if n_sparse else "dense", single)

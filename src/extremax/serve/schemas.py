@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
 from extremax.serve.settings import ServeConfig
@@ -22,7 +22,6 @@ _EXPECTED = {
     "parameters": 'give an object such as {"top_k": 5}',
     "model": "give the name of a model",
     "top_k": "give a whole number from 1",
-    "search": "give the name of a search",
     "function_to_apply": "give softmax (probabilities) or none (their logs)",
     "limit": f"it must be a whole number from 1 to {MAX_LISTED}",
     "node": f"it must be a whole number from 0 to {MAX_NODE}",
@@ -35,15 +34,15 @@ class _Given(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     noun: ClassVar[str] = "field"
+    heading: ClassVar[str] = "the fields are"
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, given: Any) -> Any:
         unknown = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
         if unknown:
-            known = ", ".join(cls.model_fields)
-            ending = f"the {cls.noun}s are {known}" if known else "this path takes none"
-            sentence = f"the {cls.noun} {show(unknown[0])} is unknown; {ending}."
+            known = ", ".join(cls.model_fields) or "none"
+            sentence = f"the {cls.noun} {show(unknown[0])} is unknown; {cls.heading} {known}."
             raise PydanticCustomError("unknown_field", "{sentence}", {"sentence": sentence})
         return given
 
@@ -66,16 +65,18 @@ class WhyParameters(_Given):
     """Options of `/explain`."""
 
     model_config = ConfigDict(strict=True)
-    noun = "parameter"
-    top_k: int | None = Field(None, description="Labels per text.")
+    noun, heading = "parameter", "the parameters are"
+    top_k: int | None = Field(default=None, description="Labels per text.")
 
 
 class Parameters(WhyParameters):
     """Options of `/predict`."""
 
-    search: str | None = Field(None, description="exact, beam, or another search of the model.")
+    search: SkipValidation[str | None] = Field(
+        default=None, description="exact, beam, or another search of the model."
+    )
     function_to_apply: Literal["softmax", "none"] | None = Field(
-        None, description="softmax: scores are probabilities; none: their logarithms."
+        default=None, description="softmax: scores are probabilities; none: their logarithms."
     )
 
 
@@ -103,13 +104,21 @@ class Question(_Given):
 
 # -- queries -------------------------------------------------------------------------------------------------
 
-Limit = Annotated[int, Field(ge=1, le=MAX_LISTED, description="Labels to list.")]
+
+def _require_digits(text: Any) -> Any:
+    if not str(text).isdecimal():  # pydantic takes 1_000, 5.0 and spaces, too
+        raise ValueError
+    return text
+
+
+Whole = Annotated[int, BeforeValidator(_require_digits)]
+Limit = Annotated[Whole, Field(ge=1, le=MAX_LISTED, description="Labels to list.")]
 
 
 class NoQuery(_Given):
     """Query without fields."""
 
-    noun = "query field"
+    noun, heading = "query field", "the fields are:"
 
 
 class ModelQuery(NoQuery):
@@ -121,18 +130,20 @@ class ModelQuery(NoQuery):
 class LabelsQuery(ModelQuery):
     """Query of `/labels`."""
 
-    prefix: str = Field("", description="Beginning of the label; case does not matter.")
-    contains: str = Field("", description="Part of the label or of its description.")
+    prefix: str = Field(default="", description="Beginning of the label; case does not matter.")
+    contains: str = Field(default="", description="Part of the label or of its description.")
     limit: Limit = 20
 
 
 class TreeQuery(ModelQuery):
     """Query of `/tree`."""
 
-    node: int = Field(0, ge=0, le=MAX_NODE, description="Number of a node.")
-    depth: int = Field(5, ge=1, le=MAX_DEPTH, description="Levels below the node.")
-    label: str | None = Field(None, description="Label whose path from the root is asked for.")
-    search: str | None = Field(None, description="Part of a label or of its description.")
+    node: Whole = Field(default=0, ge=0, le=MAX_NODE, description="Number of a node.")
+    depth: Whole = Field(default=5, ge=1, le=MAX_DEPTH, description="Levels below the node.")
+    label: str | None = Field(default=None, description="Label whose path from the root is asked for.")
+    search: SkipValidation[str | None] = Field(
+        default=None, description="Part of a label or of its description."
+    )
     limit: Limit = 20
 
 
@@ -244,7 +255,8 @@ def explain_fault(error: Mapping[str, Any]) -> str:
         return "the field inputs is missing: a text, or a list of texts or vectors."
     if not where:
         return f"the body is {kind_of(given)}; send an object with the field inputs, a text or a list."
-    return f"{where[-1]} is {show(given)}; {_EXPECTED[where[-1]]}."
+    is_shown = error["loc"][0] == "query" or error["type"] == "literal_error"
+    return f"{where[-1]} is {show(given) if is_shown else kind_of(given)}; {_EXPECTED[where[-1]]}."
 
 
 def kind_of(value: Any) -> str:

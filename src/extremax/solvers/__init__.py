@@ -1,4 +1,30 @@
-"""Training: objectives, trainers, the loop over epochs.
+"""Solvers: how the weights of an `ExtremeClassifier` are trained, each with parameters of its own.
 
-`objectives` is the registry; `row_trainer` draws negatives for each row (the paper's method), `batch_trainer`
-shares classes in a minibatch; `loop` runs the epochs of either."""
+`registry` has the solvers; `negative_sampling`, `minibatch`, `candidate` and `sparse` train; `loop` runs the
+epochs of any."""
+
+from extremax.solvers.registry import (
+    NCE,
+    AugmentReduce,
+    CandidateSoftmax,
+    MinibatchSoftmax,
+    NegativeSampling,
+    OneVsEach,
+    SampledSoftmax,
+    Solver,
+    SparseSoftmax,
+    register_solver,
+)
+
+__all__ = [
+    "NCE",
+    "AugmentReduce",
+    "CandidateSoftmax",
+    "MinibatchSoftmax",
+    "NegativeSampling",
+    "OneVsEach",
+    "SampledSoftmax",
+    "Solver",
+    "SparseSoftmax",
+    "register_solver",
+]

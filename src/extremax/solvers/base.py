@@ -17,7 +17,8 @@ from extremax.features.scaling import ColumnScaling, limit_sparse_rows
 from extremax.features.whitening import Whitening
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
-from extremax.scores.weights import DenseWeights, Weights
+from extremax.scores.base import Weights
+from extremax.scores.dense import DenseWeights
 from extremax.solvers.config import FitConfig
 from extremax.solvers.stream import StreamMoments
 from extremax.storage.state import State, merge
@@ -296,11 +297,12 @@ def class_means(Z: Float32, data: Examples, n_classes: int) -> NDArray[np.float1
 
 
 def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) -> int:
-    """Return the bytes of the map to whitened rows, and of fitting it: moments, and rows of a sample."""
+    """Return the bytes of the map to whitened rows, and of fitting it: moments, means, rows of a sample."""
     n_rows, n_features = problem.n_rows, problem.n_features
     sample = 28 * min(n_rows, config.numbers.scale.sample_rows) * n_features
     products = 96 * n_features**2  # of class means and between them, and the map and its inverse
-    return sample + max(fit_bytes((n_rows, n_features), n_features, n_threads), products)
+    means = 12 * problem.n_classes * n_features
+    return sample + means + max(fit_bytes((n_rows, n_features), n_features, n_threads), products)
 
 
 def tree_memory(problem: ProblemSize, n_components: int, n_threads: int) -> int:
@@ -324,6 +326,11 @@ class TrainerBase:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projected", ProjectedRows(self.context.n_threads))
+
+    @property
+    def solver(self) -> Any:
+        """The solver, with nothing left open."""
+        return self.config.solver
 
     def limit_sparse(self, data: Examples) -> Examples:
         """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""

@@ -1,118 +1,69 @@
-"""The resolved configuration of one fit: public parameters with nothing left open, and all tuned numbers."""
+"""The resolved configuration of one fit: a solver with nothing left open, and all tuned numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self, get_type_hints
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from extremax.solvers.objectives import OBJECTIVES, Objective
+from extremax.examples import FeatureLayout
+from extremax.params import check_values
+from extremax.solvers.registry import Solver, choose_solver, find_solver, restore_solver
 from extremax.tree.noise import Noise
-from extremax.tuned import (
-    DEFAULTS,
-    BatchConfig,
-    Defaults,
-    ProblemSize,
-    RowConfig,
-    SparseConfig,
-    has_many_classes,
-    has_type,
-    restore_numbers,
-)
+from extremax.tuned import DEFAULTS, Defaults, ProblemSize, has_type, restore_numbers
 
-CUSTOM_NOISE = "custom"
-BATCH_OBJECTIVES = tuple(name for name, objective in OBJECTIVES.items() if objective.shares_classes)
-# Parameters that may be left open.
-RESOLVED = ("objective", "optimizer", "n_epochs", "learning_rate", "batch_size", "score_penalty")
-# Parameters that the first call fixes: later ones go on with the same tables, tree and noise.
-FIXED = (
-    "objective",
-    "noise",
-    "optimizer",
-    "precondition",
-    "tree_components",
-    "tree_regularization",
-    "tree_fit",
-    "whiten_components",
-    "scale_features",
-    "noise_exponent",
-    "tree_share",
-)
+if TYPE_CHECKING:
+    from extremax.runtime.context import Context
+    from extremax.solvers.base import Trainer
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """The public parameters of one fit, resolved, and the tuned numbers of every component."""
+    """The resolved solver of one fit, and the tuned numbers of every component."""
 
-    objective: str
-    noise: str | Noise
-    optimizer: str
+    solver: Any  # a `Solver`, whose class knows its parameters
     n_epochs: int
-    learning_rate: float
-    n_negatives: int
-    n_shared: int
-    precondition: bool
-    score_penalty: float
-    prior_variance: float | None
-    batch_size: int
-    tree_components: int
-    tree_regularization: float | str
-    noise_exponent: float
-    tree_share: float
-    penalized_scores: str = "debiased"
-    tree_fit: str = "default"
-    whiten_components: bool = False
-    scale_features: bool = True
+    layout: FeatureLayout
     max_model_bytes: int | None = None
     numbers: Defaults = field(default_factory=Defaults)
-    n_dense: int = 0  # last columns of X that every row has, beside sparse ones
-    column_groups: tuple[int, ...] = ()  # first columns of groups: words, runs of words; before, characters
     streaming: bool = False  # rows arrive in parts, in calls of partial_fit
     renews_whitening: bool = False  # ... and the whitening is made anew from all of them
 
     @property
-    def definition(self) -> Objective:
-        """The objective's entry in the registry."""
-        return OBJECTIVES[self.objective]
+    def decay_epochs(self) -> int | None:
+        """Epochs over which the learning rate of a whole fit falls to zero; None where it does not."""
+        return self.n_epochs if self.solver.decays else None
 
-    @property
-    def uses_tree(self) -> bool:
-        return self.noise in ("adversarial", "tree", "mixture")
-
-    @property
-    def decays(self) -> bool:
-        """Whether the learning rate of a whole fit falls to zero."""
-        trainer = self.definition.trainer
-        return (trainer == "batch" and self.precondition) or trainer in ("candidates", "sparse")
-
-    def set_size(self, n_classes: int) -> int:
-        """Return how many classes a minibatch shares."""
-        return n_classes if self.definition.all_classes else min(self.n_shared, n_classes)
+    def make_trainer(self, context: Context) -> Trainer:
+        """Return what trains with this configuration."""
+        trainer: Trainer = self.solver.make_trainer(self, context)
+        return trainer
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as JSON can hold it."""
-        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        noise = self.noise if isinstance(self.noise, str) else CUSTOM_NOISE
-        return {**plain, "noise": noise, "numbers": asdict(self.numbers)}
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        columns = {"n_dense": self.layout.n_dense, "column_groups": list(self.layout.groups)}
+        return {**plain, **columns, "solver": self.solver.header(), "numbers": asdict(self.numbers)}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], noise: Noise | None = None) -> Self:
+    def from_dict(cls, content: Mapping[str, Any], n_columns: int, noise: Noise | None = None) -> Self:
         """Restore a config; numbers that an earlier version did not have get today's values."""
-        known, hints = {entry.name for entry in fields(cls)}, get_type_hints(cls)
-        given = {name: value for name, value in content.items() if name in known}
-        given["numbers"] = restore_numbers(Defaults, _earlier_numbers(content.get("numbers", {})))
-        given["column_groups"] = tuple(content.get("column_groups", ()))
-        if "penalized_scores" not in given and content.get("objective") in BATCH_OBJECTIVES:
-            given["score_penalty"] = 0.0  # it had no effect there in the version that wrote it
-        for entry in fields(cls):
-            kind = str if entry.name == "noise" else hints[entry.name]
-            if entry.name in given and entry.name != "numbers" and not has_type(given[entry.name], kind):
-                raise TypeError(f"{entry.name} is a {type(given[entry.name]).__name__} that does not fit")
-        if given["noise"] == CUSTOM_NOISE and noise is not None:
-            given["noise"] = noise
-        return cls(**given)
+        solver = restore_solver(content["solver"], noise)
+        solver.check()
+        given = {name: content[name] for name in _PLAIN if name in content}
+        columns = content.get("n_dense", 0), tuple(content.get("column_groups", ()))
+        for value, kind in zip(
+            (*given.values(), *columns), (*map(_PLAIN.get, given), *_COLUMNS), strict=True
+        ):
+            if not has_type(value, kind):
+                raise TypeError(f"a {type(value).__name__} in its config does not fit")
+        numbers = restore_numbers(Defaults, _earlier_numbers(content.get("numbers", {})))
+        check_values("the model", {"n_epochs": given["n_epochs"]})
+        return cls(solver, layout=FeatureLayout(n_columns, *columns), numbers=numbers, **given)
+
+
+_PLAIN = {"n_epochs": int, "max_model_bytes": int | None, "streaming": bool, "renews_whitening": bool}
+_COLUMNS = int, tuple[int, ...]
 
 
 def _earlier_numbers(content: Any) -> Any:
@@ -123,178 +74,47 @@ def _earlier_numbers(content: Any) -> Any:
     return {**content, "calibration": calibration}
 
 
-def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
-    """Return a minibatch in which hardly two rows share a class, and which stays in the cache."""
-    wanted = min(problem.n_classes // config.classes_per_row, problem.n_pairs // config.batches_per_epoch)
-    return int(np.clip(wanted, config.min_batch, config.max_batch))
-
-
-def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
-    """Whether features are sparse and so many that weights are stored where they are not zero."""
-    if problem.n_entries is None or problem.n_features < config.min_features:
-        return False
-    return problem.n_entries <= config.max_density * problem.n_rows * problem.n_features
-
-
-def choose_objective(
-    given: Mapping[str, Any], problem: ProblemSize, numbers: Defaults, *, streaming: bool = False
-) -> str:
-    """Return the objective that "auto" stands for."""
-    plain = isinstance(given["noise"], str) and given["prior_variance"] is None
-    words = given["noise"] in ("adversarial", "tree") and is_wide_and_sparse(problem, numbers.sparse)
-    if problem.n_dense or (plain and words):
-        return "sparse_softmax"
-    fits = problem.n_features <= numbers.batch.max_features and plain
-    if not fits:
-        return "negative_sampling"
-    chosen = any(given[name] is not None for name in ("learning_rate", "optimizer", "batch_size"))
-    tree = given["noise"] in ("adversarial", "tree")
-    whole = tree and given["precondition"] and not chosen and not streaming
-    if whole and is_scored_once(problem, given["n_shared"], numbers):
-        return "candidate_softmax"
-    return "shared_softmax"
-
-
-def is_scored_once(problem: ProblemSize, n_shared: int, numbers: Defaults) -> bool:
-    """Whether classes are more than a minibatch shares, and few enough to score every row against them.
-
-    Not for rows with several labels: class by class, those of a row are ordered poorly (lab/notes.md).
-    """
-    config = numbers.candidates
-    values = problem.n_rows * problem.n_features
-    enough = problem.n_classes > n_shared and config.min_pairs <= problem.n_pairs <= problem.n_rows
-    return enough and values <= config.max_values and values * problem.n_classes <= config.max_work
-
-
-def is_representative(problem: ProblemSize, n_seen: int, config: BatchConfig) -> bool:
-    """Whether the first part of a stream is enough to whiten the features and to start from class means.
-
-    `n_seen` is the number of classes in it: rows sorted by class would give a start that leaves out others.
-    """
-    wanted = max(2.0, config.stream_classes * min(problem.n_classes, problem.n_rows))
-    return problem.n_rows >= config.stream_rows * problem.n_features and n_seen >= wanted
-
-
-def svms_are_affordable(n_entries: int, n_classes: int, config: SparseConfig, *, several: bool) -> bool:
-    """Whether every row can be compared with every class; `several` labels per row allow for more."""
-    return n_entries * n_classes <= (config.svm_work_several if several else config.svm_work)
-
-
-def is_small(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> bool:
-    """Whether pairs are so few that a correction has nothing to add to one-vs-rest SVMs."""
-    return n_pairs <= config.few_pairs and svms_are_affordable(n_entries, n_classes, config, several=False)
-
-
-def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> int:
-    """Return the hard negatives of a pair: many where all classes would be affordable, too."""
-    wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
-    if svms_are_affordable(n_entries, n_classes, config, several=False):
-        affordable = int(config.small_entries / max(n_entries, 1)) - 1
-        wanted = max(wanted, min(affordable, config.small_candidates))
-    return min(wanted, n_classes - 1)
-
-
-def sparse_epochs(problem: ProblemSize, config: SparseConfig, *, streaming: bool = False) -> int:
-    """Return the rounds of the correction: several where every class has a wide support."""
-    entries = problem.n_entries or problem.n_rows * problem.n_features
-    if problem.n_classes <= config.few_classes:
-        return 1
-    if not streaming and is_small(entries, problem.n_pairs, problem.n_classes, config):
-        return 1
-    if candidate_count(entries, problem.n_pairs, problem.n_classes, config) > config.max_candidates:
-        return config.n_epochs_small
-    few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
-    return config.n_epochs if few else config.n_epochs_own
-
-
-def resolve(
-    parameters: Mapping[str, Any],
+def resolve(  # noqa: PLR0913 (what a fit depends on)
+    solver: str | Solver,
     problem: ProblemSize,
     *,
+    layout: FeatureLayout | None = None,
+    n_epochs: int | None = None,
+    max_model_bytes: int | None = None,
     streaming: bool = False,
     n_seen: int | None = None,
     numbers: Defaults = DEFAULTS,
 ) -> FitConfig:
-    """Fill in what the parameters of `ExtremeClassifier` leave open, from the size of the problem.
+    """Fill in what a solver leaves open, from the size of the problem.
 
-    `streaming` is for rows that arrive in parts; `n_seen` is the number of classes in the first part."""
-    own = {"numbers", "n_dense", "column_groups", "streaming", "renews_whitening"}
-    names = {entry.name for entry in fields(FitConfig)} - own
-    given = {name: value for name, value in parameters.items() if name in names}
-    batch, rows = numbers.batch, numbers.rows
-    renews = streaming and bool(given["precondition"])
-    if given["objective"] == "auto":
-        given["objective"] = choose_objective(given, problem, numbers, streaming=streaming)
-        if streaming and n_seen is not None and OBJECTIVES[given["objective"]].shares_classes:
-            given["precondition"] = given["precondition"] and is_representative(problem, n_seen, batch)
-    objective = OBJECTIVES[given["objective"]]
-    if objective.shares_classes and not isinstance(given["noise"], str):
-        raise ValueError(
-            f"objective={given['objective']!r} draws the classes of a minibatch by itself and cannot use"
-            " noise of type"
-            f" {type(given['noise']).__name__}. Use noise='adversarial', 'frequency' or 'uniform', or"
-            " another objective."
-        )
-    if objective.trainer == "sparse" and not isinstance(given["noise"], str):
-        raise ValueError(
-            f"objective={given['objective']!r} finds its negatives by itself and cannot use noise of type"
-            f" {type(given['noise']).__name__}. Leave noise out, or use objective='negative_sampling'."
-        )
-    if objective.trainer == "candidates" and not (given["precondition"] and isinstance(given["noise"], str)):
-        raise ValueError(
-            f"objective={given['objective']!r} needs precondition=True and no noise object of its own: it"
-            " starts from a linear discriminant. Use objective='shared_softmax' or another one."
-        )
-    if problem.n_dense and objective.trainer != "sparse":
-        raise ValueError(
-            f"objective={given['objective']!r} cannot use a pair of sparse and dense features; use 'auto' or"
-            " 'sparse_softmax'."
-        )
-    defaults: dict[str, Any]
-    if objective.trainer == "sparse":
-        epochs = sparse_epochs(problem, numbers.sparse, streaming=streaming)
-        defaults = {"n_epochs": epochs, "score_penalty": 0.0}
-        given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}  # exact steps have none of them
-    elif objective.trainer == "candidates":
-        defaults = {"n_epochs": numbers.candidates.n_epochs, "score_penalty": 0.0}
-        given |= {"batch_size": 1, "learning_rate": 1.0, "optimizer": "dual"}
-    elif objective.shares_classes:
-        size = problem.n_classes if objective.all_classes else min(given["n_shared"], problem.n_classes)
-        wanted = min(problem.n_pairs // batch.batches_per_epoch, batch.max_scores // size)
-        defaults = {"batch_size": int(np.clip(wanted, batch.min_batch, batch.max_batch))}
-        n_batches = -(-problem.n_pairs // (given["batch_size"] or defaults["batch_size"]))
-        epochs = int(np.clip(-(-batch.min_steps // n_batches), batch.min_epochs, batch.max_epochs))
-        rate = batch.learning_rate_plain
-        if given["precondition"]:
-            many = has_many_classes(problem.n_classes, size, batch)
-            rate = batch.learning_rate_many_classes if many else batch.learning_rate
-        defaults |= {"n_epochs": epochs, "learning_rate": rate, "optimizer": batch.optimizer}
-        defaults["score_penalty"] = 0.0
-    else:
-        defaults = {
-            "batch_size": row_batch_size(problem, rows),
-            "n_epochs": rows.n_epochs,
-            "learning_rate": rows.learning_rate,
-            "optimizer": rows.optimizer,
-            "score_penalty": rows.score_penalty,
-        }
-    given |= {name: value for name, value in defaults.items() if given[name] is None}
+    `streaming` is for rows that arrive in parts; `n_seen` is the number of classes in the first part.
+    """
+    layout = FeatureLayout(problem.n_features) if layout is None else layout
+    is_open = isinstance(solver, str) and solver == "auto"
+    chosen = (
+        choose_solver(problem, layout, numbers, streaming=streaming, n_seen=n_seen)
+        if is_open
+        else find_solver(solver)
+    )
+    chosen.refuse(layout)
+    found = chosen.resolved(problem, numbers)
     return FitConfig(
-        **given,
-        numbers=numbers,
-        streaming=streaming,
-        renews_whitening=renews and objective.shares_classes,
-        n_dense=problem.n_dense,
-        column_groups=problem.column_groups,
+        found,
+        found.default_epochs(problem, numbers, streaming=streaming) if n_epochs is None else n_epochs,
+        layout,
+        max_model_bytes,
+        numbers,
+        streaming,
+        renews_whitening=streaming and found.renews_whitening and (is_open or found.decays),
     )
 
 
-def resume_config(
+def resume(
     begun: FitConfig,
-    parameters: Mapping[str, Any],
-    problem: ProblemSize,
-    noise: Noise | None,
+    solver: str | Solver,
     *,
+    n_epochs: int | None = None,
+    max_model_bytes: int | None = None,
     is_whitened: bool = False,
 ) -> FitConfig:
     """Return the config with which a fit goes on.
@@ -302,11 +122,10 @@ def resume_config(
     What the first call fixes, and what parameters leave open, stays as it was begun; but where a stream got
     its whitening on the way, the learning rate is that of whitened rows.
     """
-    open_ones = {name: getattr(begun, name) for name in RESOLVED if parameters.get(name, "") is None}
-    fixed = {name: getattr(begun, name) for name in FIXED}
-    if begun.noise == CUSTOM_NOISE and noise is not None:
-        fixed["noise"] = noise
-    found = resolve({**parameters, **open_ones, **fixed}, problem, numbers=begun.numbers)
-    if is_whitened and not begun.precondition and parameters.get("learning_rate") is None:
-        found = replace(found, learning_rate=begun.numbers.batch.learning_rate)
-    return replace(found, streaming=begun.streaming, renews_whitening=begun.renews_whitening)
+    given = None if isinstance(solver, str) else solver
+    return replace(
+        begun,
+        solver=begun.solver.resumed(given, begun.numbers, is_whitened=is_whitened),
+        n_epochs=begun.n_epochs if n_epochs is None else n_epochs,
+        max_model_bytes=max_model_bytes,
+    )

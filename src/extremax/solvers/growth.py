@@ -1,8 +1,8 @@
-"""Weights of further classes, from their rows alone, while all other classes stay as they are.
+"""Weights of new classes, from their rows alone, while all other classes stay as they are.
 
-**Dense weights.**  On whitened rows a further class is what it was at the start of the fit: the linear
+**Dense weights.**  On whitened rows a new class is what it was at the start of the fit: the linear
 discriminant, its shrunk mean times the scale that the fit chose.  Without a whitening the spread of the rows
-inside the classes is not known, and is taken from the rows of the further classes.
+inside the classes is not known, and is taken from the rows of the new classes.
 
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
 summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  One-vs-rest SVMs
@@ -25,9 +25,9 @@ from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
-from extremax.scores.sparse_weights import DensePart, SparseWeights, csr_rows, select_columns, unit_rows
+from extremax.scores.sparse import DensePart, SparseWeights, csr_rows, select_columns, unit_rows
 from extremax.solvers.config import FitConfig
-from extremax.solvers.sparse_start import ClassSums, check_numbers
+from extremax.solvers.sparse.start import ClassSums, check_numbers
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int32, Int64
@@ -37,7 +37,7 @@ _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 @dataclass(frozen=True, eq=False)
 class SparseRecord:
-    """What the weights of a further class follow from, beside its own rows.
+    """What the weights of a new class follow from, beside its own rows.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class SparseRecord:
         )
 
     def plus(self, new: Sums) -> SparseRecord:
-        """Return the record with the rows of further classes."""
+        """Return the record with the rows of new classes."""
         return replace(
             self,
             feature_mass=(self.feature_mass + new.feature_mass).astype(np.float32),
@@ -118,17 +118,17 @@ class SparseRecord:
             checks.check_finite(similarity, "similarity"),
         )
 
-    # -- weights of further classes
+    # -- weights of new classes
 
     def grow(
         self, data: Examples, n_new: int, weights: SparseWeights, scale: float
     ) -> tuple[SparseWeights, SparseRecord]:
-        """Return the weights of further classes 0 to ``n_new - 1``, and the record with their rows.
+        """Return the weights of new classes 0 to ``n_new - 1``, and the record with their rows.
 
         Parameters
         ----------
         data
-            Rows of the further classes.
+            Rows of the new classes.
         weights
             Those of the other classes.
         scale
@@ -164,7 +164,7 @@ class SparseRecord:
         return found, record
 
     def _start_values(self, new: Sums, cosine: Float64) -> Float64:
-        """Return the weights of the start for the entries of the sums of further classes.
+        """Return the weights of the start for the entries of the sums of new classes.
 
         `self` has their rows as well.
         """
@@ -204,7 +204,7 @@ class SparseRecord:
         return np.maximum(found, 0.1 * max(mean, 0.1))
 
     def _dense(self, data: Examples, n_new: int, weights: SparseWeights) -> tuple[DensePart | None, Float64]:
-        """Return the dense part of further classes, and what it adds to their biases."""
+        """Return the dense part of new classes, and what it adds to their biases."""
         part, nothing = weights.dense, np.zeros(n_new)
         if part is None:
             return None, nothing
@@ -262,7 +262,7 @@ class Discriminant:
     def grow(
         self, data: Examples, n_new: int, n_total: float, found: ClassRows | None = None
     ) -> tuple[Float32, Float32]:
-        """Return weights and biases of further classes, for rows times the feature scale.
+        """Return weights and biases of new classes, for rows times the feature scale.
 
         `n_total` is the weight of all rows that the other classes have; `found` is what `class_rows` returns.
         """
@@ -327,12 +327,12 @@ class Discriminant:
         """Return the discriminant with the scale and bias under which all rows are most probable.
 
         Rows of the other classes are not there.  Made-up ones stand for them or, where there are none, the
-        same rows without their own class, which are as much like the further classes as any.
+        same rows without their own class, which are as much like the new classes as any.
 
         Parameters
         ----------
         data
-            Rows of further classes; each is left out of its own.
+            Rows of new classes; each is left out of its own.
         found
             What `class_rows` returns for them.
         chosen : (n_chosen,)
@@ -391,9 +391,9 @@ class Discriminant:
 def estimate_discriminant(
     data: Examples, n_new: int, feature_scale: float, config: FitConfig
 ) -> Discriminant:
-    """Return a discriminant of further classes, with the spread of their own rows inside the classes.
+    """Return a discriminant of new classes, with the spread of their own rows inside the classes.
 
-    The mean of all rows is guessed from the further classes and from the origin, which counts as much as
+    The mean of all rows is guessed from the new classes and from the origin, which counts as much as
     some classes.
     """
     numbers, growth = config.numbers.warm_start, config.numbers.growth
@@ -418,10 +418,10 @@ def estimate_discriminant(
 def projected_discriminant(
     data: Examples, projection: PCA, feature_scale: float, config: FitConfig
 ) -> Discriminant:
-    """Return a discriminant of further classes, with the spread of all rows that a projection has kept.
+    """Return a discriminant of new classes, with the spread of all rows that a projection has kept.
 
     The covariance of the rows is that of their projection and, in all directions outside of it, the mean
-    variance that the further rows have there.
+    variance that the new rows have there.
     """
     numbers, growth = config.numbers.warm_start, config.numbers.growth
     X: Any = data.X

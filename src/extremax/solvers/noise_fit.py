@@ -24,22 +24,13 @@ def fit_noise(
     n_classes: int,
     config: FitConfig,
     context: Context,
-    *,
-    rough: bool = False,
-    inspect: Inspect | None = None,
 ) -> tuple[Noise, dict[str, Any]]:
-    """Return the noise distribution and what was chosen for it.
+    """Return the noise distribution that a solver names and what was chosen for it.
 
-    Parameters
-    ----------
-    Z
-        Projected rows of the tree; no columns where there is none.
-    rough
-        Whether a tree is fitted in a third of the time: enough where it only proposes classes.
-    inspect
-        Called with a tree whose regularization was chosen on held-out rows; what it returns was chosen, too.
+    `Z` are the projected rows of the tree; no columns where there is none.
     """
-    noise = config.noise
+    solver = config.solver
+    noise: str | Noise = solver.noise
     if not isinstance(noise, str):
         if noise.n_classes != n_classes:
             raise ValueError(
@@ -51,11 +42,15 @@ def fit_noise(
         return UniformNoise(n_classes), {}
     counts = data.class_counts(n_classes, weighted=True)
     if noise == "frequency":
-        return FrequencyNoise(counts, config.noise_exponent), {}
-    tree, chosen = fit_tree(data, Z, n_classes, config, context, rough=rough, inspect=inspect)
+        return FrequencyNoise(counts, solver.noise_exponent), {}
+    chosen: dict[str, Any] = {}
+    if solver.tree_fit == "paper":
+        tree = fit_paper_tree(data, Z, n_classes, config, context)
+    else:
+        tree, chosen = fit_tree(data, Z, n_classes, config, context)
     if noise == "mixture":
-        frequencies = FrequencyNoise(counts, config.noise_exponent)
-        return MixtureNoise(TreeNoise(tree), frequencies, weight=config.tree_share), chosen
+        frequencies = FrequencyNoise(counts, solver.noise_exponent)
+        return MixtureNoise(TreeNoise(tree), frequencies, weight=solver.tree_share), chosen
     return TreeNoise(tree), chosen
 
 
@@ -66,30 +61,30 @@ def fit_tree(
     config: FitConfig,
     context: Context,
     *,
-    rough: bool,
+    rough: bool = False,
     inspect: Inspect | None = None,
 ) -> tuple[LabelTree, dict[str, Any]]:
-    """Fit the label tree, its regularization by level where that is left open."""
+    """Fit the label tree, its regularization by level where that is left open.
+
+    Parameters
+    ----------
+    Z
+        Projected rows.
+    rough
+        Whether the tree is fitted in a third of the time: enough where it only proposes classes.
+    inspect
+        Called with a tree whose regularization was chosen on held-out rows; what it returns was chosen, too.
+    """
     log = context.progress.log
     log(f"fitting the label tree over {n_classes:,} classes")
     Z = data.expand(Z)
-    if config.tree_fit == "paper":
-        literal = fit_literal(
+    if config.solver.tree_regularization != "auto":
+        tree = LabelTree.fit(
             Z,
             data.y,
+            config=config.numbers.tree_fit,
             n_classes=n_classes,
-            regularization=float(config.tree_regularization),
-            sample_weight=data.weight,
-            n_jobs=context.n_threads,
-        )
-        return literal.tree, {}
-    if config.tree_regularization != "auto":
-        tree = LabelTree.fit_with_config(
-            Z,
-            data.y,
-            config.numbers.tree_fit,
-            n_classes=n_classes,
-            regularization=float(config.tree_regularization),
+            regularization=float(config.solver.tree_regularization),
             sample_weight=data.weight,
             n_jobs=context.n_threads,
             random_state=context.seed,
@@ -115,6 +110,21 @@ def fit_tree(
         "tree_held_out_log_likelihood": held_out,
     }
     return tuned.tree, chosen if inspect is None else chosen | inspect(tuned)
+
+
+def fit_paper_tree(
+    data: Examples, Z: Float32, n_classes: int, config: FitConfig, context: Context
+) -> LabelTree:
+    """Fit the label tree by the paper's algorithm to the letter."""
+    context.progress.log(f"fitting the label tree over {n_classes:,} classes")
+    return fit_literal(
+        data.expand(Z),
+        data.y,
+        n_classes=n_classes,
+        regularization=float(config.solver.tree_regularization),
+        sample_weight=data.weight,
+        n_jobs=context.n_threads,
+    ).tree
 
 
 def own_projection(noise: str | Noise, n_features: int) -> PCA | None:

@@ -20,12 +20,11 @@ import numpy as np
 
 from extremax.kernels.row_updates import ModelArrays
 from extremax.runtime.threads import run, split
-from extremax.scores.weights import Weights
+from extremax.scores.base import Weights
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Int64
 
-OPTIMIZERS = ("adagrad", "adagrad_row", "sgd")
 _BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
 _MEDIAN_LINES = 512  # of a table, that its median is taken of
 
@@ -102,7 +101,7 @@ class Tables:
     def from_training_state(cls, weights: Weights, state: State) -> Tables:
         """Build the tables from the weights of a model and from what `training_state` gave."""
         arrays = weights.state().arrays
-        if "weights" not in arrays or weights.row_major:
+        if "weights" not in arrays:
             checks.reject("the training state is of dense weights, and the weights are sparse")
         n_classes, n_features = arrays["weights"].shape
         squares = checks.get_array(state.arrays, "squares", "f4", (n_classes, None))
@@ -195,7 +194,7 @@ class ShardedTables:
 
 
 def _columns(n_features: int, optimizer: str) -> int:
-    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0, "dual": 0}[optimizer]
+    return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
 
 
 def _aligned(shape: tuple[int, ...], fill: float | None = None) -> Float32:

@@ -154,8 +154,8 @@ def save_folder(
             )
         for name, readable in (texts or {}).items():
             write_text(target / name, readable)
-        _flush_folder(target)
         write_text(target / HEADER, text)
+        _flush_folder(target)
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

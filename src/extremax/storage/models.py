@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import Model
-from extremax.scores.weights import ShardedWeights
+from extremax.scores.dense import ShardedWeights
 from extremax.solvers.base import TrainState
+from extremax.solvers.flat_parameters import with_solvers
 from extremax.solvers.optimizers import ShardedTables, Tables
-from extremax.solvers.sparse_trainer import FinishedTables, SparseTables
+from extremax.solvers.sparse.solver import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
 from extremax.storage.folder import folder_checksum, load_folder, read_steadily, save_folder
@@ -65,7 +66,7 @@ class SavedModel:
     parts: Mapping[str, State]
 
 
-def save_model(
+def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
     path: str | os.PathLike[str],
     model: Model,
     state: TrainState,
@@ -74,21 +75,36 @@ def save_model(
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
     card: str | None = None,
+    write_shards: Callable[[Path], int] | None = None,
 ) -> None:
     """Write a model, its training state, label names and further components to a folder.
 
-    `card` is a description for people.
+    Parameters
+    ----------
+    card
+        A description for people.
+    write_shards
+        For a model and a state whose weights and tables have no arrays: called with a folder, lets
+        `save_shard` be called for every shard, and returns their number.
     """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
+
+    def fill(folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        shards = [folder / shard_name(i) for i in range(write_shards(folder) if write_shards else 0)]
+        named = [{"name": f"{folder.name}/{at.name}", "checksum": folder_checksum(at)} for at in shards]
+        return {"shards": named}
+
     save_folder(
         path,
-        kind=KIND,
+        kind=KIND if write_shards is None else SHARDED_KIND,
         header=merged.header,
         arrays=merged.arrays,
         labels=labels,
         texts=None if card is None else {"README.md": card},
+        fill=None if write_shards is None else fill,
     )
 
 
@@ -107,41 +123,8 @@ def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: 
     )
 
 
-def save_sharded_model(
-    path: str | os.PathLike[str],
-    model: Model,
-    state: TrainState,
-    write_shards: Callable[[Path], int],
-    *,
-    labels: NDArray[Any],
-    header: Mapping[str, Any],
-    card: str | None = None,
-) -> None:
-    """Write a model whose weights others write.
-
-    Parameters
-    ----------
-    model, state
-        With weights and tables that have no arrays.
-    write_shards
-        Called with a folder: lets `save_shard` be called for every shard, and returns their number.
-    """
-    components = {**model.components(), "training": state.state()}
-    content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
-    merged = merge(content, components)
-
-    def fill(folder: Path) -> dict[str, Any]:
-        shards = [folder / shard_name(i) for i in range(write_shards(folder))]
-        named = [{"name": f"{folder.name}/{at.name}", "checksum": folder_checksum(at)} for at in shards]
-        return {"shards": named}
-
-    texts = None if card is None else {"README.md": card}
-    content_of: dict[str, Any] = {"header": merged.header, "arrays": merged.arrays, "labels": labels}
-    save_folder(path, kind=SHARDED_KIND, **content_of, texts=texts, fill=fill)
-
-
 def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
-    """Open a folder that `save_model` or `save_sharded_model` wrote, in this version or an earlier one.
+    """Open a folder that `save_model` wrote, in this version or an earlier one.
 
     Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
     """
@@ -152,6 +135,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
     folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
+        content = State(with_solvers(content.header), content.arrays)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
             parts |= _open_shards(Path(path), content.header, parts, verify=verify)

@@ -49,7 +49,6 @@ from extremax.validation.sample_weight import check_sample_weight
 _FIT = TreeFitConfig()
 _PAIRS_PER_TASK = 4096
 _BEAM_ROWS_PER_TASK = 64
-_EXPECTED_ENTRIES = 1 << 24  # probabilities that `expected_features` holds at a time
 _NAME = "LabelTree"
 _HINT = "Pass the arrays of a fitted tree."
 
@@ -166,11 +165,8 @@ class LabelTree:
         n_classes: int | None = None,
         regularization: ArrayLike = 0.1,
         bias_regularization: ArrayLike | None = None,
-        max_points: int | None = _FIT.max_points,
-        n_starts: int = _FIT.n_starts,
-        max_alternations: int = _FIT.max_alternations,
-        tolerance: float = _FIT.tolerance,
         sample_weight: ArrayLike | None = None,
+        config: TreeFitConfig = _FIT,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
@@ -191,56 +187,19 @@ class LabelTree:
             bias_regularization b^2. One number, or one per level from the root.
         bias_regularization
             None: the same as `regularization`.
-        max_points
-            Nodes with more points take Newton steps on a sample of this size; None: on all points.
-        n_starts
-            Number of leading eigenvectors of the covariance of class sums that large nodes try as first
-            direction before they continue from the best; small nodes use the first, as in the paper.
-        max_alternations
-            Bound on the re-splits of a node.
-        tolerance
-            A node is done when an iteration gains less log-likelihood than this per point.
         sample_weight : (n_samples,)
             Weight of each row in the likelihood.
+        config : TreeFitConfig
+            Numbers of the algorithm, such as ``max_points`` and ``tolerance``.
         n_jobs
             Threads; the tree does not depend on it.
         random_state
-            Seed of the samples at nodes with more than `max_points` points.
+            Seed of the samples at nodes with more than ``max_points`` points.
 
         Returns
         -------
         LabelTree
         """
-        config = TreeFitConfig(
-            max_points=max_points, n_starts=n_starts, max_alternations=max_alternations, tolerance=tolerance
-        )
-        return cls.fit_with_config(
-            Z,
-            y,
-            config,
-            n_classes=n_classes,
-            regularization=regularization,
-            bias_regularization=bias_regularization,
-            sample_weight=sample_weight,
-            n_jobs=n_jobs,
-            random_state=random_state,
-        )
-
-    @classmethod
-    def fit_with_config(  # noqa: PLR0913 (those of `fit`)
-        cls,
-        Z: ArrayLike,
-        y: ArrayLike,
-        config: TreeFitConfig,
-        *,
-        n_classes: int | None = None,
-        regularization: ArrayLike = 0.1,
-        bias_regularization: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        n_jobs: int | None = None,
-        random_state: int = 0,
-    ) -> LabelTree:
-        """Do the same as `fit`, with all numbers of a config."""
         features, labels, weight = _check_data(Z, y, sample_weight, None)
         largest = int(labels.max()) if labels.size else -1
         n_classes = largest + 1 if n_classes is None else int(n_classes)
@@ -270,9 +229,8 @@ class LabelTree:
         *,
         regularization: ArrayLike = 0.1,
         bias_regularization: ArrayLike | None = None,
-        max_points: int | None = _FIT.max_points,
-        tolerance: float = _FIT.tolerance,
         sample_weight: ArrayLike | None = None,
+        config: TreeFitConfig = _FIT,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
@@ -290,30 +248,6 @@ class LabelTree:
         >>> bool(weaker.log_prob(Z, y).mean() > tree.log_prob(Z, y).mean())
         True
         """
-        return self.refit_with_config(
-            Z,
-            y,
-            TreeFitConfig(max_points=max_points, tolerance=tolerance),
-            regularization=regularization,
-            bias_regularization=bias_regularization,
-            sample_weight=sample_weight,
-            n_jobs=n_jobs,
-            random_state=random_state,
-        )
-
-    def refit_with_config(  # noqa: PLR0913 (those of `refit`)
-        self,
-        Z: ArrayLike,
-        y: ArrayLike,
-        config: TreeFitConfig,
-        *,
-        regularization: ArrayLike = 0.1,
-        bias_regularization: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        n_jobs: int | None = None,
-        random_state: int = 0,
-    ) -> LabelTree:
-        """Do the same as `refit`, with all numbers of a config."""
         if not is_balanced(self.leaf_class):
             raise ValueError(
                 "This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one."
@@ -490,28 +424,6 @@ class LabelTree:
         labels[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
         log_prob[:, : best.shape[1]] = np.take_along_axis(found_log_prob, best, axis=1)
         return labels, log_prob
-
-    def expected_features(self, Z: ArrayLike, values: ArrayLike, *, n_jobs: int | None = None) -> Float32:
-        """Return the mean of `values` (n_classes, d) under p_n(.|x) of every row: (n, d).
-
-        With the mean feature vector of each class as `values`, this is the feature vector that the tree
-        expects at x.
-        """
-        features = self._check_rows(Z)[:, : self.n_components]
-        table = check_features(values, name="values", estimator_name="expected_features")
-        if sparse.issparse(table) or len(table) != self.n_classes:
-            raise ValueError(
-                f"values has shape {table.shape}; it needs one dense row for each of the {self.n_classes}"
-                " classes."
-            )
-        expected = np.empty((len(features), table.shape[1]), np.float32)
-        block = max(8, _EXPECTED_ENTRIES // self.n_classes // 8 * 8)
-        prob = np.empty((min(block, len(features)), self.n_classes), np.float32)
-        for first, last in split(len(features), block):
-            part = self.log_prob_all(features[first:last], out=prob[: last - first], n_jobs=n_jobs)
-            np.exp(part, out=part)
-            np.matmul(part, table, out=expected[first:last])
-        return expected
 
     def _kernel_arrays(self) -> TreeArrays:
         return TreeArrays(self._table, self._biases[:, None], self.leaf_class, self.class_leaf)

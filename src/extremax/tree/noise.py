@@ -11,6 +11,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from extremax.tree import LabelTree
 
 _ROWS_PER_TASK = 4096
+_EDITED_ROWS = 256  # rows whose probabilities of all classes are in memory together
 _MEAN_ROWS = 16  # rows of all classes held at once: 640 MB for ten million classes
 
 
@@ -430,20 +432,15 @@ class MixtureNoise(NoiseBase):
     def sample(
         self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
-        # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
-        # the outer one.
-        seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
-        first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
-        second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
-        labels = np.empty_like(first)
-        choose_component(seeds[2], self.weight, ROW_NUMBERS, first, second, labels)
-        return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
+        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
 
     def sample_at(
         self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
         """Draw what `sample` draws for rows of these numbers."""
+        # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
+        # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
+        # the outer one.
         seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
         first, _ = sample_at(self.first, Z, positions, n_draws, int(seeds[0]), n_jobs=n_jobs)
         second, _ = sample_at(self.second, Z, positions, n_draws, int(seeds[1]), n_jobs=n_jobs)
@@ -489,6 +486,8 @@ def sample_at(
 ) -> tuple[Int32, Float32]:
     """Draw what ``noise.sample`` draws for the rows of these numbers, given the rows Z alone.
 
+    `ROW_NUMBERS` stands for the numbers of all rows, which any distribution draws.
+
     Examples
     --------
     >>> import numpy as np
@@ -498,24 +497,23 @@ def sample_at(
     >>> bool((some == whole[[4, 1]]).all())
     True
     """
+    if positions is ROW_NUMBERS:
+        return noise.sample(Z, n_draws, seed, n_jobs=n_jobs)
     drawing: Any = noise
     labels, log_noise = drawing.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
     return labels, log_noise
 
 
-_MAX_REDRAWS = 64  # of classes that are gone; rows that still have one draw from all their probabilities
-_NOISE_ROWS = 256  # rows whose probabilities of all classes are in memory together
-
-
 @register("noise", "changed")
-class ChangedNoise(NoiseBase):
-    """A distribution from which classes were taken, and to which others were added.
+class EditedNoise(NoiseBase):
+    """A distribution after classes were removed from it and others added.
 
     With the classes K of `base` that are kept and constants c of those that were added,
 
         p_n(y|x) = p_base(y|x) / D(x)  or  c_y / D(x),     D(x) = p_base(K|x) + sum c,
 
-    so that the classes that were there keep their probabilities relative to each other.
+    so that the classes that were there keep their probabilities relative to each other.  Everything is read
+    from the probabilities of all classes: training goes on, at a cost per row of O(n_classes).
 
     Parameters
     ----------
@@ -529,7 +527,7 @@ class ChangedNoise(NoiseBase):
     Examples
     --------
     >>> import numpy as np
-    >>> noise = ChangedNoise(FrequencyNoise([1, 1, 2]), [0, 2, -1], [0.25])
+    >>> noise = EditedNoise(FrequencyNoise([1, 1, 2]), [0, 2, -1], [0.25])
     >>> np.exp(noise.log_prob_all(np.zeros((1, 0), np.float32))).round(3).tolist()
     [[0.25, 0.5, 0.25]]
     """
@@ -538,58 +536,48 @@ class ChangedNoise(NoiseBase):
         self.base = as_noise(base)
         self.place: Int32 = np.array(place, np.int32)
         self.added: Float64 = np.array(added, np.float64)
-        self.kept = np.zeros(self.base.n_classes, np.bool_)
-        self.kept[self.place[self.place >= 0]] = True
-        n_old = int((self.place >= 0).sum())
-        distinct = len(np.unique(self.place)) == len(self.place) and int(self.kept.sum()) == n_old
-        inside = len(self.place) > 0 and int(self.place.min()) >= -len(self.added)
-        sound = np.isfinite(self.added).all() and (self.added > 0.0).all()
-        if not (distinct and inside and sound) or len(self.place) != n_old + len(self.added):
+        old, new = self.place[self.place >= 0], -1 - self.place[self.place < 0]
+        once = len(np.unique(old)) == len(old) and np.array_equal(np.sort(new), np.arange(len(self.added)))
+        inside = len(self.place) > 0 and int(old.max(initial=0)) < self.base.n_classes
+        if not (once and inside and np.isfinite(self.added).all() and (self.added > 0.0).all()):
             raise ValueError(
-                "ChangedNoise needs each class of `base` at most once, each added class once, and positive"
+                "EditedNoise needs each class of `base` at most once, each added class once, and positive"
                 " constants of these."
             )
-        self._number = np.full(self.base.n_classes, -1, np.int32)  # of a class of `base` among all
-        self._number[self.place[self.place >= 0]] = np.flatnonzero(self.place >= 0)
-        self._added_number = np.empty(len(self.added), np.int32)
-        self._added_number[-1 - self.place[self.place < 0]] = np.flatnonzero(self.place < 0)
-        self._drawn = FrequencyNoise(self.added) if len(self.added) else None
+
+    @classmethod
+    def of(cls, noise: Noise) -> EditedNoise:
+        """Return a distribution that can be edited: the same as the given one."""
+        return noise if isinstance(noise, cls) else cls(noise, np.arange(noise.n_classes), [])
 
     @property
     def n_classes(self) -> int:
         return len(self.place)
 
     @property
-    def changed(self) -> ChangedNoise:
-        """The distribution itself: it can be changed again."""
-        return self
-
-    @property
     def shared_log_prob(self) -> Float32 | None:
         shared = self.base.shared_log_prob
-        return None if shared is None else self._change(shared[None])[0].astype(np.float32)
+        return None if shared is None else self._edit(shared[None])[0].astype(np.float32)
 
     @property
     def projection(self) -> PCA | None:
         """Projection of the features to those of the tree of `base`, if it has one of its own."""
         return getattr(self.base, "projection", None)
 
-    def take(self, index: NDArray[Any]) -> ChangedNoise:
+    def take(self, index: NDArray[Any]) -> EditedNoise:
         """Return the distribution of some classes, in a given order."""
         place = self.place[index]
-        old = -1 - place[place < 0]
-        place[place < 0] = -1 - np.arange(len(old), dtype=np.int32)
-        return ChangedNoise(self.base, place, self.added[old])
+        kept = -1 - place[place < 0]
+        place[place < 0] = -1 - np.arange(len(kept), dtype=np.int32)
+        return EditedNoise(self.base, place, self.added[kept])
 
-    def plus(self, constants: ArrayLike) -> ChangedNoise:
-        """Return the distribution with further classes behind the others."""
+    def plus(self, constants: ArrayLike) -> EditedNoise:
+        """Return the distribution with new classes behind the others."""
         more = np.asarray(constants, np.float64)
         place = -1 - len(self.added) - np.arange(len(more), dtype=np.int32)
-        return ChangedNoise(
-            self.base, np.concatenate([self.place, place]), np.concatenate([self.added, more])
-        )
+        return EditedNoise(self.base, np.concatenate([self.place, place]), np.concatenate([self.added, more]))
 
-    def _change(self, of_base: NDArray[Any]) -> Float64:
+    def _edit(self, of_base: NDArray[Any]) -> Float64:
         """Return log p_n of all classes from that of all classes of `base`, (n, n_classes)."""
         out = np.empty((len(of_base), self.n_classes))
         is_old = self.place >= 0
@@ -599,69 +587,46 @@ class ChangedNoise(NoiseBase):
         out -= peak + np.log(np.exp(out - peak).sum(axis=1, keepdims=True))
         return out
 
-    def _log_total(self, Z: Float32, n_jobs: int | None) -> Float64:
-        """Return log D of each row."""
-        added = float(self.added.sum())
-        if self.kept.all():
-            return np.full(len(Z), np.log1p(added))
-        total = np.empty(len(Z))
-        for first, last in split(len(Z), _NOISE_ROWS):
-            table = self.base.log_prob_all(Z[first:last], n_jobs=n_jobs)[:, self.kept].astype(np.float64)
-            total[first:last] = np.log(np.exp(table).sum(axis=1) + added)
-        return total
+    def _blocks(self, Z: Float32, n_jobs: int | None) -> Iterator[tuple[slice, Float64]]:
+        """Yield log p_n of all classes, for some rows at a time."""
+        for first, last in split(len(Z), _EDITED_ROWS):
+            yield slice(first, last), self._edit(self.base.log_prob_all(Z[first:last], n_jobs=n_jobs))
 
     def sample(
         self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        labels = np.full((len(Z), n_draws), -1, np.int32)
-        weight = 1.0 / (1.0 + float(self.added.sum()))
-        seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3 * _MAX_REDRAWS, np.uint64)
-        for a, b, c in seeds.reshape(-1, 3):
-            first = self._number[self.base.sample(Z, n_draws, int(a), n_jobs=n_jobs)[0]]
-            drawn = first
-            if self._drawn is not None:
-                second = self._added_number[self._drawn.sample(Z, n_draws, int(b), n_jobs=n_jobs)[0]]
-                drawn = np.empty_like(first)
-                choose_component(c, weight, ROW_NUMBERS, first, second, drawn)
-            labels = np.where(labels < 0, drawn, labels)
-            if (labels >= 0).all():
-                break
-        for row in np.flatnonzero((labels < 0).any(axis=1)):
-            prob = np.exp(self.log_prob_all(Z[row : row + 1], n_jobs=n_jobs)[0].astype(np.float64))
-            places = np.flatnonzero(labels[row] < 0)
-            uniform = np.random.default_rng((int(seeds[0]), int(row))).random(len(places))
-            found = np.searchsorted(np.cumsum(prob) / prob.sum(), uniform, side="right")
-            labels[row, places] = np.minimum(found, self.n_classes - 1)
-        return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
+        uniform = np.random.default_rng(check_random_state(seed)).random((len(Z), n_draws))
+        labels, log_prob = np.empty(uniform.shape, np.int32), np.empty(uniform.shape, np.float32)
+        for rows, table in self._blocks(Z, n_jobs):
+            reached = np.cumsum(np.exp(table), axis=1)
+            for i, row in enumerate(range(rows.start, rows.stop)):
+                found = np.searchsorted(reached[i], uniform[row] * reached[i, -1], side="right")
+                labels[row] = np.minimum(found, self.n_classes - 1)
+            log_prob[rows] = np.take_along_axis(table, labels[rows].astype(np.int64), axis=1)
+        return labels, log_prob
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
-        place = self.place[labels]
-        total = self._log_total(Z, n_jobs)
-        known = np.maximum(place, 0)
-        if not self.kept.any():
-            out = np.zeros(place.shape)
-        else:
-            known = np.where(place < 0, int(np.argmax(self.kept)), known).astype(np.int32)
-            out = self.base.log_prob(Z, known, n_jobs=n_jobs).astype(np.float64)
-        if len(self.added):
-            constants = np.log(self.added)[np.maximum(-1 - place, 0)]
-            out = np.where(place < 0, constants, out)
-        found: Float32 = (out - (total if out.ndim == 1 else total[:, None])).astype(np.float32)
-        return found
+        out = np.empty((len(Z), labels.size // max(len(Z), 1)), np.float32)
+        wanted = labels.reshape(out.shape).astype(np.int64)
+        for rows, table in self._blocks(Z, n_jobs):
+            out[rows] = np.take_along_axis(table, wanted[rows], axis=1)
+        return out.reshape(labels.shape)
 
     def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
         if out is None:
             out = np.empty((len(Z), self.n_classes), np.float32)
-        for first, last in split(len(Z), _NOISE_ROWS):
-            out[first:last] = self._change(self.base.log_prob_all(Z[first:last], n_jobs=n_jobs))
+        for rows, table in self._blocks(Z, n_jobs):
+            out[rows] = table
         return out
 
     def state(self) -> State:
-        arrays: dict[str, NDArray[Any]] = {"place": self.place, "added": self.added, "kept": self.kept}
+        kept = np.zeros(self.base.n_classes, np.bool_)
+        kept[self.place[self.place >= 0]] = True
+        arrays: dict[str, NDArray[Any]] = {"place": self.place, "added": self.added, "kept": kept}
         return merge({"kind": "changed"}, {"base": self.base.state()}, arrays)
 
     @classmethod
-    def from_state(cls, state: State) -> ChangedNoise:
+    def from_state(cls, state: State) -> EditedNoise:
         kept = checks.get_array(state.arrays, "kept", "b1", (None,))
         place = checks.get_array(state.arrays, "place", "i4", (None,))
         checks.check_range(place, "place", -len(place) - 1, len(kept))
@@ -672,15 +637,9 @@ class ChangedNoise(NoiseBase):
         if "n_classes" in base.header:  # before it is built
             checks.get_int(base.header, "n_classes", len(kept), len(kept))
         found = cls(restore("noise", base), place, added)
-        if not np.array_equal(found.kept, kept):
+        if not np.array_equal(found.state().arrays["kept"], kept):
             checks.reject("the classes of the noise are not those that it keeps")
         return found
-
-
-def changed_noise(noise: Noise) -> ChangedNoise:
-    """Return a distribution that can be changed: the same as the given one."""
-    already: ChangedNoise | None = getattr(noise, "changed", None)
-    return ChangedNoise(noise, np.arange(noise.n_classes), []) if already is None else already
 
 
 def mean_log_prob(noise: Noise, Z: Float32, *, n_jobs: int | None = None) -> Float32:

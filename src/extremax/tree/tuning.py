@@ -82,10 +82,10 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
     if rough:
         structure_config = replace(fit_config, n_starts=config.rough_starts, max_points=config.rough_points)
         sample_rows = config.rough_rows
-    structure = LabelTree.fit_with_config(
+    structure = LabelTree.fit(
         Z[train],
         y[train],
-        structure_config,
+        config=structure_config,
         n_classes=n_classes,
         regularization=config.structure_regularization,
         bias_regularization=config.bias_regularization,
@@ -98,10 +98,10 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
         return TunedTree(structure, strengths, None, structure, held_out)
 
     def refit(rows: Bool | slice, regularization: float | Float64) -> LabelTree:
-        return structure.refit_with_config(
+        return structure.refit(
             Z[rows],
             y[rows],
-            fit_config,
+            config=fit_config,
             regularization=regularization,
             bias_regularization=config.bias_regularization,
             sample_weight=weight[rows],

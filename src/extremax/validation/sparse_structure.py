@@ -44,6 +44,8 @@ def _check(matrix: Any) -> None:
         for index in (matrix.indices, matrix.indptr):
             if index.dtype not in (np.int32, np.int64):
                 raise ValueError(f"an index array has dtype {index.dtype}")
+        if (matrix.indptr[1:] < matrix.indptr[:-1]).any():  # scipy trusts them if the last is not above 0
+            raise ValueError("indptr must not fall")
         copy.copy(matrix).check_format(full_check=True)  # it may replace arrays of the object
     elif matrix.format == "coo":
         type(matrix)((matrix.data, (matrix.row, matrix.col)), shape=matrix.shape)

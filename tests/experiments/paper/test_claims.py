@@ -24,7 +24,7 @@ from extremax.experiments.paper.claims import (
     time_to_accuracy,
 )
 from extremax.experiments.paper.report import summarize_verdicts
-from extremax.experiments.paper.reproduction import finished_runs, read_result, report
+from extremax.experiments.paper.reproduction import read_result, report
 
 ACCURACY = "The proposed method reaches a better final accuracy than all baselines"
 
@@ -76,8 +76,7 @@ def test_error_of_a_difference_is_its_standard_deviation() -> None:
             outcomes.append(Outcome(method, runs))
         value, error = difference(outcomes[0], outcomes[1], "accuracy")
         scores.append((value, error))
-        bare = [Outcome(o.method, [RunResult(run.points, 1000) for run in o.runs]) for o in outcomes]
-        unpaired.append(difference(bare[0], bare[1], "accuracy")[1])
+        unpaired.append(math.hypot(*(outcome.error("accuracy") for outcome in outcomes)))
     values, errors = np.array(scores).T
     expected = np.mean([np.mean(0.9 * h + 0.1 * u < 0.5) for h, u in rng.random((200, 2, 1000))])
     assert expected == pytest.approx(0.5, abs=0.01)
@@ -92,9 +91,6 @@ def test_single_seed_has_the_error_of_the_rows() -> None:
     three = make_outcome("nce", [0.38, 0.4, 0.42], [1.0] * 3)
     by_rows = np.mean([run.by_row["accuracy"] for run in three.runs], axis=0).std(ddof=1) / 100
     assert three.error("accuracy") == pytest.approx(math.hypot(by_rows, 0.02 / math.sqrt(3)))
-    old = Outcome("nce", [RunResult(make_curve(0.4, 1.0), 2500)])
-    assert old.error("accuracy") == pytest.approx(math.sqrt(0.4 * 0.6 / 2500))
-    assert math.isnan(old.error("log_likelihood"))
 
 
 def test_best_final_figures() -> None:
@@ -235,7 +231,7 @@ def test_plateau() -> None:
     rising = make_outcome("nce", [0.4], [1.0])
     assert rising.still_rises()
     points = [{**p, "valid_accuracy": min(p["valid_accuracy"], 0.3)} for p in make_curve(0.4, 1.0)]
-    flat = Outcome("nce", [RunResult(points, 100)])
+    flat = Outcome("nce", [RunResult(points, 100, {})])
     assert not flat.still_rises()
     assert flat.gain_of_last_doubling() == 0.0
 
@@ -280,17 +276,6 @@ def test_report_says_what_held(tmp_path: Path) -> None:
     assert written["outcomes"]["nce"]["cpu_seconds"] == pytest.approx(110.0)
     names = {"claim", "held", "value", "error", "low", "high", "words", "baseline"}
     assert set(written["verdicts"][0]) == names
-
-
-def test_report_of_runs_of_an_older_version(tmp_path: Path) -> None:
-    """One run per method, without seeds, numbers of samples and test rows."""
-    write_comparison(tmp_path, old=True)
-    found = report(tmp_path, clock="seconds")
-    assert found.outcomes["nce"].accuracy == pytest.approx(0.2)
-    assert found.outcomes["nce"].error("accuracy") == pytest.approx(math.sqrt(0.16 / 5000))
-    assert found.verdicts[0].held is True
-    assert "-3.000 |" in found.report.read_text()  # a log-likelihood without an error
-    assert finished_runs(tmp_path, "nce") == [tmp_path / "runs" / "nce"]
 
 
 def test_validation_chooses_and_test_is_reported(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from extremax import LabelTree
 from extremax.tree.literal import fit_literal
+from extremax.tuned import TreeFitConfig
 
 
 def clouds(n_classes, n_rows, k=4, seed=0):
@@ -84,7 +85,9 @@ def test_alternation_raises_the_likelihood_of_the_first_split():
     Z, y = clouds(64, 2000, k=8)
     alternated = fit_literal(Z, y)
     assert alternated.n_splits.max() > 1
-    first_split = LabelTree.fit(Z, y, n_starts=1, max_alternations=0, max_points=None, tolerance=0.0)
+    first_split = LabelTree.fit(
+        Z, y, config=TreeFitConfig(n_starts=1, max_alternations=0, max_points=None, tolerance=0.0)
+    )
     assert alternated.log_likelihood.sum() > first_split.log_prob(Z, y).sum()
 
 

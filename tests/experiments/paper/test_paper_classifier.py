@@ -7,8 +7,8 @@ import pytest
 
 from extremax import ExtremeClassifier, TreeNoise, load_model
 from extremax.data import planted_hierarchy
+from extremax.experiments.paper.table_1 import TABLE_1
 from extremax.features.pca import PCA
-from extremax.solvers.paper_parameters import PAPER_PARAMETERS, TABLE_1
 from extremax.tree.literal import fit_literal
 
 
@@ -22,14 +22,11 @@ def same_model(first, second, X):
 
 
 def test_parameters_are_those_of_the_paper():
-    clf = ExtremeClassifier.paper()
-    assert {name: getattr(clf, name) for name in PAPER_PARAMETERS} == PAPER_PARAMETERS
+    solver = ExtremeClassifier.paper().solver
     for table in TABLE_1.values():
-        assert table["adversarial"].items() <= PAPER_PARAMETERS.items()
-    changed = ExtremeClassifier.paper(learning_rate=0.03, n_negatives=2)
+        assert table["adversarial"].items() <= solver.get_params().items()
+    changed = ExtremeClassifier.paper(learning_rate=0.03, n_negatives=2).solver
     assert (changed.learning_rate, changed.n_negatives, changed.tree_fit) == (0.03, 2, "paper")
-    with pytest.warns(FutureWarning, match="n_components is now called tree_components"):
-        assert ExtremeClassifier.paper(n_components=4).tree_components == 4
 
 
 @pytest.mark.identity
@@ -83,7 +80,7 @@ def test_threads_and_folders_change_nothing_invariant(data, tmp_path):
     cut.fit(data.X, data.y, callbacks=[lambda record: True])
     cut.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert (again.tree_fit, again.scale_features) == ("paper", False)
+    assert (again.solver.tree_fit, again.solver.scale_features) == ("paper", False)
     same_model(again.resume_fit(data.X, data.y), one, data.X_test)
 
 

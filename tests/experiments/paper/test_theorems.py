@@ -20,18 +20,18 @@ from extremax.calibration import Calibration
 from extremax.data import planted_softmax
 from extremax.examples import Examples
 from extremax.features.pca import PCA
-from extremax.params import PARAMETERS
 from extremax.runtime.context import Context
-from extremax.scores import Scorer, debiased_scores
+from extremax.scores import Scorer
 from extremax.solvers.base import TrainState, find_feature_scale
 from extremax.solvers.config import resolve
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.negative_sampling import PreparedRows, RowTrainer
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import row_source
-from extremax.solvers.row_trainer import PreparedRows, RowTrainer
+from extremax.solvers.registry import SOLVERS
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise
 from extremax.tuned import ProblemSize
+from scorers import debiased_scores
 
 COUNTS = np.array([[40, 10, 6, 30, 14], [5, 60, 20, 5, 10], [25, 20, 15, 10, 30]])  # rows of each (x, label)
 LOG_FREQUENCY = np.log(COUNTS / COUNTS.sum(axis=1, keepdims=True))
@@ -42,7 +42,7 @@ TO_POINTS = PCA(np.ascontiguousarray(POINTS.T), np.zeros(N_POINTS, np.float32), 
 
 pytestmark = pytest.mark.planted
 
-NOISES = ["uniform", "frequency", "adversarial", "bad adversarial", "mixture"]
+NOISES = ["uniform", "frequency", "tree", "bad adversarial", "mixture"]
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def make_noise(kind):
             return UniformNoise(N_CLASSES)
         case "frequency":
             return FrequencyNoise(COUNTS.sum(axis=0))
-        case "adversarial":
+        case "tree":
             return TreeNoise(LabelTree.fit(POINTS[x], y, sample_weight=COUNTS.ravel(), regularization=0.1))
         case "bad adversarial":  # a tree that was fitted to the labels of another x
             return TreeNoise(
@@ -85,7 +85,7 @@ class Training:
 
     def __init__(
         self,
-        objective,
+        solver,
         data,
         Z,
         noise,
@@ -95,13 +95,12 @@ class Training:
         feature_scale=1.0,
         **parameters,
     ):
-        self.definition = OBJECTIVES[objective]
+        self.definition = SOLVERS[solver]
         problem = ProblemSize(data.n_rows, data.n_pairs, data.X.shape[1], n_classes)
-        defaults = {name: entry.default for name, entry in PARAMETERS.items()}
         chosen = {"optimizer": "sgd", "batch_size": data.n_pairs, "score_penalty": 0.0, **parameters}
-        config = resolve({**defaults, "objective": objective, "noise": noise, **chosen}, problem)
+        config = resolve(SOLVERS[solver](noise=noise, **chosen), problem)
         self.trainer = RowTrainer(config, Context(seed=1))
-        tables = Tables.zeros(n_classes, data.X.shape[1], config.optimizer)
+        tables = Tables.zeros(n_classes, data.X.shape[1], config.solver.optimizer)
         tables.biases[:] = -np.log(n_classes) if self.definition.starts_at_noise else 0.0
         self.state = TrainState(tables, feature_scale, noise)
         self.prepared = PreparedRows(data, row_source(data.X), Z, positive_log_noise)
@@ -120,7 +119,7 @@ class Training:
         return debiased_scores(Scorer(self.trainer.export(self.state), term, projection, Calibration()), X)
 
 
-def expected_gradient(objective, noise, n_negatives, **parameters):
+def expected_gradient(solver, noise, n_negatives, **parameters):
     """Train on all (x, y, negatives), each weighted by its probability.
 
     A full batch of them has the expected gradient.
@@ -134,7 +133,7 @@ def expected_gradient(objective, noise, n_negatives, **parameters):
     weight = np.exp(LOG_FREQUENCY[x, y] + log_draws.sum(axis=1)).astype(np.float32)
     data = Examples(ONE_HOT[x], y.astype(np.int32), weight=weight)
     Z = np.hstack([negatives, log_draws]).astype(np.float32)
-    training = Training(objective, data, Z, Listed(), log_noise[x, y], n_negatives=n_negatives, **parameters)
+    training = Training(solver, data, Z, Listed(), log_noise[x, y], n_negatives=n_negatives, **parameters)
     return training.epochs(300)
 
 
@@ -143,10 +142,10 @@ def expected_gradient(objective, noise, n_negatives, **parameters):
 
 @pytest.mark.parametrize("n_negatives", [1, 2])
 @pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize("objective", ["negative_sampling", "nce"])
-def test_scores_are_maximum_likelihood_whatever_the_noise_recovers(objective, kind, n_negatives):
+@pytest.mark.parametrize("solver", ["negative_sampling", "nce"])
+def test_scores_are_maximum_likelihood_whatever_the_noise_recovers(solver, kind, n_negatives):
     noise = make_noise(kind)
-    scores = expected_gradient(objective, noise, n_negatives).scores(noise)
+    scores = expected_gradient(solver, noise, n_negatives).scores(noise)
     # Linear convergence leaves 1e-4 after 300 steps.  The scores are normalised by themselves: a free score
     # for every (x, y) also takes up the constant of each x.
     np.testing.assert_allclose(scores, LOG_FREQUENCY, atol=5e-4)
@@ -172,7 +171,7 @@ def test_all_noises_give_the_same_scores_identity():
         np.testing.assert_allclose(other, differences[0], atol=1e-3)  # both within 5e-4 of their limit
 
 
-@pytest.mark.parametrize("kind", ["frequency", "adversarial", "bad adversarial", "mixture"])
+@pytest.mark.parametrize("kind", ["frequency", "tree", "bad adversarial", "mixture"])
 def test_without_bias_removal_the_scores_are_wrong(kind):
     # Else the tests above would pass for a noise that has no bias to remove.
     noise = make_noise(kind)
@@ -201,25 +200,25 @@ def test_penalty_pulls_the_debiased_score_not_the_score():
 
 
 @pytest.mark.parametrize(
-    ("objective", "kind", "n_negatives"),
+    ("solver", "kind", "n_negatives"),
     [
         ("negative_sampling", "uniform", 4),
         ("negative_sampling", "frequency", 4),
-        ("negative_sampling", "adversarial", 4),
+        ("negative_sampling", "tree", 4),
         ("negative_sampling", "bad adversarial", 4),
         ("negative_sampling", "mixture", 4),
         ("nce", "bad adversarial", 4),
         ("sampled_softmax", "bad adversarial", 1),
     ],
 )
-def test_sampled_training_recovers_maximum_likelihood(objective, kind, n_negatives):
+def test_sampled_training_recovers_maximum_likelihood(solver, kind, n_negatives):
     """Falling steps and an average over the last epochs, with real draws."""
     x = np.repeat(np.arange(N_POINTS), COUNTS.sum(axis=1))
     y = np.concatenate([np.repeat(np.arange(N_CLASSES, dtype=np.int32), row) for row in COUNTS])
     noise, n_epochs, first = make_noise(kind), 300, 100
     log_noise = noise.log_prob(POINTS[x], y)
     data = Examples(ONE_HOT[x], y)
-    training = Training(objective, data, POINTS[x], noise, log_noise, n_negatives=n_negatives, batch_size=10)
+    training = Training(solver, data, POINTS[x], noise, log_noise, n_negatives=n_negatives, batch_size=10)
     mean = np.zeros(COUNTS.shape)
     for epoch in range(n_epochs):
         training.epoch((1.0 + epoch / 10.0) ** -0.7)

@@ -14,10 +14,8 @@ from extremax.experiments.paper import theory_figure
 from extremax.experiments.paper.training_study import (
     PLANTED,
     Effort,
-    TrainingPoint,
     TrainingStudy,
     compare_orders,
-    ratio_at,
     training_study,
 )
 
@@ -61,13 +59,6 @@ def test_orders_are_those_of_the_points(study: TrainingStudy) -> None:
         values = [getattr(study.curve(method)[0], key) for method in order]
         assert sorted(order) == sorted(METHODS)
         assert values == sorted(values, reverse=True)
-
-
-def test_ratio_at_a_log_likelihood_lies_between_points() -> None:
-    curve = [TrainingPoint("a", i, ratio, 0.0, -4.0 + i, 0.0) for i, ratio in enumerate((0.8, 0.2, 0.05))]
-    assert ratio_at(curve, -3.0) == pytest.approx(0.2)
-    assert ratio_at(curve, -2.5) == pytest.approx(0.1)
-    assert ratio_at(curve, -1.0) is None
 
 
 def test_command_writes_table_and_figure(tmp_path: Path) -> None:

@@ -53,12 +53,12 @@ _STILL_RISING = 0.02  # relative gain of accuracy over the last doubling of samp
 class RunResult:
     """The curve of one seed, and hits and log p(y|x) of each test row at the points that validation chose.
 
-    `by_row` has an array for "accuracy" and one for "log_likelihood"; none for runs of older versions.
+    `by_row` has an array for "accuracy" and one for "log_likelihood".
     """
 
     points: Sequence[Point]
     n_test: int
-    by_row: Mapping[str, Float64] = field(default_factory=dict, repr=False)
+    by_row: Mapping[str, Float64] = field(repr=False)
 
     def final(self, figure: str) -> float:
         """Return a figure of the test rows at the best point of the validation rows."""
@@ -270,8 +270,8 @@ def compare_speed(
 def difference(first: Outcome, second: Outcome, figure: str) -> tuple[float, float]:
     """Return the mean of first minus second, and its standard error.
 
-    The rows' part is that of the differences row by row, each the mean over seeds; where a run did not keep
-    them, both methods count as independent. The seeds' part is the spread of each method's means.
+    The rows' part is that of the differences row by row, each the mean over seeds; the seeds' part is the
+    spread of each method's means.
     """
     rows = _row_error([first, second], figure)
     error = math.sqrt(rows**2 + _seed_error(first, figure) ** 2 + _seed_error(second, figure) ** 2)
@@ -293,16 +293,9 @@ def margin(first: Outcome, second: Outcome, figure: str) -> float:
 
 def _row_error(outcomes: Sequence[Outcome], figure: str) -> float:
     """Return the error that the test rows give to the mean of one outcome, or to the difference of two."""
-    tables = [[run.by_row.get(figure) for run in outcome.runs] for outcome in outcomes]
-    found = [table for rows in tables for table in rows if table is not None]
-    if len(found) == sum(map(len, tables)) and len({len(table) for table in found}) == 1:
-        means = [np.mean([table for table in rows if table is not None], axis=0) for rows in tables]
-        values = means[0] - means[1] if len(means) == 2 else means[0]
-        return float(np.std(values, ddof=1) / math.sqrt(len(values)))
-    if figure != "accuracy":
-        return math.nan
-    variances = [o.accuracy * (1 - o.accuracy) / o.runs[0].n_test for o in outcomes]
-    return math.sqrt(max(sum(variances), 1e-12))
+    means = [np.mean([run.by_row[figure] for run in outcome.runs], axis=0) for outcome in outcomes]
+    values = means[0] - means[1] if len(means) == 2 else means[0]
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def _seed_error(outcome: Outcome, figure: str) -> float:
@@ -343,7 +336,7 @@ def format_figure(figure: str, value: float, error: float, *, signed: bool = Fal
             return f"{100 * value:+.1f} ± {100 * error:.1f} points"
         return f"{value:.1%} ± {error:.1%}"
     words = f"{value:+.3f}" if signed else f"{value:.3f}"
-    return words if math.isnan(error) else f"{words} ± {error:.3f}" + (" nats" if signed else "")
+    return f"{words} ± {error:.3f}" + (" nats" if signed else "")
 
 
 def _best_final(proposed: Outcome, baselines: Sequence[Outcome], figure: str) -> Verdict:
@@ -413,5 +406,5 @@ def _softmax(softmax: Outcome, uniform: Outcome) -> Verdict:
     words += f" {format_figure('accuracy', value, error, signed=True)}; in the paper, on EURLex-4K,"
     words += f" {paper['softmax']:.1%} against {paper['uniform']:.1%}."
     claim = "Full softmax is more accurate than negative sampling with uniform noise (appendix A.2)"
-    clear = abs(value) > margin(softmax, uniform, "accuracy")  # not for an error that is not known
+    clear = abs(value) > margin(softmax, uniform, "accuracy")
     return Verdict(claim, value > 0 if clear else None, words, value, error)

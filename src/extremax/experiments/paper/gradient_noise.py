@@ -26,7 +26,6 @@ from extremax.examples import Examples
 from extremax.kernels.row_losses import coefficients_of
 from extremax.kernels.row_training import Pairs
 from extremax.model import Model
-from extremax.solvers.objectives import OBJECTIVES
 from extremax.types import Float32, Float64, Int32, Int64
 
 
@@ -116,27 +115,25 @@ def class_gradient(X: Any, classes: Int32, coefficients: Float32) -> ClassGradie
 def drawn_gradients(
     model: Model, data: Examples, *, batch_size: int, n_batches: int, seed: int, n_threads: int = 1
 ) -> Iterator[ClassGradient]:
-    """Yield gradients of minibatches of an objective that draws negatives for each row.
+    """Yield gradients of minibatches of a solver that draws negatives for each row.
 
     Rows are drawn with replacement, all with the same probability, and have one label each.
     """
     config, noise = model.config, model.noise
-    definition = OBJECTIVES[model.objective]
-    if config is None or noise is None or definition.loss is None or definition.pair_state:
-        raise ValueError(f"a model of objective {model.objective!r} has no gradient of drawn negatives.")
-    raw = config.penalized_scores == "raw" and definition.raw_loss is not None
-    loss: Any = definition.raw_loss if raw else definition.loss
-    settings = loss(config.score_penalty, model.n_epochs, config.numbers.rows.augment_reduce_decay)
+    if config is None or noise is None or not config.solver.uses_noise or config.solver.pair_state:
+        raise ValueError(f"a model of solver {model.solver!r} has no gradient of drawn negatives.")
+    solver = config.solver
+    settings = solver.loss(model.n_epochs, config.numbers.rows)
     for number, rows in enumerate(_draw_rows(data, batch_size, n_batches, seed)):
         X, y = data.X[rows], data.y[rows]
         Z = np.zeros((batch_size, 0), np.float32)
         if model.projection is not None:
             Z = model.projection.transform(X, n_jobs=n_threads)
         own_seed = int(np.random.SeedSequence((seed, number, 1)).generate_state(1)[0])
-        negatives, log_negative = noise.sample(Z, config.n_negatives, own_seed, n_jobs=n_threads)
+        negatives, log_negative = noise.sample(Z, solver.n_negatives, own_seed, n_jobs=n_threads)
         labels = np.column_stack([y, negatives]).astype(np.int32)
         log_noise = np.column_stack([noise.log_prob(Z, y, n_jobs=n_threads), log_negative]).astype(np.float32)
-        base = log_noise if definition.adds_log_noise else np.zeros_like(log_noise)
+        base = log_noise if solver.adds_log_noise else np.zeros_like(log_noise)
         local = np.arange(batch_size, dtype=np.int64)
         scores = model.weights.score_pairs(X, local, labels, n_threads)
         out = np.empty_like(scores)
@@ -186,13 +183,12 @@ def softmax_gradients(
 def _listed_classes(model: Model) -> int:
     """Return how many classes a row is compared with, none of them drawn."""
     config, n_classes = model.config, model.n_classes
-    if config is not None and model.objective == "candidate_softmax":
+    if config is not None and model.solver == "candidate_softmax":
         return min(config.numbers.candidates.n_candidates + 1, n_classes)
-    if config is not None and (
-        model.objective == "softmax" or (model.objective == "shared_softmax" and n_classes <= config.n_shared)
-    ):
+    shares = config is not None and model.solver == "minibatch_softmax"
+    if config is not None and shares and config.solver.set_size(n_classes) == n_classes:
         return n_classes
-    raise ValueError(f"a model of objective {model.objective!r} over {n_classes:,} classes draws classes.")
+    raise ValueError(f"a model of solver {model.solver!r} over {n_classes:,} classes draws classes.")
 
 
 def _draw_rows(data: Examples, batch_size: int, n_batches: int, seed: int) -> Iterator[Int64]:

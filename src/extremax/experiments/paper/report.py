@@ -28,7 +28,7 @@ _CLOCK_WORDS = {
 
 @dataclass(frozen=True)
 class SearchFigures:
-    """What a search tried, and how its best trial lies in the grid.
+    """What a search tried, and its best trial.
 
     Attributes
     ----------
@@ -38,10 +38,6 @@ class SearchFigures:
         Best accuracy on validation rows.
     parameters
         Those of the best trial.
-    widened
-        Values that were tried beyond the paper's grid, by parameter.
-    at_end
-        Parameters whose best value is the last one that the search was allowed to try.
     readings
         Best score under each reading of Eq. 6.
     """
@@ -50,8 +46,6 @@ class SearchFigures:
     n_epochs: int
     score: float
     parameters: dict[str, Any]
-    widened: dict[str, list[Any]] = field(default_factory=dict)
-    at_end: list[str] = field(default_factory=list)
     readings: dict[str, float] = field(default_factory=dict)
 
 
@@ -245,36 +239,20 @@ def _speed_section(data: ReportData) -> list[str]:
 def _search_section(data: ReportData) -> list[str]:
     if not data.searches:
         return ["The parameters are those of the recipes; they were not searched for this report."]
-    header = ["method", "trials", "epochs of a trial", "validation accuracy of the best"]
-    header += ["tried beyond the paper's grid", "best at the last value allowed", "readings of Eq. 6"]
+    header = ["method", "trials", "epochs of a trial", "validation accuracy of the best", "readings of Eq. 6"]
     rows = []
     for name, search in data.searches.items():
-        wide = "; ".join(
-            f"{_symbol(key)} {', '.join(f'{value:g}' for value in values)}"
-            for key, values in search.widened.items()
-        )
         readings = ", ".join(f"{_READINGS[key]} {score:.1%}" for key, score in search.readings.items())
         cells = [METHODS[name].label, str(search.n_trials), str(search.n_epochs), f"{search.score:.1%}"]
-        rows.append([*cells, wide or "-", ", ".join(map(_symbol, search.at_end)) or "-", readings or "-"])
+        rows.append([*cells, readings or "-"])
     untuned = [METHODS[name].label for name in data.outcomes if name not in data.searches]
-    intro = (
-        "Each method had the same number of trials, chosen by accuracy on validation rows: first along the"
-    )
-    intro += (
-        " learning rates of the paper's grid, then the neighbours of the best so far, and beyond the grid"
-    )
-    intro += " where the best lay at its end."
+    intro = "Each method had the same number of trials on the paper's grid, chosen by validation accuracy."
     if untuned:
         intro += f" Not searched: {', '.join(untuned)}."
     return ["## Parameters", "", intro, "", *_table(header, rows)]
 
 
 _READINGS = {"debiased": "(ξ + log p_n)²", "raw": "ξ²"}
-_SYMBOLS = {"learning_rate": "ρ", "score_penalty": "λ", "prior_variance": "σ₀²"}
-
-
-def _symbol(name: str) -> str:
-    return _SYMBOLS.get(name, name)
 
 
 def _reading(model: Mapping[str, Any]) -> str:

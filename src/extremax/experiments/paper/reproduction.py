@@ -14,21 +14,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS
 from extremax.experiments.paper.claims import FIGURES, Outcome, RunResult, Verdict, check_claims
-from extremax.experiments.paper.plan import make_plan
+from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
-from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe, load_recipe, resolve
-from extremax.experiments.recipes import find_recipe, shipped_recipes
+from extremax.experiments.recipe import (
+    DataConfig,
+    FeaturesConfig,
+    Recipe,
+    find_recipe,
+    load_recipe,
+    resolve,
+    shipped_recipes,
+)
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import OnPoint, read_test_rows, run
-from extremax.experiments.shared_noise import FittedNoise, open_shared_noise
+from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
 from extremax.experiments.tuning import LEARNING_RATES, SearchResult, Trial, default_space, tune
 from extremax.runtime.atomic_files import write_json, write_text
 from extremax.types import Float64
@@ -39,7 +48,7 @@ SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 _PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
 _PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
-_WIDEN = 4  # values at most beyond each end of the paper's grid
+_TREE_PARAMETERS = ("tree_components", "tree_regularization", "whiten_components", "scale_features")
 _ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
 
@@ -67,6 +76,7 @@ class _Task:
     n_jobs: int | None
     log: Log
     on_point: OnPoint
+    trees: dict[tuple[Any, ...], FittedNoise] = field(default_factory=dict)
 
 
 def reproduce(  # noqa: PLR0913 (the parameters are the API)
@@ -95,9 +105,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default
         all, softmax only where an epoch of it takes minutes at most.
     n_trials : int
-        Trials of each method on validation rows, over the paper's grid; 0 takes the recipes as they are.
-        Where the best lies at an end of the grid, later trials go beyond it. A trial has the epochs of
-        ``[search]`` in the recipe.
+        Trials of each method on validation rows, over the paper's grid; 0 takes the recipes as they are. A
+        trial has the epochs of ``[search]`` in the recipe.
     n_seeds : int
         Runs of each method with its best parameters, with seeds 0, 1, ...
     max_seconds : float, optional
@@ -118,8 +127,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
-    plan = make_plan(data, compared, n_trials=n_trials, n_seeds=n_seeds, n_jobs=n_jobs)
-    for line in () if plan is None else plan.describe():
+    for line in describe_needs(data, compared):
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
     if not methods and softmax_work(rows) > SOFTMAX_LIMIT:
@@ -163,9 +171,12 @@ def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
 def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
     """Return the tree that methods share; None where there is none, or where its fit depends on the seed."""
     model = resolve(recipe)["model"]
-    if model["noise"] != "adversarial" or model["tree_fit"] != "paper":
+    if model.get("noise") != "tree" or model["tree_fit"] != "paper":
         return None
-    return open_shared_noise(task.folder / "tree", model, task.rows, n_jobs=task.n_jobs)
+    shape = tuple(model[name] for name in _TREE_PARAMETERS)
+    if shape not in task.trees:
+        task.trees[shape] = fit_shared_noise(model, task.rows, n_jobs=task.n_jobs)
+    return task.trees[shape]
 
 
 def paper_grid(method: str) -> dict[str, list[Any]]:
@@ -187,15 +198,8 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
 
 
 def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
-    """Search the paper's grid for the best accuracy on validation rows, and beyond its ends."""
-    search = replace(
-        recipe.search, space=paper_grid(name), score="accuracy", pruner="none", strategy="grid", widen=_WIDEN
-    )
-
-    def show(trial: Trial) -> None:
-        words = "  ".join(f"{key} {value}" for key, value in trial.parameters.items())
-        score = "-" if trial.score is None else f"{trial.score:.4f}"
-        task.log(f"trial {trial.number:<3} {score:>7}  {trial.seconds:6.1f} s  {words}")
+    """Search the paper's grid for the best accuracy on validation rows."""
+    search = replace(recipe.search, space=paper_grid(name), score="accuracy", pruner="none")
 
     folder = task.folder / "search" / name
     result = tune(
@@ -206,7 +210,7 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
         n_jobs=task.n_jobs,
         noise=_shared_noise(recipe, task),
         log=task.log,
-        on_trial=show,
+        on_trial=lambda trial: task.log(trial.describe()),
     )
     best = result.best_trial
     figures = {
@@ -214,8 +218,6 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
         "n_epochs": search.n_epochs or resolve(recipe)["model"]["n_epochs"],
         "score": best.score,
         "parameters": best.parameters,
-        "widened": result.widened,
-        "at_end": result.at_end,
         "readings": _readings(result.trials),
     }
     write_json(folder / "result.json", figures)
@@ -286,20 +288,18 @@ def report(
 
 
 def finished_runs(folder: Path, method: str) -> list[Path]:
-    """Return the folders of a method's finished runs by seed, or that of its only run, as in version 0.1."""
-    place = folder / "runs" / method
-    found = sorted(place.glob("seed-*"), key=lambda path: int(path.name.removeprefix("seed-")))
-    return [path for path in [place, *found] if (path / "summary.json").exists()]
+    """Return the folders of a method's finished runs by seed."""
+    found = (folder / "runs" / method).glob("seed-*/summary.json")
+    return sorted((path.parent for path in found), key=lambda path: int(path.name.removeprefix("seed-")))
 
 
 def read_result(folder: Path) -> RunResult:
     """Return the curve of a run, with the test rows at the points that validation rows chose."""
     points = read_curve(folder / "curve.jsonl")
-    by_row: dict[str, Float64] = {}
-    for figure in FIGURES:
-        found = read_test_rows(folder, points.index(best_point(points, figure)))
-        if found is not None:
-            by_row[figure] = found[_ROWS[figure]].astype("float64")
+    by_row: dict[str, Float64] = {
+        figure: read_test_rows(folder, points.index(best_point(points, figure)))[_ROWS[figure]].astype("f8")
+        for figure in FIGURES
+    }
     return RunResult(points, _read_json(folder / "summary.json")["evaluated_rows"]["test"], by_row)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from extremax.experiments.paper.theory import MixingCurve
+from extremax.experiments.paper.theory_study import TheoryStudy
 from extremax.experiments.paper.training_study import DEFAULT, TrainingStudy
 
 # Okabe and Ito's colours, distinct for any kind of colour vision; shapes differ as well.
@@ -89,6 +90,13 @@ def draw(curve: MixingCurve, relative_snr: Mapping[str, float], *, n_classes: in
     if title:
         axes.set_title(title, loc="left", fontsize=10)
     return figure
+
+
+def draw_study(study: TheoryStudy) -> Any:
+    """Draw the curve and the noise distributions of a study; returns a matplotlib figure."""
+    marks = {row.noise: row.relative_snr for row in study.noises}
+    title = f"{study.data}, {study.n_classes:,} classes"
+    return draw(study.curve, marks, n_classes=study.n_classes, title=title)
 
 
 def draw_training(study: TrainingStudy) -> Any:

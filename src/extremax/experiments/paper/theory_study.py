@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from extremax.classifier import ExtremeClassifier
-from extremax.data import PCA, TextFeatures, load_icd10cm, planted_hierarchy, seen_classes
+from extremax.data import PCA, load_icd10cm, planted_hierarchy, seen_classes
 from extremax.examples import Examples
 from extremax.experiments.paper import theory
+from extremax.experiments.rows import dense_text_features
+from extremax.runtime.products import one_blas_thread
 from extremax.tree.noise import FrequencyNoise, Noise, TreeNoise, UniformNoise
 from extremax.tree.tuning import fit_tuned
 from extremax.types import Float32, Float64, Int32, Int64
@@ -153,10 +155,9 @@ def icd10cm_study(
     """
     icd = load_icd10cm()
     texts, codes = icd.rows(icd.train)
-    features = TextFeatures(n_components=n_features, n_random=0, char_ngrams=(2, 5), random_state=seed).fit(
-        texts, n_jobs=n_jobs
-    )
-    X = features.transform(texts, n_jobs=n_jobs)
+    features = dense_text_features(n_features, seed=seed)
+    with one_blas_thread():  # the same bits at any thread count
+        X = features.fit_transform(texts).astype(np.float32)
     model = ExtremeClassifier(random_state=seed, n_jobs=n_jobs) if classifier is None else classifier
     model.fit(X, codes)
     place = {code: i for i, code in enumerate(model.classes_)}
@@ -165,7 +166,7 @@ def icd10cm_study(
     def some_rows(part: Int64) -> tuple[Float32, Int32]:
         given, labels = icd.rows(part)
         chosen = np.sort(rng.permutation(np.flatnonzero(seen_classes(labels, codes)))[:n_rows])
-        rows = features.transform([given[i] for i in chosen], n_jobs=n_jobs)
+        rows = features.transform([given[i] for i in chosen]).astype(np.float32)
         return rows, np.array([place[labels[i]] for i in chosen], np.int32)
 
     (X_valid, y_valid), (X_test, y_test) = some_rows(icd.valid), some_rows(icd.test)

@@ -7,9 +7,8 @@ of the gradient of one row, and the validation rows are scored.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,19 +17,18 @@ import numpy as np
 
 from extremax.data import planted_hierarchy
 from extremax.examples import Examples
-from extremax.experiments.methods import METHODS
+from extremax.experiments.methods import METHODS, make_classifier
 from extremax.experiments.paper import gradient_noise
-from extremax.experiments.recipe import Recipe, load_recipe
+from extremax.experiments.recipe import Recipe, find_recipe, load_recipe
 from extremax.experiments.recipe import resolve as resolve_recipe
-from extremax.experiments.recipes import find_recipe
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.fit import Fitted, Request, make_trainer, run_training, start_model
+from extremax.fit import Fitted, Request, run_training, start_model
 from extremax.model import Model
 from extremax.runtime.context import Context
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Moment, Record, Schedule, Watcher
-from extremax.solvers.objectives import OBJECTIVES
+from extremax.solvers.registry import SOLVERS
 from extremax.tuned import ProblemSize
 
 DEFAULT, PLANTED = "default", "planted"
@@ -133,26 +131,6 @@ def compare_orders(study: TrainingStudy) -> list[Orders]:
     return out
 
 
-def ratio_at(curve: Sequence[TrainingPoint], log_likelihood: float) -> float | None:
-    """Return the ratio where a curve first reaches a log-likelihood, between points by its logarithm.
-
-    None where it starts above it, or never reaches it.
-
-    Examples
-    --------
-    >>> curve = [TrainingPoint("a", 0, 0.4, 0.0, -3.0, 0.1), TrainingPoint("a", 9, 0.1, 0.0, -1.0, 0.5)]
-    >>> round(ratio_at(curve, -2.0), 6), ratio_at(curve, -0.5), ratio_at(curve, -4.0)
-    (0.2, None, None)
-    """
-    for before, after in itertools.pairwise(curve):
-        if before.log_likelihood <= log_likelihood <= after.log_likelihood:
-            gain = after.log_likelihood - before.log_likelihood
-            part = (log_likelihood - before.log_likelihood) / gain if gain > 0 else 0.0
-            low, high = max(before.ratio, 1e-300), max(after.ratio, 1e-300)
-            return float(low ** (1.0 - part) * high**part)
-    return None
-
-
 def training_study(  # noqa: PLR0913 (the parameters are the API)
     data: str = "icd10cm",
     *,
@@ -244,16 +222,17 @@ def _follow(
     data = Examples(rows.X["train"], rows.y["train"])
     n_rows, n_features = data.X.shape
     problem = ProblemSize(n_rows, n_rows, n_features, rows.n_classes)
-    config = resolve(parameters, problem)
-    between = n_rows // _REPORTS + config.batch_size  # rows between two reports, in whole minibatches
-    by_rows = replace(config.numbers.rows, progress_pairs=(1 + config.n_negatives) * between)
-    config = replace(config, numbers=replace(config.numbers, rows=by_rows))
-    trainer = make_trainer(config, context)
+    clf = make_classifier(parameters)
+    config = resolve(clf.solver, problem, n_epochs=clf.n_epochs)
+    if config.solver.uses_noise:
+        between = n_rows // _REPORTS + config.solver.batch_size  # rows between two reports
+        by_rows = replace(config.numbers.rows, progress_pairs=(1 + config.solver.n_negatives) * between)
+        config = replace(config, numbers=replace(config.numbers, rows=by_rows))
+    trainer = config.make_trainer(context)
     data = trainer.accept(data)
     fitted = start_model(trainer, data, rows.n_classes, config, time.perf_counter())
     watcher = _PointWatcher(name, fitted, data, valid, effort, context)
-    decay = config.n_epochs if config.decays else None
-    schedule = Schedule(config.n_epochs, config.learning_rate, None, decay)
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, None, config.decay_epochs)
     watcher.counts = sample_counts(n_rows, config.n_epochs)
     run_training(trainer, fitted, data, schedule, context, Request(callbacks=[watcher]))
     return watcher.points
@@ -300,7 +279,7 @@ def measure(
     options: dict[str, Any] = {"batch_size": effort.batch_size, "n_batches": effort.n_batches}
     options["n_threads"] = context.n_threads
     gradients: Callable[..., Any] = gradient_noise.drawn_gradients
-    if OBJECTIVES[model.objective].trainer != "rows":
+    if not SOLVERS[model.solver].uses_noise:
         gradients = partial(gradient_noise.softmax_gradients, own_shift=own_shift)
     found = []
     for group in range(effort.n_groups):

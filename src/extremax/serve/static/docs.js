@@ -14,6 +14,9 @@
   };
   const content = (part) => kind(part.content && part.content["application/json"] && part.content["application/json"].schema);
 
+  const errors = (found) => found.length > 0 && h("p.quiet", null, "Errors: ", found.map(([status, answer], i) =>
+    [i ? ", " : null, h("span", {title: answer.description}, status)]));
+
   const operation = (path, method, call) => h("section.card", null,
     h("h2", null, method.toUpperCase() + " ", h("code", null, path)),
     h("p", null, call.description || call.summary),
@@ -22,8 +25,8 @@
       call.parameters.map((one) => h("tr", null,
         h("td", null, h("code", null, one.name)), h("td", null, kind(one.schema)), h("td", null, one.description))))),
     call.requestBody && h("p", null, "Body: ", content(call.requestBody)),
-    h("p", null, "Answers: ", Object.entries(call.responses).flatMap(([status, answer], i) =>
-      [i ? ", " : null, h("span", {title: answer.description}, status + " ", content(answer))])));
+    h("p", null, "Answer: ", content(call.responses["200"])),
+    errors(Object.entries(call.responses).filter(([status]) => status !== "200")));
 
   const example = "curl http://HOST:PORT/predict -d '{\"inputs\": \"fell off a ladder\", \"parameters\": {\"top_k\": 3}}'";
 

@@ -1,0 +1,491 @@
+"""The generative start of sparse weights: class sums, and numbers fitted by leave-one-out likelihood.
+
+Formulas stand in `extremax.kernels.sparse_start`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from extremax.examples import Examples
+from extremax.kernels import sparse_start as kernels
+from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.sparse_start import Numbers, Sums
+from extremax.runtime.products import count_indices, one_blas_thread
+from extremax.runtime.threads import run, split
+from extremax.scores.sparse import csr_rows, restore_matrix
+from extremax.storage import checks
+from extremax.storage.state import State
+from extremax.tuned import SparseConfig
+from extremax.types import Float32, Float64, Int32, Int64
+
+_FEATURES_PER_TASK = 4096
+_PAIRS_PER_TASK = 16
+_MOST_SUM_TASKS = 8
+_MAX_NEWTON, _MIN_LENGTH = 30, 1e-3  # Newton steps, and the least fraction of one
+_SMALL_GAIN = 1e-7  # nats per pair that a step must promise; sums are float32
+_RIDGE = 1e-6  # of the scaled Hessian, whose float32 sums may lose its smallest curvature
+
+
+def count_tasks(n_entries: int, n_features: int) -> int:
+    """Return the number of tasks that sort entries by column; each counts the columns."""
+    return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
+
+
+def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int32, Float32, Int64]:
+    """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
+    rows = csr_rows(data.X)
+    order = np.argsort(data.y, kind="stable")
+    pairs = kernels.Pairs(data.rows[order], data.y[order].astype(np.int32), data.pair_weight[order])
+    n_tasks = count_tasks(len(rows.data), n_features)
+    tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
+    places = np.zeros((len(tasks) + 1, n_features), np.int64)
+
+    def count(i: int) -> None:
+        kernels.count_columns(rows, pairs.rows, places[i + 1], *tasks[i])
+
+    run(count, len(tasks), n_threads)
+    offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
+    places[0] = offsets[:-1]
+    np.cumsum(places, axis=0, out=places)
+    classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+
+    def sort(i: int) -> None:
+        kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
+
+    run(sort, len(tasks), n_threads)
+    return classes, values, offsets
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSums:
+    """Sums of the rows of each class, weighted by their pairs.
+
+    Attributes
+    ----------
+    matrix : CSC (n_classes, n_features)
+        S; its memory is that of the postings of the start.
+    counts : float64 (n_classes,)
+        Sum of the weights of the pairs.
+    """
+
+    matrix: Any
+    counts: Float64
+
+    @classmethod
+    def of(
+        cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
+    ) -> ClassSums:
+        """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
+        entries = _sort_entries(data, n_features, n_threads)
+        return cls._join(*entries, (n_classes, n_features), scale, data, n_threads)
+
+    @classmethod
+    def _join(
+        cls,
+        classes: Int32,
+        values: Float32,
+        offsets: Int64,
+        shape: tuple[int, int],
+        scale: float,
+        data: Examples,
+        n_threads: int,
+    ) -> ClassSums:
+        """Add the entries of each column that have the same class."""
+        tasks = split(shape[1], _FEATURES_PER_TASK)
+        merged = np.zeros(shape[1] + 1, np.int64)
+        found = [np.empty(0, np.int32), np.empty(0, np.float32)]
+
+        def join(i: int) -> None:
+            kernels.join_entries(
+                offsets, classes, values, np.float32(scale), merged, found[0], found[1], *tasks[i]
+            )
+
+        run(join, len(tasks), n_threads)
+        np.cumsum(merged, out=merged)
+        found = [np.empty(merged[-1], np.int32), np.empty(merged[-1], np.float32)]
+        if merged[-1]:
+            run(join, len(tasks), n_threads)
+        matrix = sparse.csc_matrix(shape, dtype=np.float32)
+        matrix.indptr, matrix.indices, matrix.data = merged, found[0], found[1]
+        return cls(matrix, data.class_counts(shape[0], weighted=True).astype(np.float64))
+
+    def plus(self, other: ClassSums) -> ClassSums:
+        """Return the sums over both sets of rows."""
+        matrix = (self.matrix + other.matrix).tocsc()
+        matrix.sort_indices()
+        matrix.indptr = matrix.indptr.astype(np.int64)
+        return ClassSums(matrix, self.counts + other.counts)
+
+    def take(self, index: Int64) -> ClassSums:
+        """Return the sums of some classes, in a given order."""
+        return ClassSums(_columns_of(self.matrix.tocsr()[index]), self.counts[index])
+
+    def stacked(self, other: ClassSums) -> ClassSums:
+        """Return the sums with those of further classes behind the others."""
+        matrix = sparse.vstack([self.matrix.tocsr(), other.matrix.tocsr()], format="csr")
+        return ClassSums(_columns_of(matrix), np.concatenate([self.counts, other.counts]))
+
+    @cached_property
+    def arrays(self) -> Sums:
+        """The sums as the kernels take them; they share the memory of the matrix."""
+        matrix: Any = self.matrix
+        classes = matrix.indices.astype(np.int32, copy=False)
+        values = matrix.data.astype(np.float64)
+        mass = np.maximum(np.bincount(classes, weights=values, minlength=matrix.shape[0]), 1e-3)
+        squares = np.bincount(classes, weights=values * values, minlength=matrix.shape[0])
+        columns = np.repeat(np.arange(matrix.shape[1]), np.diff(matrix.indptr))
+        feature_mass = np.bincount(columns, weights=np.maximum(values, 0.0), minlength=matrix.shape[1])
+        total = float(max(feature_mass.sum(), 1e-3))
+        return Sums(matrix.indptr, classes, matrix.data, feature_mass, mass, self.counts, squares, total)
+
+    def state(self) -> State:
+        """Return what a model folder stores."""
+        matrix: Any = self.matrix
+        arrays = {"offsets": matrix.indptr, "classes": matrix.indices, "values": matrix.data}
+        return State({"shape": list(matrix.shape)}, {**arrays, "counts": self.counts})
+
+    @classmethod
+    def from_state(cls, state: State) -> ClassSums:
+        """Build the sums that `state` described."""
+        matrix = restore_matrix(sparse.csc_matrix, state, "classes")
+        counts = checks.get_array(state.arrays, "counts", "f8", (matrix.shape[0],))
+        return cls(matrix, np.asarray(counts))
+
+
+def _columns_of(matrix: Any) -> Any:
+    """Return class sums by column, as `ClassSums` holds them."""
+    columns = matrix.tocsc()
+    columns.sort_indices()
+    columns.indptr = columns.indptr.astype(np.int64)
+    columns.indices = columns.indices.astype(np.int32, copy=False)
+    return columns
+
+
+def guess_rival_columns(data: Examples, slots: float) -> float:
+    """Return the mean number of columns that two rows or more have, of those that a class competes for.
+
+    These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
+    """
+    X: Any = data.X
+    if not sparse.issparse(X):
+        return float(X.shape[1])
+    share = count_indices(X.indices, int(X.shape[1])) / data.n_rows
+    n = slots * data.n_pairs
+    none = (1.0 - share) ** n
+    one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none
+    return float((1.0 - none - one).sum())
+
+
+def check_numbers(numbers: Numbers, n_features: int) -> None:
+    """Raise ModelFileError for numbers of a saved start that name buckets or columns that there are not."""
+    arrays = numbers._asdict()
+    edges = checks.get_array(arrays, "edges", "i8", (None,))
+    groups = checks.get_array(arrays, "groups", "i8", (None,))
+    checks.check_range(groups, "groups", 0, n_features + 1)
+    n_buckets = (1 + len(groups)) * (len(edges) + 1)
+    for name, size in (("log_weights", n_buckets), ("cosine_weights", n_buckets), ("bias_weights", 3)):
+        checks.check_finite(checks.get_array(arrays, name, "f8", (size,)), name)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Weights of the start.
+
+    Attributes
+    ----------
+    postings
+        Weights by feature, for the entries of the class sums.
+    biases, length_biases : float32 (n_classes,)
+    """
+
+    postings: Postings
+    biases: Float32
+    length_biases: Float32
+
+
+def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 | None = None) -> Start:
+    """Compute the weights of the start from class sums; where `features` are given, of these alone."""
+    if features is None:
+        features = np.arange(len(arrays.offsets) - 1)
+    values = _weights(arrays, numbers, features, n_threads)
+    log_mass = np.log1p(arrays.mass / numbers.smoothing)
+    length, prior, mass = numbers.bias_weights
+    biases = prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass
+    return Start(
+        Postings(arrays.offsets, arrays.classes, values),
+        biases.astype(np.float32),
+        (length * log_mass).astype(np.float32),
+    )
+
+
+def _weights(arrays: Sums, numbers: Numbers, features: Int64, n_threads: int) -> Float32:
+    values = np.zeros(len(arrays.values), np.float32)
+    tasks, norms = split(len(features), _FEATURES_PER_TASK), np.sqrt(arrays.squares)
+
+    def work(i: int) -> None:
+        kernels.fill_weights(arrays, numbers, features, norms, values, *tasks[i])
+
+    run(work, len(tasks), n_threads)
+    return values
+
+
+def fit_numbers(
+    arrays: Sums,
+    rows: CSRRows,
+    data: Examples,
+    config: SparseConfig,
+    seed: int,
+    n_threads: int,
+    groups: tuple[int, ...] = (),
+) -> tuple[Numbers, float]:
+    """Choose smoothing, weights and biases of the start by leave-one-out likelihood of training pairs.
+
+    Returns the numbers and the mean log-likelihood per pair; not a number where pairs are too few.
+    """
+    mean_mass = float(arrays.mass.sum() / max(arrays.counts.sum(), 1e-6))
+    smallest = min(config.smoothing, default=0.0) * mean_mass
+    if not (0.0 < smallest < np.inf and 1.0 < config.smoothing_step < np.inf):
+        raise ValueError(
+            f"the smoothing of the start would be {smallest:g}, from a mean mass of {mean_mass:g} per row;"
+            " fit the model again."
+        )
+    n_pairs, n_search = sample_sizes(rows, config)
+    pairs = sample_pairs(arrays.counts, data, n_pairs, seed)
+    first = _initial_numbers(mean_mass * config.smoothing[1], groups, config)
+    if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
+        return first, float("nan")
+    fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
+    tried: dict[float, tuple[float, Numbers]] = {}
+
+    def try_smoothing(a: float, guess: Numbers) -> float:
+        if a not in tried:
+            tried[a] = fitter.fit(pairs[:n_search], a, guess)
+        return tried[a][0]
+
+    guess = first
+    for factor in config.smoothing:
+        try_smoothing(mean_mass * factor, guess)
+        guess = tried[max(tried, key=lambda a: tried[a][0])][1]
+    for _ in range(config.max_smoothing_steps):
+        best = max(tried, key=lambda a: tried[a][0])
+        neighbours = [best / config.smoothing_step, best * config.smoothing_step]
+        new = [a for a in neighbours if not any(abs(np.log(a / known)) < 0.1 for known in tried)]
+        if not new:
+            break
+        before = tried[best][0]
+        if max(try_smoothing(a, tried[best][1]) for a in new) <= before:
+            break
+    best = max(tried, key=lambda a: tried[a][0])
+    value, numbers = fitter.fit(pairs, best, tried[best][1])
+    return numbers, value
+
+
+def refit_numbers(
+    arrays: Sums,
+    rows: CSRRows,
+    data: Examples,
+    config: SparseConfig,
+    numbers: Numbers,
+    seed: int,
+    n_threads: int,
+) -> Numbers:
+    """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
+    pairs = sample_pairs(arrays.counts, data, sample_sizes(rows, config)[0], seed)
+    if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
+        return numbers
+    fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
+    return fitter.fit(pairs, numbers.smoothing, numbers)[1]
+
+
+def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
+    """Return how many pairs fit the numbers, and how many choose the smoothing: fewer of long rows."""
+    return sizes_for(len(rows.data) / max(len(rows.indptr) - 1, 1), config)
+
+
+def sizes_for(mean_entries: float, config: SparseConfig) -> tuple[int, int]:
+    """Return the same for rows of so many entries."""
+    affordable = max(int(config.sample_entries / max(mean_entries, 1.0)), config.long_sample_pairs)
+    n_pairs = min(config.sample_pairs, affordable)
+    return n_pairs, config.search_pairs * n_pairs // config.sample_pairs
+
+
+def sample_pairs(weights: Float64, data: Examples, size: int, seed: int) -> Int64:
+    """Return random pairs whose class has other rows too; `weights` are those of all pairs of each class."""
+    counts = np.bincount(data.y, minlength=len(weights))
+    known = np.flatnonzero((counts[data.y] >= 2) | (weights[data.y] >= 1.5 * data.pair_weight))
+    generator = np.random.default_rng((seed, 21))
+    chosen = generator.permutation(known)[:size] if len(known) <= 4 * size else generator.choice(known, size)
+    return np.asarray(chosen, np.int64)
+
+
+def _initial_numbers(smoothing: float, groups: tuple[int, ...], config: SparseConfig) -> Numbers:
+    """Return naive Bayes with a flattened prior: numbers that are reasonable without any fit."""
+    n_buckets = (1 + len(groups)) * (len(config.bucket_edges) + 1)
+    return Numbers(
+        float(smoothing),
+        np.full(n_buckets, 0.5),
+        np.full(n_buckets, 4.0),
+        np.array([-0.4, 0.5, 0.0]),
+        np.array(config.bucket_edges, np.int64),
+        np.array(groups, np.int64),
+    )
+
+
+class _Fitter:
+    """Terms of candidate classes of leave-one-out pairs, and the numbers that fit them."""
+
+    def __init__(
+        self,
+        arrays: Sums,
+        rows: CSRRows,
+        data: Examples,
+        config: SparseConfig,
+        seed: int,
+        n_threads: int,
+    ) -> None:
+        self.arrays, self.rows, self.data, self.config = arrays, rows, data, config
+        self.seed, self.n_threads = seed, n_threads
+        n_classes = len(arrays.counts)
+        best = min(config.best_candidates, max(1, (n_classes - 1) // 2) if n_classes > 300 else n_classes - 1)
+        self.sizes = best, min(config.drawn_candidates, max(0, n_classes - 1 - best))
+
+    def fit(self, pairs: Int64, smoothing: float, guess: Numbers) -> tuple[float, Numbers]:
+        """Return the leave-one-out log-likelihood of the best numbers for a smoothing, and the numbers."""
+        guess = guess._replace(smoothing=smoothing)
+        log_weight, phi = self._describe(pairs, guess)
+        weight = self.data.pair_weight[pairs].astype(np.float64)
+        theta = np.concatenate([guess.log_weights, guess.cosine_weights, guess.bias_weights])
+        n = len(guess.log_weights)
+        slope = CountSlope(self._slope(pairs, guess), self.config.count_slope, self.config.slope_penalty)
+        value, theta = _fit_log_linear(phi, log_weight, weight, theta, self.config.number_penalty, slope)
+        return value, guess._replace(
+            log_weights=theta[:n].copy(), cosine_weights=theta[n : 2 * n].copy(),
+            bias_weights=theta[2 * n :].copy(),
+        )  # fmt: skip
+
+    def _pairs(self, pairs: Int64) -> kernels.Pairs:
+        data = self.data
+        return kernels.Pairs(data.rows[pairs], data.y[pairs].astype(np.int32), data.pair_weight[pairs])
+
+    def _slope(self, pairs: Int64, guess: Numbers) -> Float64:
+        """Return the mean slope of each term by the log of the size of the class, over some pairs."""
+        some = self._pairs(pairs[: self.config.slope_pairs])
+        total = np.zeros(2 * len(guess.log_weights) + 3)
+        kernels.add_count_slopes(self.rows, some, self.arrays, guess, total)
+        return total / len(some.rows)
+
+    def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
+        """Return log-weights and terms of the candidates of some pairs."""
+        rows, given = self.rows, self._pairs(pairs)
+        parts = [slice(*rows.indptr[r : r + 2]) for r in given.rows]
+        features = np.unique(np.concatenate([rows.indices[part] for part in parts]))
+        start = make_start(self.arrays, guess, self.n_threads, features.astype(np.int64))
+        masses = np.array([rows.data[part].sum() for part in parts], np.float32)
+        n_best, n_drawn = self.sizes
+        shape = len(pairs), 1 + n_best + n_drawn
+        n_classes = len(self.arrays.counts)
+        found = kernels.Candidates(
+            np.full(shape, -1, np.int32), np.zeros(shape, np.float32),
+            np.zeros((*shape, 2 * len(guess.log_weights) + 3), np.float32), np.empty(len(pairs), np.int64),
+        )  # fmt: skip
+        tasks = split(len(pairs), _PAIRS_PER_TASK)
+
+        def work(i: int) -> None:
+            first, last = tasks[i]
+            slot, scores = np.full(n_classes, -1, np.int32), masses[first:last, None] * start.length_biases
+            scores += start.biases
+            best = np.empty(n_best, np.int32), np.empty(n_best, np.float32)
+            kernels.choose_candidates(
+                rows, given, self.arrays, start.postings.values, n_best, n_drawn, self.seed, scores, slot,
+                best, found, first, last,
+            )  # fmt: skip
+            kernels.describe_pairs(rows, given, self.arrays, guess, slot, found, first, last)
+
+        run(work, len(tasks), self.n_threads)
+        return found.log_weight, found.terms
+
+
+class CountSlope(NamedTuple):
+    """Bounds on how a score may change with the log of the size of its class.
+
+    A row that is left out makes its own class smaller by one and no other. Where classes are of about equal
+    size, "the smallest class" is then the best answer of all, and only for these rows.
+    """
+
+    terms: Float64  # mean slope of each term
+    bounds: tuple[float, float]  # of theta.terms
+    penalty: float  # nats per squared distance from the bounds
+
+    def outside(self, theta: Float64) -> float:
+        slope, (low, high) = float(self.terms @ theta), self.bounds
+        return slope - min(max(slope, low), high)
+
+
+def _fit_log_linear(
+    phi: Float32,
+    log_weight: Float32,
+    weight: Float64,
+    theta: Float64,
+    penalty: float,
+    slope: CountSlope,
+) -> tuple[float, Float64]:
+    """Maximise the mean log-probability of candidate 0 under scores ``phi @ theta``.
+
+    Parameters
+    ----------
+    phi : (n, n_candidates, n_terms)
+    log_weight : (n, n_candidates)
+        Log of the classes that each candidate stands for.
+    """
+    weight = weight / weight.sum()
+    n, n_candidates, n_terms = phi.shape
+    flat, first = phi.reshape(-1, n_terms), weight @ phi[:, 0]
+
+    def loss(theta: Float64) -> tuple[float, Float32]:
+        """Return the loss, and the weighted probability of each candidate."""
+        scores = (flat @ theta.astype(np.float32)).reshape(n, n_candidates) + log_weight
+        peak = scores.max(axis=1, keepdims=True)
+        exp = np.exp(scores - peak)
+        total = exp.sum(axis=1, keepdims=True)
+        value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
+        exp *= (weight[:, None] / total).astype(np.float32)
+        value -= penalty * float(theta @ theta) + slope.penalty * slope.outside(theta) ** 2
+        return -value, exp
+
+    def step_from(theta: Float64, prob: Float32) -> tuple[Float64, Float64]:
+        """Return the gradient and Newton's step."""
+        gap = slope.outside(theta)
+        gradient = prob.ravel() @ flat - first
+        gradient = gradient + 2.0 * (penalty * theta + slope.penalty * gap * slope.terms)
+        root = flat * np.sqrt(prob).reshape(-1, 1)
+        means = (prob[:, None, :] @ phi)[:, 0] / np.sqrt(weight)[:, None]
+        hessian = (root.T @ root).astype(np.float64) - means.T @ means
+        hessian += 2.0 * penalty * np.eye(n_terms)
+        if gap != 0.0:
+            hessian += 2.0 * slope.penalty * np.outer(slope.terms, slope.terms)
+        unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), penalty))
+        scaled = hessian * unit * unit[:, None] + _RIDGE * np.eye(n_terms)
+        return gradient, -unit * np.linalg.solve(scaled, unit * gradient)
+
+    with one_blas_thread():
+        value, prob = loss(theta)
+        for _ in range(_MAX_NEWTON):
+            gradient, step = step_from(theta, prob)
+            gain, length = -float(gradient @ step), 1.0
+            if gain < _SMALL_GAIN:
+                break
+            reached, prob_there = loss(theta + step)
+            while reached > value - 0.1 * length * gain and length > _MIN_LENGTH:
+                length *= 0.5
+                reached, prob_there = loss(theta + length * step)
+            if reached >= value:
+                break
+            theta, value, prob = theta + length * step, reached, prob_there
+    return -value, theta
