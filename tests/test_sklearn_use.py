@@ -178,9 +178,7 @@ def test_balanced_weights_in_a_stream_rejects() -> None:
 
 
 @pytest.mark.parametrize("n_classes", [2, 5])
-@pytest.mark.parametrize(
-    "solver", ["auto", NegativeSampling(noise="frequency"), SparseSoftmax()], ids=repr
-)
+@pytest.mark.parametrize("solver", ["auto", NegativeSampling(noise="frequency"), SparseSoftmax()], ids=repr)
 def test_coefficients_give_the_decision_function_identity(solver: Any, n_classes: int) -> None:
     X, y = around_means(500, n_classes, 6)
     X = np.abs(X)

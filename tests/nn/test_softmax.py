@@ -755,7 +755,7 @@ def test_state_without_moments_is_loaded(data):
     assert float(layer.hidden_moments.n_rows) == 0.0
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.pairwise([*KINDS, *list(KINDS)[:1]]))
+@pytest.mark.parametrize(("old", "new"), list(itertools.pairwise([*KINDS, *list(KINDS)[:1]])))
 def test_state_of_other_gradients_is_loaded_reference(data, old, new):
     """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
     hidden, y = tensors(data, 60)
@@ -782,7 +782,7 @@ def test_state_of_other_gradients_is_loaded_reference(data, old, new):
         second.load_state_dict(wrong.state_dict())
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.pairwise([*KINDS, *list(KINDS)[:1]]))
+@pytest.mark.parametrize(("old", "new"), list(itertools.pairwise([*KINDS, *list(KINDS)[:1]])))
 def test_assigned_tensors_are_where_the_state_is_invariant(old, new):
     """With assign=True, what starts anew is beside what came, wherever the layer was."""
     for of_state, of_layer in (("cpu", "meta"), ("meta", "cpu"), ("cpu", "cpu")):
