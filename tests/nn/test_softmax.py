@@ -959,7 +959,7 @@ def test_fused_in_lower_precision_rejects(data):
         layer(*tensors(data, 3))
 
 
-@pytest.mark.parametrize(("kind", "dtype"), zip(KINDS, itertools.cycle(["half", "double", "bfloat16"])))
+@pytest.mark.parametrize(("kind", "dtype"), list(zip(KINDS, itertools.cycle(["half", "double", "bfloat16"]))))
 def test_types_of_weights_leave_counts_and_sums_invariant(data, kind, dtype):
     """Buffers stay bit for bit, in the type that they have; fused steps say what they need, and go on."""
     hidden, y = tensors(data, 200)
