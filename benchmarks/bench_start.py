@@ -50,7 +50,8 @@ if sys.argv[1] == "text":
     words = np.array(["".join(rng.choice(letters, rng.integers(3, 9))) for _ in range(2000)])
     y, own = rng.integers(300, size=3000), rng.integers(2000, size=(300, 8))
     picks = [np.concatenate([rng.choice(own[c], 4), rng.integers(2000, size=4)]) for c in y]
-    X, model = [" ".join(words[pick]) for pick in picks], extremax.text.TextClassifier()
+    X = [" ".join(words[pick]) for pick in picks]
+    model = extremax.text.TextClassifier(extremax.classifier.ExtremeClassifier(random_state=0))
 else:
     y = rng.integers(100, size=3000)
     X = (rng.normal(size=(100, 32))[y] + 0.5 * rng.normal(size=(3000, 32))).astype(np.float32)

@@ -10,7 +10,8 @@ from scipy import sparse
 
 import reference
 from extremax.kernels import column_scores, topk
-from extremax.kernels.column_scores import TILE, RowParts
+from extremax.kernels.column_scores import RowParts
+from extremax.kernels.simd import TILE
 from extremax.runtime.scratch import aligned_empty
 from extremax.scores.sparse import ColumnBlock, DensePart, SparseWeights
 from extremax.tuned import SearchConfig

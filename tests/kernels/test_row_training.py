@@ -8,7 +8,7 @@ import pytest
 from extremax.kernels.row_losses import NegativeSampling
 from extremax.kernels.row_training import Pairs, PerWeight, Step
 from extremax.kernels.row_updates import ModelArrays
-from extremax.solvers import row_trainer
+from extremax.solvers import negative_sampling as row_trainer
 
 pytestmark = pytest.mark.small
 

@@ -35,6 +35,7 @@ SMALL = {
     "bilinear_epochs": 2,
     "min_held_out_pairs": 200,
     "few_classes": 0,
+    "few_pairs": 0,
     "prune_final": 0.0,
 }
 LINEAR = {**SMALL, "bilinear_max_pairs": 0}  # start, correction and SVMs
