@@ -24,6 +24,7 @@ import scipy.sparse as sp
 
 from extremax import ExtremeClassifier
 from extremax.dask import DaskExtremeClassifier
+from extremax.solvers import NegativeSampling
 from timing import count, machine, make_parser, write_rows
 
 NAME = "bench_dask"
@@ -127,11 +128,9 @@ def time_cluster(
 def time_local(X: Any, y: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Fit in this process; return the model and its seconds."""
     given = {name: value for name, value in options.items() if name != "rows"}
-    ExtremeClassifier.with_solver(**{**given, "n_epochs": min(1, given["n_epochs"])}).fit(
-        X[:_WARM_ROWS], y[:_WARM_ROWS]
-    )
+    ExtremeClassifier(**{**given, "n_epochs": min(1, given["n_epochs"])}).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
     began, processor = time.perf_counter(), processor_seconds()
-    local = ExtremeClassifier.with_solver(n_jobs=2, **given).fit(X, y)
+    local = ExtremeClassifier(n_jobs=2, **given).fit(X, y)
     figures = {"wall s": time.perf_counter() - began, "processor s": processor_seconds() - processor}
     return local, {**figures, "start s": local.history_[0]["seconds"]}
 
@@ -169,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(machine())
     if "dense" in args.part:
         X, y = load_dense(args.data, args.tiny)
-        options = {"solver": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
+        options = {"solver": NegativeSampling(noise=args.noise), "n_epochs": args.epochs}
         compare(
             "dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny
         )

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, load_model
 from extremax.errors import ModelFileError, TrainingInterruptedWarning
+from extremax.solvers import NegativeSampling
 from extremax.tuned import DEFAULTS, replace_numbers
 from planted import around_means
 
@@ -22,7 +23,13 @@ distributed = pytest.importorskip("distributed")
 from extremax.dask import DaskExtremeClassifier  # noqa: E402 (needs Dask)
 
 N_ROWS, N_FEATURES, N_CLASSES = 900, 21, 50
-PARAMETERS = {"solver": "negative_sampling", "n_epochs": 2, "random_state": 3, "batch_size": 48}
+
+
+def settings(noise="tree", **more):
+    """Return parameters of a classifier that draws negatives for each row."""
+    return {"solver": NegativeSampling(noise=noise, batch_size=48), "n_epochs": 2, "random_state": 3, **more}
+
+
 # SVMs would leave so small a problem to one worker.
 NO_SVMS = replace_numbers(DEFAULTS, sparse={"svm_work": 0.0, "min_features": 64, "few_classes": 5})
 
@@ -130,8 +137,8 @@ def test_two_workers_make_the_model_of_one_machine(client, problem, noise, rows,
     if is_sparse:
         X = as_sparse(X)
         given, _ = sparse_blocks(X, [1, 400, 211, 288])
-    local = ExtremeClassifier.with_solver(noise=noise, **PARAMETERS).fit(X, labels, weight)
-    clf = DaskExtremeClassifier(client, noise=noise, rows=rows, **PARAMETERS)
+    local = ExtremeClassifier(**settings(noise)).fit(X, labels, weight)
+    clf = DaskExtremeClassifier(client, rows=rows, **settings(noise))
     clf.fit(given, da.from_array(labels, chunks=150), da.from_array(weight, chunks=900))
     assert_same_model(clf.to_local(), local)
     losses = [record["loss"] for record in clf.history_[1:]]
@@ -143,8 +150,8 @@ def test_uneven_columns_and_class_weights(client, problem) -> None:
     X, labels = problem
     X = X * np.where(np.arange(N_FEATURES) == 3, 1e3, 1.0).astype(np.float32) + np.float32(4.0)
     X[5] *= 1e5
-    parameters = {**PARAMETERS, "class_weight": "balanced", "noise": "uniform"}
-    local = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
+    parameters = settings("uniform", class_weight="balanced")
+    local = ExtremeClassifier(**parameters).fit(X, labels)
     clf = DaskExtremeClassifier(client, n_shards=5, **parameters)
     clf.fit(da.from_array(X, chunks=(437, -1)), da.from_array(labels, chunks=437))
     assert local._fitted.state.scaling is not None
@@ -187,7 +194,7 @@ def test_a_small_sparse_problem_is_left_to_one_worker(client, words) -> None:
 @pytest.mark.invariance
 def test_predictions_are_lazy_and_those_of_one_machine(client, problem, tmp_path) -> None:
     X, labels = problem
-    clf = DaskExtremeClassifier(client, noise="tree", **PARAMETERS)
+    clf = DaskExtremeClassifier(client, **settings("tree"))
     blocks, y = da.from_array(X, chunks=(400, -1)), da.from_array(labels, chunks=400)
     clf.fit(blocks, y)
     local = clf.to_local()
@@ -236,15 +243,15 @@ def test_a_folder_of_files(client, problem, tmp_path) -> None:
 
     columns = {"label": labels[350:].tolist(), "vector": X[350:].tolist()}
     parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
-    local = ExtremeClassifier.with_solver(noise="uniform", **PARAMETERS).fit(X, labels)
-    clf = DaskExtremeClassifier(client, noise="uniform", **PARAMETERS).fit(tmp_path)
+    local = ExtremeClassifier(**settings("uniform")).fit(X, labels)
+    clf = DaskExtremeClassifier(client, **settings("uniform")).fit(tmp_path)
     assert_same_model(clf.to_local(), local)
 
 
 @pytest.mark.invariance
 def test_interrupted_training_keeps_the_model(client, problem) -> None:
     X, labels = problem
-    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "uniform"}
+    parameters = settings("uniform", n_epochs=4)
     given = da.from_array(X, chunks=(450, -1)), da.from_array(labels, chunks=450)
     seen = []
 
@@ -262,13 +269,13 @@ def test_interrupted_training_keeps_the_model(client, problem) -> None:
     found = clf.to_local()
     assert found.interrupted_
     assert (clf.predict(given[0]).compute() == found.predict(X)).all()
-    whole = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
+    whole = ExtremeClassifier(**parameters).fit(X, labels)
     assert_same_model(found.resume_fit(X, labels), whole)
 
     def fail(record) -> None:
         raise KeyError("of the callback")
 
-    cut = ExtremeClassifier.with_solver(**parameters)
+    cut = ExtremeClassifier(**parameters)
     with pytest.raises(KeyError, match="of the callback"):
         cut.fit(X, labels, callbacks=[fail])
     with pytest.raises(KeyError, match="of the callback"):
@@ -345,8 +352,8 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
 @pytest.mark.invariance
 def test_three_workers_one_of_them_killed(problem) -> None:
     X, labels = problem
-    parameters = {**PARAMETERS, "n_epochs": 4, "noise": "tree"}
-    local = ExtremeClassifier.with_solver(**parameters).fit(X, labels)
+    parameters = settings("tree", n_epochs=4)
+    local = ExtremeClassifier(**parameters).fit(X, labels)
     killed = []
 
     def kill(record) -> None:
@@ -377,7 +384,7 @@ def sharded_folder(tmp_path):
     from extremax.storage.models import save_model, save_shard
 
     X, y = around_means(200, 12, 6)
-    local = ExtremeClassifier.with_solver(noise="uniform", **PARAMETERS).fit(X, y)
+    local = ExtremeClassifier(**settings("uniform")).fit(X, y)
     state, model = local._fitted.state, local.model_
     plan = Plan(model.config, 3, 200, 6, 12, (0, 5, 12), 200.0, state.feature_scale)
     head = Head(plan, None, {}, local.history_)
@@ -431,9 +438,7 @@ def test_workers_do_not_mix_two_saves_of_a_folder(sharded_folder) -> None:
     model = SavedModelAt(path, folder_checksum(path))
     assert (call_block(X, model, "predict", {}, 1) == local.predict(X)).all()
     late = SavedModelAt(path, model.checksum)  # on a worker that has not opened it yet
-    other = ExtremeClassifier.with_solver(noise="uniform", **{**PARAMETERS, "random_state": 8}).fit(
-        *around_means(200, 12, 6)
-    )
+    other = ExtremeClassifier(**settings("uniform", random_state=8)).fit(*around_means(200, 12, 6))
     other.save(path)
     prediction_module = sys.modules[SavedModelAt.__module__]
     prediction_module._open.cache_clear()
@@ -528,7 +533,7 @@ def test_bad_input_is_named(client, problem, change, sentence) -> None:
     X, labels = problem
     given = change(da.from_array(X, chunks=(300, -1)), da.from_array(labels.astype(object), chunks=100))
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
-        DaskExtremeClassifier(client, **PARAMETERS).fit(*given)
+        DaskExtremeClassifier(client, **settings()).fit(*given)
     assert "\n" not in str(caught.value)
 
 
@@ -544,7 +549,7 @@ def test_bad_input_is_named(client, problem, change, sentence) -> None:
         ({"validation_fraction": 0.1}, "validation_fraction is 0.1; DaskExtremeClassifier cannot use it"),
         ({"rows": "all"}, "rows is 'all'"),
         ({"n_shards": 0}, "n_shards is 0"),
-        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"solver": NegativeSampling(learning_rate=-1.0)}, "learning_rate"),
     ],
 )
 def test_bad_parameters_are_named(client, problem, parameters, sentence) -> None:

@@ -75,7 +75,7 @@ def train_both(X, y, n_shards, *, routed=False, weight=None, numbers=DEFAULTS, *
     ]  # fmt: skip
     losses = []
     for epoch in range(2):
-        losses.append(trainer.epoch(state, prepared, (config.learning_rate,) * 2, _Silent()))
+        losses.append(trainer.epoch(state, prepared, (config.solver.learning_rate,) * 2, _Silent()))
         n_windows = len(plan.order(epoch).windows)
         groups = [[w] for w in range(n_windows)] if routed else [list(range(n_windows))]
         for windows in groups:
