@@ -267,10 +267,15 @@ def train_batches(X: Any, pairs: Pairs, ends: Int64, model: ModelArrays, step: S
         return
     for start, stop in itertools.pairwise(ends.tolist()):
         cuts = [start + part * (stop - start) // n_threads for part in range(n_threads + 1)]
-        rest = X, pairs, model, step
-        run(lambda i, rest=rest, cuts=cuts: score_part(*rest, *cuts[i : i + 2]), n_threads, n_threads)  # type: ignore[misc]
-        part = (*rest, start, stop)
-        run(lambda i, part=part: update_part(*part, i, n_threads), n_threads, n_threads)  # type: ignore[misc]
+
+        def score(i: int) -> None:
+            score_part(X, pairs, model, step, cuts[i], cuts[i + 1])
+
+        def update(i: int) -> None:
+            update_part(X, pairs, model, step, start, stop, i, n_threads)
+
+        run(score, n_threads, n_threads)
+        run(update, n_threads, n_threads)
 
 
 @dataclass
