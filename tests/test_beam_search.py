@@ -15,7 +15,7 @@ from extremax.fit import fit_index
 from extremax.model import Model
 from extremax.scores import ExactSearch
 from extremax.scores.sparse import SparseWeights
-from extremax.solvers import NegativeSampling
+from extremax.solvers import MinibatchSoftmax, NegativeSampling
 from extremax.storage.state import State
 from extremax.tuned import DEFAULTS, CalibrationConfig, PQConfig
 
@@ -110,7 +110,7 @@ def test_scores_with_the_tree_need_no_index():
     clf.fit(X, y)
     assert not clf.model_.takes_index
     assert "beam_width" not in clf.choices_
-    frequency = clf.set_params(noise="frequency").fit(X, y)  # the same for all rows: scores stay linear
+    frequency = clf.set_params(solver__noise="frequency").fit(X, y)  # the same for all rows: linear scores
     labels, _ = frequency.predict_topk(X[:20], search="beam", beam_width=N_CLASSES)
     np.testing.assert_array_equal(labels, frequency.predict_topk(X[:20])[0])
 
@@ -119,7 +119,7 @@ def test_few_classes_are_all_scored_identity():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)), np.arange(60) % 20
     for noise in ("tree", "uniform"):
-        clf = ExtremeClassifier(NegativeSampling(noise=noise), n_epochs=1, random_state=0).fit(X, y)
+        clf = ExtremeClassifier(MinibatchSoftmax(noise=noise), n_epochs=1, random_state=0).fit(X, y)
         assert not clf.model_.searches
         for beam, exact in zip(clf.predict_topk(X, search="beam"), clf.predict_topk(X), strict=True):
             np.testing.assert_array_equal(beam, exact)
@@ -148,7 +148,7 @@ def test_beam_without_tree_or_index_is_exact_and_warns():
 
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 20
-    clf = ManyClasses(noise="uniform", n_epochs=1, random_state=0).fit(X, y)
+    clf = ManyClasses(MinibatchSoftmax(noise="uniform"), n_epochs=1, random_state=0).fit(X, y)
     clf._replace_model(replace(clf.model_, searches={}))
     with pytest.warns(UserWarning, match=r"scores every class\. Make an index with fit_index\(X\)"):
         labels, log_prob = clf.predict_topk(X, k=2, search="beam")

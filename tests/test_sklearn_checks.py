@@ -28,11 +28,9 @@ SOLVERS = (
     "one_vs_each",
     "augment_reduce",
     "minibatch_softmax",
-    "softmax",
     "candidate_softmax",
     "sparse_softmax",
 )
-REMOVED = {"sampled_softmax_masked"}  # from version 0.1 to the next
 
 # A row of weight two is one row with a doubled gradient.  Two rows take two steps, with draws of their own,
 # and change the number of epochs.  In the leave-one-out choice of the start, each of them stays in when the
@@ -42,9 +40,8 @@ EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": REPEATED_ROWS,
     "check_sample_weight_equivalence_on_sparse_data": REPEATED_ROWS,
 }
-# They differ from negative_sampling in the loss of a row, and from softmax in how many classes share a step:
-# nothing that a check could see.
-SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax")
+# They differ from negative_sampling in the loss of a row: nothing that a check could see.
+SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce")
 
 
 def classifiers(names: Iterable[str]) -> list[ExtremeClassifier]:
@@ -64,7 +61,7 @@ def test_classifier(estimator: Any, check: Callable[[Any], None]) -> None:
 @parametrize_with_checks(
     classifiers(SIMILAR), expected_failed_checks=lambda estimator: EXPECTED_FAILURES, xfail_strict=True
 )
-def test_classifier_of_a_similar_objective(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_classifier_of_a_similar_solver(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
@@ -72,7 +69,7 @@ def test_every_solver_is_checked() -> None:
     with pytest.raises(ValueError, match="must be one of") as error:
         ExtremeClassifier("none").fit([[0.0, 1.0], [1.0, 0.0]], ["a", "b"])
     offered, _ = str(error.value).split("Got")
-    assert set(re.findall(r"'(\w+)'", offered)) - {"solver"} - REMOVED == set(SOLVERS)
+    assert set(re.findall(r"'(\w+)'", offered)) - {"solver"} == set(SOLVERS)
     assert set(SIMILAR) < set(SOLVERS)
 
 

@@ -19,13 +19,14 @@ from sklearn.pipeline import make_pipeline
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.features.ngrams import NgramFeatures
+from extremax.solvers import NegativeSampling, SparseSoftmax
 from planted import around_means
 
 TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 6
 LABELS = ["fall", "fall", "bite", "bite"] * 6
 SOLVERS = (
     "negative_sampling", "nce", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax",
-    "softmax", "sparse_softmax",
+    "sparse_softmax",
 )  # fmt: skip
 
 
@@ -71,11 +72,9 @@ def test_text_features_are_a_scikit_learn_transformer() -> None:
     assert cross_val_score(pipeline, TEXTS, LABELS, cv=3).min() == 1.0
 
 
-def test_first_argument_is_X_and_texts_warns() -> None:
+def test_first_argument_is_X() -> None:
     clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(X=TEXTS, y=LABELS)
     assert clf.predict(X=TEXTS[:1]).tolist() == ["fall"]
-    with pytest.warns(FutureWarning, match="the argument texts of predict is now called X"):
-        assert clf.predict(texts=TEXTS[2:3]).tolist() == ["bite"]
     X, y = around_means(60, 3, 4)
     assert ExtremeClassifier(random_state=0, n_epochs=1).fit(X=X, y=y).score(X=X, y=y) > 0.5
 
@@ -179,18 +178,15 @@ def test_balanced_weights_in_a_stream_rejects() -> None:
 
 
 @pytest.mark.parametrize("n_classes", [2, 5])
-@pytest.mark.parametrize(
-    ("solver", "noise"),
-    [("auto", "tree"), ("negative_sampling", "frequency"), ("sparse_softmax", "tree")],
-)
-def test_coefficients_give_the_decision_function_identity(solver: str, noise: str, n_classes: int) -> None:
+@pytest.mark.parametrize("solver", ["auto", NegativeSampling(noise="frequency"), SparseSoftmax()], ids=repr)
+def test_coefficients_give_the_decision_function_identity(solver: Any, n_classes: int) -> None:
     X, y = around_means(500, n_classes, 6)
     X = np.abs(X)
-    clf = ExtremeClassifier.with_solver(solver, noise=noise, random_state=0, n_epochs=2).fit(X, y)
+    clf = ExtremeClassifier(solver, random_state=0, n_epochs=2).fit(X, y)
     n_lines = 1 if n_classes == 2 else n_classes
     assert clf.coef_.shape == (n_lines, 6)
     assert clf.intercept_.shape == (n_lines,)
-    assert sparse.issparse(clf.coef_) == (solver == "sparse_softmax")
+    assert sparse.issparse(clf.coef_) == (solver == SparseSoftmax())
     scores = X @ clf.coef_.T + clf.intercept_
     np.testing.assert_allclose(scores.squeeze(), clf.decision_function(X), rtol=1e-4, atol=1e-4)
 
@@ -279,7 +275,7 @@ def test_first_part_of_few_rows_or_classes_is_not_what_features_are_whitened_by(
     order = np.argsort(y, kind="stable")
     by_class = pass_over(ExtremeClassifier(random_state=0), X[order], y[order], 250)
     whole = pass_over(ExtremeClassifier(random_state=0), X, y, 250)
-    assert [clf.model_.config.precondition for clf in (few, by_class, whole)] == [False, False, True]
+    assert [clf.model_.config.solver.precondition for clf in (few, by_class, whole)] == [False, False, True]
     assert min(clf.score(X, y) for clf in (few, by_class, whole)) > 0.9
 
 

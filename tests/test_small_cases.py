@@ -13,7 +13,7 @@ import pytest
 from scipy import sparse
 
 from extremax import ExtremeClassifier, LabelTree, load_model
-from extremax.solvers import MinibatchSoftmax, NegativeSampling
+from extremax.solvers import CandidateSoftmax, MinibatchSoftmax, NegativeSampling, SparseSoftmax
 from extremax.solvers.registry import SOLVERS
 
 pytestmark = pytest.mark.small
@@ -52,13 +52,19 @@ def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     check_model(clf.fit(features, y), features, y)
 
 
-@pytest.mark.parametrize("solver", list(SOLVERS))
-@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency", "mixture"])
-def test_every_solver_and_noise(solver: str, noise: str) -> None:
+SAMPLING = [
+    cls(noise=noise, n_negatives=3, tree_components=4)
+    for cls in SOLVERS.values()
+    if cls.uses_noise
+    for noise in ("tree", "uniform", "frequency", "mixture")
+]
+OTHERS = [CandidateSoftmax(), SparseSoftmax(), MinibatchSoftmax(), MinibatchSoftmax(noise="uniform")]
+
+
+@pytest.mark.parametrize("solver", [*SAMPLING, *OTHERS], ids=repr)
+def test_every_solver_and_noise(solver: Any) -> None:
     X, y = make_data()
-    clf = ExtremeClassifier.with_solver(
-        solver, noise=noise, n_negatives=3, tree_components=4, n_epochs=1, random_state=0
-    )
+    clf = ExtremeClassifier(solver, n_epochs=1, random_state=0)
     clf.fit(X, y, sample_weight=np.linspace(0.5, 1, len(y)))
     prob = clf.predict_proba(X)
     np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-5)  # rounding of eleven float32

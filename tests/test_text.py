@@ -241,17 +241,18 @@ def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> N
     texts, labels = [*TEXTS, *["slipped on ice"] * 20], [*LABELS, *["ice"] * 20]
     features = NgramFeatures().fit(texts)
     apart = ExtremeClassifier("sparse_softmax", random_state=0)
-    apart._column_groups = features.column_groups  # what columns are, a matrix does not tell
-    apart.fit(features.transform(texts), labels)
+    nothing: dict[str, Any] = {"eval_set": None, "classes": None, "callbacks": ()}
+    # what columns are, a matrix does not tell
+    apart._fit(features.transform(texts), labels, None, groups=features.column_groups, **nothing)
     some = ["jumped from a boat", "a tree"]
     np.testing.assert_array_equal(
         wide.predict_log_proba(some), apart.predict_log_proba(features.transform(some))
     )
 
 
-def test_objective_for_dense_features_rejects() -> None:
-    with pytest.raises(ValueError, match=r"'softmax' needs dense features.*TruncatedSVD"):
-        TextClassifier(ExtremeClassifier.with_solver("softmax")).fit(TEXTS, LABELS)
+def test_solver_for_dense_features_rejects() -> None:
+    with pytest.raises(ValueError, match=r"'nce' needs dense features.*TruncatedSVD"):
+        TextClassifier(ExtremeClassifier("nce")).fit(TEXTS, LABELS)
 
 
 def test_unknown_text_gets_class_frequencies(wide: TextClassifier) -> None:

@@ -32,7 +32,8 @@ ROWS = [
     for verb in ("fell", "jumped")
     for place in ("off", "from", "near")
 ]
-PARAMETERS_USED = {"n_epochs": 6, "tree_components": 4}
+FREQUENCY = ["--solver", "minibatch_softmax", "--noise", "frequency"]
+PARAMETERS_USED = {"n_epochs": 6}
 
 
 def plain(text: str) -> str:
@@ -60,8 +61,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path / "model",
         "--n-epochs",
         6,
-        "--tree-components",
-        4,
     )
     return path
 
@@ -76,14 +75,14 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path / "X.npy", (rng.normal(size=(20, 6))[y] + 0.1 * rng.normal(size=(300, 6))).astype(np.float32)
     )
     np.save(path / "y.npy", y)
-    cli("train", path / "X.npy", "--out", path / "model", "--noise", "frequency", "--n-epochs", 5, "-q")
+    cli("train", path / "X.npy", "--out", path / "model", *FREQUENCY, "--n-epochs", 5, "-q")
     return path
 
 
 @pytest.fixture(scope="module")
 def tree_model(features: Path) -> Path:
     """Train a model of the same rows with a label tree."""
-    options = ["--objective", "negative_sampling", "--tree-components", 4, "--n-epochs", 6, "-q"]
+    options = ["--solver", "negative_sampling", "--tree-components", 4, "--n-epochs", 6, "-q"]
     cli("train", features / "X.npy", "--out", features / "tree_model", *options)
     return features / "tree_model"
 
@@ -123,7 +122,6 @@ def test_every_parameter_is_an_option() -> None:
         if parameter.choices:
             assert "|".join(parameter.choices) in shown
     assert "if no --valid is given" in shown
-    assert "--n-components" not in shown
 
 
 def test_shell_completes_choices() -> None:
@@ -142,10 +140,10 @@ def test_shell_completes_choices() -> None:
     [
         (["--n-epochs", "-1"], "--n-epochs must be an integer >= 0"),
         (
-            ["--tree-regularization", "autp"],
+            ["--solver", "nce", "--tree-regularization", "autp"],
             "--tree-regularization must be a number > 0.0 or one of 'auto'. Got 'autp' instead.",
         ),
-        (["--learning-rate", "0"], "--learning-rate must be a number > 0.0"),
+        (["--solver", "nce", "--learning-rate", "0"], "--learning-rate must be a number > 0.0"),
     ],
 )
 def test_parameter_is_checked_before_the_file_is_read_rejects(
@@ -194,6 +192,8 @@ def test_features_without_labels_rejects(features: Path, tmp_path: Path) -> None
 
 def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
     options = [
+        "--solver",
+        "negative_sampling",
         "--learning-rate",
         0.1,
         "--tree-regularization",
@@ -219,13 +219,10 @@ def test_options_reach_the_classifier(features: Path, tmp_path: Path) -> None:
     )
     clf = load_model(tmp_path / "m")
     assert isinstance(clf, ExtremeClassifier)
-    assert (clf.learning_rate, clf.tree_regularization, clf.optimizer, clf.n_negatives, clf.random_state) == (
-        0.1,
-        0.5,
-        "adagrad_row",
-        2,
-        7,
-    )
+    solver: Any = clf.solver
+    found = (solver.learning_rate, solver.tree_regularization, solver.optimizer, solver.n_negatives)
+    assert found == (0.1, 0.5, "adagrad_row", 2)
+    assert clf.random_state == 7
     summary = json.loads(done.stdout)
     assert summary["n_classes"] == 20
     assert summary["valid_accuracy"] == clf.history_[-1]["valid_accuracy"]
@@ -349,7 +346,7 @@ def test_interrupt_saves_what_there_is(folder: Path, tmp_path: Path, number: sig
         "--n-epochs",
         "100000000",
     ]
-    command = [sys.executable, "-c", _TRAINING_THAT_PRINTS_EPOCHS, *arguments, "--tree-components", "4"]
+    command = [sys.executable, "-c", _TRAINING_THAT_PRINTS_EPOCHS, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -456,8 +453,6 @@ def test_bad_lines_stop_or_are_counted_rejects(tmp_path: Path) -> None:
         tmp_path / "m",
         "--n-epochs",
         1,
-        "--tree-components",
-        2,
     ]
     said = cli(*options, code=1).stderr
     assert "data.csv, line 50: expected 2 columns, got 3; correct it, or pass --skip-bad-lines" in said
@@ -547,8 +542,6 @@ def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
         tmp_path / "names.csv",
         "--n-epochs",
         3,
-        "--tree-components",
-        4,
     ]
     said = cli("train", folder / "data.csv", "--out", tmp_path / "m", *options).stderr
     assert "6 of 8 labels have no description" in said

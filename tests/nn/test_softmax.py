@@ -755,7 +755,7 @@ def test_state_without_moments_is_loaded(data):
     assert float(layer.hidden_moments.n_rows) == 0.0
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.pairwise([*KINDS, *list(KINDS)[:1]]))
+@pytest.mark.parametrize(("old", "new"), list(itertools.pairwise([*KINDS, *list(KINDS)[:1]])))
 def test_state_of_other_gradients_is_loaded_reference(data, old, new):
     """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
     hidden, y = tensors(data, 60)
@@ -782,7 +782,7 @@ def test_state_of_other_gradients_is_loaded_reference(data, old, new):
         second.load_state_dict(wrong.state_dict())
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.pairwise([*KINDS, *list(KINDS)[:1]]))
+@pytest.mark.parametrize(("old", "new"), list(itertools.pairwise([*KINDS, *list(KINDS)[:1]])))
 def test_assigned_tensors_are_where_the_state_is_invariant(old, new):
     """With assign=True, what starts anew is beside what came, wherever the layer was."""
     for of_state, of_layer in (("cpu", "meta"), ("meta", "cpu"), ("cpu", "cpu")):
@@ -959,7 +959,7 @@ def test_fused_in_lower_precision_rejects(data):
         layer(*tensors(data, 3))
 
 
-@pytest.mark.parametrize(("kind", "dtype"), zip(KINDS, itertools.cycle(["half", "double", "bfloat16"])))
+@pytest.mark.parametrize(("kind", "dtype"), list(zip(KINDS, itertools.cycle(["half", "double", "bfloat16"]))))
 def test_types_of_weights_leave_counts_and_sums_invariant(data, kind, dtype):
     """Buffers stay bit for bit, in the type that they have; fused steps say what they need, and go on."""
     hidden, y = tensors(data, 200)
