@@ -34,7 +34,7 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 # all go.
 JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_params.py \
-  tests/scores/test_dense.py tests/storage tests/solvers/test_batch_trainer.py tests/scores/test_exact.py
+  tests/scores/test_dense.py tests/storage tests/solvers/test_minibatch.py tests/scores/test_exact.py
 
 .PHONY: test test-all test-annif test-browser quick coverage bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
   format clean

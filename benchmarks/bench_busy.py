@@ -25,7 +25,7 @@ from extremax.runtime.threads import available_threads
 from timing import Clock, Seconds, machine, make_parser, write_rows
 
 NAME = "bench_busy"
-OBJECTIVES = ("negative_sampling", "shared_softmax")
+SOLVERS = ("negative_sampling", "minibatch_softmax")
 # Ends by itself when its parent is gone, so that not even a killed benchmark leaves the machine busy.
 LOAD = """
 import os, sys
@@ -62,8 +62,8 @@ def busy(n_processes: int) -> Iterator[None]:
                 process.stdout.close()
 
 
-def fit_seconds(X: np.ndarray, y: np.ndarray, objective: str, n_jobs: int, n_epochs: int | None) -> Seconds:
-    model = ExtremeClassifier.with_solver(objective, n_jobs=n_jobs, n_epochs=n_epochs, random_state=0)
+def fit_seconds(X: np.ndarray, y: np.ndarray, solver: str, n_jobs: int, n_epochs: int | None) -> Seconds:
+    model = ExtremeClassifier.with_solver(solver, n_jobs=n_jobs, n_epochs=n_epochs, random_state=0)
     clock = Clock()
     model.fit(X, y)
     return clock.read()
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=None, help="of each fit; by default chosen by the fit")
     parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--load", type=int, default=available_threads(), help="other processes")
-    parser.add_argument("--objectives", nargs="*", default=OBJECTIVES)
+    parser.add_argument("--solvers", nargs="*", default=SOLVERS)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
     if args.tiny:
@@ -88,23 +88,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{sizes}; the fastest of {args.repeats}")
     data = planted_hierarchy(args.rows, args.classes, args.features, seed=0)
     found: dict[tuple[str, int, bool], list[Seconds]] = {}
-    for objective in args.objectives:
+    for solver in args.solvers:
         for n_jobs in args.jobs:  # compiles or loads the kernels, and starts the pool of threads
-            fit_seconds(data.X, data.y, objective, n_jobs, 1)
-    for _, objective, is_busy in itertools.product(range(args.repeats), args.objectives, (False, True)):
+            fit_seconds(data.X, data.y, solver, n_jobs, 1)
+    for _, solver, is_busy in itertools.product(range(args.repeats), args.solvers, (False, True)):
         with busy(args.load if is_busy else 0):
             for n_jobs in args.jobs:
-                seconds = fit_seconds(data.X, data.y, objective, n_jobs, args.epochs)
-                found.setdefault((objective, n_jobs, is_busy), []).append(seconds)
+                seconds = fit_seconds(data.X, data.y, solver, n_jobs, args.epochs)
+                found.setdefault((solver, n_jobs, is_busy), []).append(seconds)
 
-    for objective, is_busy, n_jobs in itertools.product(args.objectives, (False, True), args.jobs):
-        wall = min(seconds.wall for seconds in found[objective, n_jobs, is_busy])
+    for solver, is_busy, n_jobs in itertools.product(args.solvers, (False, True), args.jobs):
+        wall = min(seconds.wall for seconds in found[solver, n_jobs, is_busy])
         row = {
-            "case": f"{objective}, {'busy' if is_busy else 'quiet'}, n_jobs={n_jobs}",
+            "case": f"{solver}, {'busy' if is_busy else 'quiet'}, n_jobs={n_jobs}",
             "seconds": wall,
-            "processor s": min(seconds.processor for seconds in found[objective, n_jobs, is_busy]),
-            f"over n_jobs={args.jobs[0]}": wall
-            / min(s.wall for s in found[objective, args.jobs[0], is_busy]),
+            "processor s": min(seconds.processor for seconds in found[solver, n_jobs, is_busy]),
+            f"over n_jobs={args.jobs[0]}": wall / min(s.wall for s in found[solver, args.jobs[0], is_busy]),
         }
         write_rows(NAME, [row])
 

@@ -169,13 +169,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(machine())
     if "dense" in args.part:
         X, y = load_dense(args.data, args.tiny)
-        options = {"objective": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
+        options = {"solver": "negative_sampling", "noise": args.noise, "n_epochs": args.epochs}
         compare(
             "dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny
         )
     if "sparse" in args.part:
         X, y = load_sparse(args.data, args.tiny)
-        options = {"objective": "sparse_softmax", "n_epochs": 0, "random_state": 0}
+        options = {"solver": "sparse_softmax", "n_epochs": 0, "random_state": 0}
         compare("sparse", X, y, options, args.workers, tiny=args.tiny)
 
 

@@ -80,8 +80,8 @@ def take(X: Any, rows: np.ndarray) -> Any:
 
 
 def make(kind: str, seed: int) -> Any:
-    objective = {"negative_sampling": kind, "sparse": "sparse_softmax"}.get(kind, "auto")
-    clf = ExtremeClassifier.with_solver(objective, random_state=seed, n_jobs=1)
+    solver = {"negative_sampling": kind, "sparse": "sparse_softmax"}.get(kind, "auto")
+    clf = ExtremeClassifier.with_solver(solver, random_state=seed, n_jobs=1)
     return TextClassifier(clf) if kind == "text" else clf
 
 

@@ -7,9 +7,9 @@ embeddings of ICD-10-CM.  Seconds are those of a whole `fit`, calibration and in
 of all processors together; the baselines have no training but means or an index of rows.
 
 default         ExtremeClassifier() with its defaults
-softmax         objective="softmax": full softmax from the same start
-shared softmax  objective="shared_softmax": classes that a minibatch shares
-paper           objective="negative_sampling"
+softmax         MinibatchSoftmax(n_shared=None): full softmax from the same start
+shared softmax  solver="minibatch_softmax": classes that a minibatch shares
+paper           solver="negative_sampling"
 class means     cosine with the mean of the class, its scale chosen on validation rows
 neighbours      cosine with 50 training rows, each votes for its class by exp(scale * cosine)
 """
@@ -30,9 +30,9 @@ from timing import Clock, Seconds, machine, make_parser, write_rows
 NAME = "embeddings"
 METHODS: dict[str, dict[str, Any]] = {
     "default": {},
-    "softmax": {"objective": "softmax"},
-    "shared softmax": {"objective": "shared_softmax"},
-    "paper": {"objective": "negative_sampling"},
+    "softmax": {"solver": "minibatch_softmax", "n_shared": None},
+    "shared softmax": {"solver": "minibatch_softmax"},
+    "paper": {"solver": "negative_sampling"},
 }
 BASELINES = ("class means", "neighbours")
 _SCALES = (5.0, 10.0, 20.0, 40.0)
@@ -120,8 +120,8 @@ def run_method(
     clf = ExtremeClassifier.with_solver(random_state=0, n_jobs=threads, **parameters)
     few = slice(0, _COMPILING_ROWS)
     if not parameters:  # the default depends on the size of the data: compile what it will use
-        clf.set_params(objective="candidate_softmax").fit(data.X_train[few], data.y_train[few])
-        clf.set_params(objective="auto")
+        clf.set_params(solver="candidate_softmax").fit(data.X_train[few], data.y_train[few])
+        clf.set_params(solver="auto")
     else:
         clf.fit(data.X_train[few], data.y_train[few])
     clock = Clock()

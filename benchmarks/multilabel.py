@@ -40,7 +40,7 @@ PEERS = {
 }
 OURS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    '`objective="negative_sampling"`': {"objective": "negative_sampling"},
+    '`solver="negative_sampling"`': {"solver": "negative_sampling"},
 }
 
 

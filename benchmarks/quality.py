@@ -10,7 +10,7 @@ ends there: calibration takes part of the time.  PyTorch methods need ``pip inst
 are left out.
 
 extremax               ExtremeClassifier() with its defaults
-paper                  objective="negative_sampling": per-row negatives from the tree (Eq. 6)
+paper                  solver="negative_sampling": per-row negatives from the tree (Eq. 6)
 sampled NOISE M R      sampled softmax, M classes shared in a minibatch of 512, row-wise Adagrad, not
                        whitened, from zero; R is the step size for rows of mean square length one
 softmax                full softmax, Adagrad 0.03 on features of unit variance, minibatches of 256 (up to
@@ -234,7 +234,7 @@ def methods(
     """Return parameters of extremax, or a function with its last arguments, by name of the method."""
     seed = {"random_state": 0, "n_jobs": threads}
     plain = {
-        "objective": "shared_softmax",
+        "solver": "minibatch_softmax",
         "precondition": False,
         "batch_size": 512,
         "n_epochs": 1000,
@@ -242,7 +242,7 @@ def methods(
     }
     found: dict[str, dict[str, Any] | tuple[Any, ...]] = {
         "extremax": seed,
-        "paper": {"objective": "negative_sampling", **seed},
+        "paper": {"solver": "negative_sampling", **seed},
     }
     exponents = {"uniform": 0.0, "frequency": 1.0, "frequency^0.75": 0.75}
     for (name, exponent), size, rate in itertools.product(exponents.items(), sizes, rates):
@@ -251,7 +251,13 @@ def methods(
         found[f"torch sampled {name} {size} {rate:g}"] = (torch_sampled, exponent, size, rate)
     if data.n_classes <= 20_000:
         rate = 0.03 * data.X_train.shape[1] ** 0.5  # rows have mean square length one inside
-        full = {"objective": "softmax", "optimizer": "adagrad", "learning_rate": rate, "batch_size": 256}
+        full = {
+            "solver": "minibatch_softmax",
+            "n_shared": None,
+            "optimizer": "adagrad",
+            "learning_rate": rate,
+            "batch_size": 256,
+        }
         found["softmax"] = {**plain, **full}
         found["torch softmax"] = (torch_softmax,)
     return found

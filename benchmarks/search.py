@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
         )
         study.optimize(objective, n_trials=max(0, args.trials - len(study.trials)))
-        best = {"objective": "shared_softmax", **study.best_params}
+        best = {"solver": "minibatch_softmax", **study.best_params}
         for title, chosen in (("defaults", {}), ("best of the search", best)):
             clock = Clock()
             clf = ExtremeClassifier.with_solver(**chosen, **same).fit(data.X_train, data.y_train)

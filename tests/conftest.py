@@ -27,7 +27,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # later finds them compiled.  Long files come before short ones: none is left to one process at the end.
 FIRST = (
     "test_sklearn_checks.py",
-    "solvers/test_sparse_trainer.py",
+    "solvers/test_sparse_solver.py",
     "test_classifier.py",
     "data/test_foreign_files.py",
     "nn/test_sharded.py",
@@ -40,7 +40,7 @@ FIRST = (
     "cli/test_cli_commands.py",
     "experiments/test_runner.py",
     "tree/test_label_tree.py",
-    "solvers/test_row_trainer.py",
+    "solvers/test_negative_sampling.py",
     "test_examples.py",
     "storage/test_foreign_models.py",
     "runtime/test_stated_memory.py",

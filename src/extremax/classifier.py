@@ -355,7 +355,7 @@ class ExtremeClassifier(Classifier):
         """
         features = self.to_features(X)
         self._check_same_classes(classes)
-        before = {name: getattr(self, name) for name in _CHANGED if hasattr(self, name)}
+        before = {name: value for name, value in vars(self).items() if name in _CHANGED}
         try:
             if add:
                 self._add_unseen(y, features, sample_weight)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from extremax.tree.noise import Noise
 
 S = TypeVar("S", bound="Solver")
+_OPEN = ("optimizer", "learning_rate", "batch_size", "score_penalty")  # None leaves them open
 CUSTOM_NOISE = "custom"  # stands for a noise object in a model folder
 SOLVERS: dict[str, type[Solver]] = {}
 
@@ -98,18 +99,12 @@ class Solver(BaseEstimator):
         """Return the solver of further training, of which a user may have `given` other parameters since."""
         if given is None or type(given) is not type(self):
             return self
-        kept = {name: getattr(self, name) for name in self.fixed}
-        kept |= {name: getattr(self, name) for name in self.parameters if getattr(given, name) is None}
-        return replace(self, **{name: getattr(given, name) for name in self.parameters} | kept)
+        changed = {n: v for n, v in given.get_params(deep=False).items() if n not in self.fixed}
+        return replace(self, **{n: v for n, v in changed.items() if v is not None or n not in _OPEN})
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         """Return what trains with a resolved configuration."""
         raise NotImplementedError
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of its parameters."""
-        return tuple(entry.name for entry in fields(self))
 
     def header(self) -> dict[str, Any]:
         """Return name and parameters as JSON can hold them."""
@@ -124,8 +119,8 @@ class Solver(BaseEstimator):
 
     def chosen(self) -> dict[str, Any]:
         """Return those of its resolved parameters that may be left open, for `choices_`."""
-        names = ("optimizer", "learning_rate", "batch_size")
-        return {name: getattr(self, name) for name in names if name in self.parameters}
+        own = self.get_params(deep=False)
+        return {name: own[name] for name in ("optimizer", "learning_rate", "batch_size") if name in own}
 
 
 @dataclass(repr=False, kw_only=True)
@@ -251,7 +246,7 @@ class MinibatchSoftmax(Solver):
 
     def resumed(self, given: Solver | None, numbers: Defaults, *, is_whitened: bool) -> Self:
         found = super().resumed(given, numbers, is_whitened=is_whitened)
-        is_open = getattr(given, "learning_rate", None) is None
+        is_open = type(given) is not type(self) or given.get_params()["learning_rate"] is None
         if is_whitened and not self.precondition and is_open:  # a stream got its whitening on the way
             return replace(found, learning_rate=numbers.batch.learning_rate)
         return found
@@ -445,7 +440,8 @@ class AugmentReduce(NegativeSampling):
 
 def _filled(solver: S, **defaults: Any) -> S:
     """Return a solver with defaults in the place of what is left open."""
-    return replace(solver, **{n: value for n, value in defaults.items() if getattr(solver, n) is None})
+    given = solver.get_params(deep=False)
+    return replace(solver, **{name: value for name, value in defaults.items() if given[name] is None})
 
 
 def make_solver(

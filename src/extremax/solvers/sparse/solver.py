@@ -427,7 +427,7 @@ class SparseTrainer(TrainerBase):
     def prepare(self, state: TrainState, data: Examples) -> Prepared:
         """Take new rows into the class sums, and compute the start."""
         rows = self._rows(data, state.tables.scale)
-        if state.tables.kind == FinishedTables.kind:
+        if isinstance(state.tables, FinishedTables):
             return _prepare_more(state.tables.weights, data, rows)
         tables = _tables(state)
         tables.check()
@@ -567,7 +567,7 @@ class SparseTrainer(TrainerBase):
 
     def finish(self, state: TrainState, split: Split) -> None:
         """Fit the parts that have no epochs, choose the weights of all by held-out rows, and join them."""
-        if state.tables.kind == FinishedTables.kind:
+        if isinstance(state.tables, FinishedTables):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
@@ -594,7 +594,7 @@ class SparseTrainer(TrainerBase):
 
         The weights of the parts and the calibration stay as they were chosen.
         """
-        if state.tables.kind == FinishedTables.kind or state.cut_short:
+        if isinstance(state.tables, FinishedTables) or state.cut_short:
             return  # resumed, training goes on with the parts, as if it had never stopped
         tables, whole = _tables(state), self._whole(split)
         weights: Any = self.export(state)
@@ -734,7 +734,7 @@ class SparseTrainer(TrainerBase):
 
     def export(self, state: TrainState) -> Weights:
         """Return the sum of the parts as one set of weights."""
-        if state.tables.kind == FinishedTables.kind:
+        if isinstance(state.tables, FinishedTables):
             finished: SparseWeights = state.tables.weights
             return finished
         tables = _tables(state)
