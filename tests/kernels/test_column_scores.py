@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 import reference
-from extremax.kernels import column_scores, topk
+from extremax.kernels import topk
 from extremax.kernels.column_scores import RowParts
 from extremax.kernels.simd import TILE
 from extremax.runtime.scratch import aligned_empty
@@ -154,17 +154,6 @@ def test_words_without_weights_have_no_postings():
     assert isinstance(block.parts, RowParts)
     assert block.parts.firsts.tolist() == [0, 0]
     assert block.parts.starts.tolist() == [0, 1]  # the sum of the row alone
-
-
-def test_postings_go_to_their_columns():
-    case = Case(TILE + 5, projects=False, n_dense=0)
-    tiles = np.zeros((2, 4, TILE), np.float32)
-    column_scores.place_columns(*case.weights.postings, np.array([12, 13]), 1, tiles)
-    W = case.weights.to_dense()
-    laid_out = tiles.transpose(1, 0, 2).reshape(4, -1)
-    np.testing.assert_array_equal(laid_out[1:3, : TILE + 5], W[:, [12, 13]].T)
-    assert (laid_out[[0, 3]] == 0).all()
-    assert (laid_out[:, TILE + 5 :] == 0).all()
 
 
 def _results(n_rows, k, inverse_temperature):

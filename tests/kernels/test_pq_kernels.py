@@ -143,7 +143,8 @@ def in_another_process(code, path, **settings):
 def test_loop_and_shuffles_have_the_same_sums_same_everywhere(settings, tmp_path):
     code = """
 import test_pq_kernels as tests
-assert hasattr(tests.simd._block_sums, "py_func")  # the loop
+from extremax.kernels import simd
+assert hasattr(simd._block_sums, "py_func")  # the loop
 np.save(sys.argv[1], tests.seeded_sums())
 """
     np.testing.assert_array_equal(seeded_sums(), in_another_process(code, tmp_path / "sums.npy", **settings))

@@ -8,7 +8,7 @@ import pytest
 from extremax.kernels.row_losses import NegativeSampling
 from extremax.kernels.row_training import Pairs, PerWeight, Step
 from extremax.kernels.row_updates import ModelArrays
-from extremax.solvers import negative_sampling as row_trainer
+from extremax.solvers import negative_sampling
 
 pytestmark = pytest.mark.small
 
@@ -31,7 +31,7 @@ def train(n_threads: int) -> ModelArrays:
     )
     step = Step(NegativeSampling(np.float32(0.01)), PerWeight(np.float32(1.0), np.float32(0.3)))
     for _ in range(5):
-        row_trainer.train_batches(X, pairs, ENDS, model, step, n_threads)
+        negative_sampling.train_batches(X, pairs, ENDS, model, step, n_threads)
     return model
 
 
@@ -39,6 +39,6 @@ def train(n_threads: int) -> ModelArrays:
 @pytest.mark.parametrize("n_threads", [2, 3, 20])  # 20: more than classes, and rows of a minibatch
 def test_threads_change_no_bit(n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(1)
-    monkeypatch.setattr(row_trainer, "_SHARED_VALUES", 0)
+    monkeypatch.setattr(negative_sampling, "_SHARED_VALUES", 0)
     for ours, theirs in zip(train(n_threads), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

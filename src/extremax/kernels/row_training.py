@@ -67,7 +67,7 @@ def score_part(X, pairs, model, step, start, stop):
 
 
 @njit_extensible
-def update_part(X, pairs, model, step, start, stop, part, n_parts):
+def update_part(X, pairs, model, step, start, stop, n_parts, part):
     """Update the classes of a part by the rows [start, stop), in their order."""
     rows, labels, coefficients = pairs.rows, pairs.labels, pairs.coefficients
     _update(step.sizes, X, rows, labels, coefficients, model, start, stop, part, n_parts)

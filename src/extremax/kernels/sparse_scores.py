@@ -110,19 +110,6 @@ def start_scores(biases, mass, frequent, coordinates, scores):
 
 
 @helper
-def add_postings(indices, values, postings, place, scores):
-    """Add the weights of a row's columns outside `place` to the scores of all classes."""
-    for p in range(indices.size):
-        f, x = indices[p], values[p]
-        if place[f] >= 0:
-            continue
-        low, high = postings.offsets[f], postings.offsets[f + 1]
-        classes, weights = postings.classes[low:high], postings.values[low:high]
-        for q in range(classes.size):
-            scores[np.uint32(classes[q])] += x * weights[q]
-
-
-@helper
 def frequent_gap(frequent, entries, coordinates, label):
     """Return what the frequent columns really add to the score of a class minus what stood for them."""
     total = np.float32(0.0)

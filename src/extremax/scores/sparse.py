@@ -300,7 +300,7 @@ class ColumnBlock:
         The arrays are those of these rows.
         """
         weights, strip = self.weights, np.empty(topk.STRIP, np.float32)
-        states = topk.empty_states(1, *labels.shape, targets)
+        states = topk.empty_states(1, len(targets), labels.shape[1], targets)
         column_scores.find_best(
             weights.postings, self.parts, first, weights.biases, tempering, scores, states, strip, labels,
             result,
@@ -651,8 +651,8 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
             tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
     for column, f in enumerate(frequent, 1 + n_factors):
         part = slice(*postings.offsets[f : f + 2])
-        tile, place = np.divmod(postings.classes[part], TILE)
-        tiles[tile, column, place] = postings.values[part]
+        classes = postings.classes[part]
+        tiles[classes // TILE, column, classes % TILE] = postings.values[part]
     place = np.full(weights.n_features, -1, np.int32)
     place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -267,10 +268,15 @@ def train_batches(X: Any, pairs: Pairs, ends: Int64, model: ModelArrays, step: S
         return
     for start, stop in itertools.pairwise(ends.tolist()):
         cuts = [start + part * (stop - start) // n_threads for part in range(n_threads + 1)]
-        rest = X, pairs, model, step
-        run(lambda i, rest=rest, cuts=cuts: score_part(*rest, *cuts[i : i + 2]), n_threads, n_threads)  # type: ignore[misc]
-        part = (*rest, start, stop)
-        run(lambda i, part=part: update_part(*part, i, n_threads), n_threads, n_threads)  # type: ignore[misc]
+        score: Any = partial(_score_part, (X, pairs, model, step), cuts)
+        update: Any = partial(update_part, X, pairs, model, step, start, stop, n_threads)
+        run(score, n_threads, n_threads)
+        run(update, n_threads, n_threads)
+
+
+def _score_part(rest: tuple[Any, Any, Any, Any], cuts: list[int], part: int) -> None:
+    X, pairs, model, step = rest
+    score_part(X, pairs, model, step, cuts[part], cuts[part + 1])
 
 
 @dataclass

@@ -284,8 +284,10 @@ class Correction:
         entries = np.diff(np.append(0, np.cumsum(lengths))[starts]).max(initial=0)
         n = int(np.diff(starts).max(initial=0))
         width = int(np.diff(self.support.starts).max(initial=0)) + 1
-        shapes = (n, np.int64), (n, np.int64), (n + 1, np.int64), (entries, np.int32), (entries, np.float32)
-        shapes += (n, np.float64), (n, np.float64), (width, np.float32)
+        shapes: tuple[tuple[int, Any], ...] = (
+            (n, np.int64), (n, np.int64), (n + 1, np.int64), (int(entries), np.int32),
+            (int(entries), np.float32), (n, np.float64), (n, np.float64), (width, np.float32),
+        )  # fmt: skip
 
         def make() -> tuple[Any, Local]:
             return np.full(self.n_features, -1, np.int32), Local(*(np.empty(*shape) for shape in shapes))
