@@ -132,9 +132,7 @@ def class_bounds(counts: Int64, config: FitConfig, n_shards: int) -> tuple[int, 
     expected = counts.astype(np.float64)
     if config.solver.uses_noise and config.solver.noise == "uniform":
         expected += config.solver.n_negatives * n_rows / n_classes
-    elif (
-        config.solver.uses_noise
-    ):  # frequencies, or a tree, whose mean over the rows is about the frequencies
+    elif config.solver.uses_noise:  # the mean of a tree over the rows is about the frequencies
         expected += config.solver.n_negatives * expected
     done = np.concatenate([[0.0], np.cumsum(expected)])
     wanted = done[-1] * np.arange(1, n_shards) / n_shards
