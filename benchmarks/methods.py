@@ -54,7 +54,8 @@ def search(
     start.fit(X, y)
     best, best_accuracy, chosen = start, -1.0, {}
     for parameters in parameters_to_try(solver, args.trials):
-        model = copy.deepcopy(start).set_params(**parameters)
+        model = copy.deepcopy(start)
+        model.solver.set_params(**parameters)
         for epoch in range(1, args.epochs + 1):
             model.partial_fit(X, y)
             if epoch % args.every == 0 or epoch == args.epochs:

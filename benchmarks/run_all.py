@@ -38,7 +38,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
         "--test-rows",
         "6000",
     ),
-    "methods": ("--data", "icd10cm", "--noises", "uniform", "adversarial", "--trials", "1", "--epochs", "5"),
+    "methods": ("--data", "icd10cm", "--noises", "uniform", "tree", "--trials", "1", "--epochs", "5"),
     "multilabel": (),
     "text": ("--methods", "extremax", "naive-bayes", "cosine", "linear-svc", "--limit", "900"),
     "embeddings": ("--methods", "default", "softmax", "class means"),

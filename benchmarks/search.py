@@ -34,7 +34,7 @@ def suggest(trial: optuna.Trial) -> dict[str, Any]:
         "n_epochs": trial.suggest_int("n_epochs", 3, 10),
         "n_shared": trial.suggest_categorical("n_shared", [512, 1024, 2048]),
         "batch_size": trial.suggest_categorical("batch_size", [128, 256, 512]),
-        "noise": trial.suggest_categorical("noise", ["adversarial", "frequency"]),
+        "noise": trial.suggest_categorical("noise", ["tree", "frequency"]),
         "precondition": trial.suggest_categorical("precondition", [True, False]),
     }
     if found["noise"] == "frequency":

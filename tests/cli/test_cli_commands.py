@@ -328,10 +328,10 @@ def test_pipe_closed_early_ends_quietly(folder: Path, tmp_path: Path) -> None:
 _TRAINING_THAT_PRINTS_EPOCHS = """
 import sys
 from extremax.cli.app import app
-from extremax.classifier import ExtremeClassifier
-fit = ExtremeClassifier.fit
+from extremax.text import TextClassifier
+fit = TextClassifier.fit
 show = lambda record: print(record["epoch"], flush=True)
-ExtremeClassifier.fit = lambda *a, callbacks=(), **k: fit(*a, callbacks=[show], **k)
+TextClassifier.fit = lambda *a, callbacks=(), **k: fit(*a, callbacks=[show], **k)
 app(sys.argv[1:])
 """
 

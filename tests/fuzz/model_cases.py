@@ -136,7 +136,7 @@ def train_on(model: Any, base: Base) -> None:
     from fuzz.bases import TEXT_LABELS, TEXTS, rows
 
     X, y = rows()
-    if base.name in ("text", "dense_text"):
+    if base.name == "text":
         inputs: Any = list(TEXTS)
         y = np.array([TEXT_LABELS.index(label) for label in TEXT_LABELS]) // 2
     else:

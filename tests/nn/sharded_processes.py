@@ -498,7 +498,7 @@ def check_sum_of_exponentials(rank, size, folder):
     spread = 5 * np.sqrt(n * stated * (1 - stated)) + 1
     assert np.all(np.abs(seen - n * stated) < spread)
     # Targets are in the set for certain, the others by frequency.
-    by_frequency = np.diff(layer._current_draws().everywhere, prepend=0.0)
+    by_frequency = np.diff(layer._current_draws().cumulative, prepend=0.0)
     assert by_frequency.sum() == pytest.approx(-(-9 // size))
     found = stated[: len(by_frequency)]
     drawn = (found > 0) & (found < 1)

@@ -102,7 +102,6 @@ def test_places_of_an_index_without_a_class_must_stay_unreachable(forge: Any) ->
         ("unfinished", "training.groups", "array"),
         ("text", "text.buckets", "sizes"),
         ("text", "text.filter", "the filter has"),
-        ("dense_text", "text.idf", "shapes"),
         ("dense", "labels", "there are 5 labels for 6 classes"),
     ],
 )
@@ -114,7 +113,7 @@ def test_an_array_of_another_length_rejects(forge: Any, base: str, name: str, ma
 
 
 @pytest.mark.parametrize(
-    "base", ["dense", "beam", "tree", "mixture", "sparse", "unfinished", "text", "dense_text"]
+    "base", ["dense", "beam", "tree", "mixture", "sparse", "unfinished", "text"]
 )
 def test_an_array_of_another_type_or_without_a_dimension_rejects(forge: Any, base: str) -> None:
     made = forge(base)
@@ -141,7 +140,6 @@ def test_an_array_of_another_type_or_without_a_dimension_rejects(forge: Any, bas
         ("text", "text.large_text_counts", -1),
         ("dense", "classes.counts", -1),
         ("dense", "classes.descriptions_ends", -9),
-        ("dense_text", "text.columns", 10**6),
     ],
 )
 def test_an_index_that_leads_outside_rejects(forge: Any, base: str, name: str, value: int) -> None:
@@ -258,12 +256,12 @@ def set_at(tree: Any, place: str, value: Any) -> None:
         ("dense", "calibration.uniform_mix", 2.0),
         ("dense", "model.solver", ["nce"]),
         ("dense", "model.solver", "sparse_softmax"),
-        ("dense", "model.config.batch_size", -3),
+        ("dense", "model.config.solver.batch_size", -3),
         ("dense", "model.config.numbers.pq.max_stride", "x"),
-        ("dense", "estimator.parameters.n_negatives", -1),
+        ("dense", "estimator.parameters.solver", {"name": "negative_sampling", "n_negatives": -1}),
         ("dense", "estimator.parameters.no_such", 1),
-        ("dense", "estimator.parameters.noise", 1),
-        ("dense", "estimator.parameters.noise", None),
+        ("dense", "estimator.parameters.solver", {"name": "nce", "noise": 1}),
+        ("dense", "estimator.parameters.solver", None),
         ("dense", "estimator.seed", "9" * 5000),
         ("dense", "estimator.history", [3]),
         ("dense", "components", {"a": 1}),
@@ -274,7 +272,6 @@ def set_at(tree: Any, place: str, value: Any) -> None:
         ("beam", "search_beam.config.max_stride", 0),
         ("text", "text.options.hash_bits", 20),
         ("text", "text.options.char_ngrams", ["a", 3]),
-        ("dense_text", "text.options.hash_bits", 28),
         ("unfinished", "training.sums.shape", [10**12, 10**12]),
         ("sparse", "weights.n_dense", -1),
     ],
