@@ -64,7 +64,10 @@ class Interrupts:
             self.check()
             yield
         finally:
-            signal.signal(signal.SIGINT, self._press)
+            # Ctrl-C on the way into the `with` leaves this generator to the garbage collector, which may
+            # close it after the deferred block has put the handler back.
+            if self._handler is not None:
+                signal.signal(signal.SIGINT, self._press)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         self._pressed.append((number, frame))
