@@ -1,9 +1,11 @@
 """Write the golden folders, with the code whose results later versions have to keep.
 
     cd tests && PYTHONPATH=../src python -m golden.make [CASE ...]
+    cd tests && PYTHONPATH=../src python -m golden.make --trained CASE ...
 
 Writes ``v2/CASE/expected.npz`` for each small case and, for those marked `saved`, ``v2/CASE/model``. Existing
-folders are left alone.
+folders are left alone.  ``--trained`` writes ``v2/CASE/trained.npz``: results of training with this code, for
+cases whose training has changed on purpose.
 """
 
 from __future__ import annotations
@@ -47,8 +49,23 @@ def write(case: Case, target: Path) -> None:
     np.savez_compressed(target / "expected.npz", **values)
 
 
+def write_trained(case: Case, target: Path) -> None:
+    """Train one case, go on with its stored folder, and write the results of both."""
+    data = case.make_data()
+    with tempfile.TemporaryDirectory() as folder:
+        values = expected_of(observe(case.run(data), data, Path(folder, "model"), case.questions))
+        if case.go_on is not None:
+            later = observe(case.run_on(case.load(target / "model"), data), data, Path(folder, "later"))
+            values |= {f"later_{name}": value for name, value in expected_of(later).items()}
+    np.savez_compressed(target / "trained.npz", **values)
+
+
 def main() -> None:
-    """Write the cases that are missing."""
+    """Write the cases that are missing, or the new results of training."""
+    if sys.argv[1:2] == ["--trained"]:
+        for name in sys.argv[2:]:
+            write_trained(CASES[name], FOLDER / name)
+        return
     for name in sys.argv[1:] or [name for name, case in CASES.items() if not case.large]:
         if not (FOLDER / name / "expected.npz").exists():
             write(CASES[name], FOLDER / name)

@@ -149,7 +149,7 @@ def test_inner_blocks_of_other_interrupts() -> None:
 
 
 def test_an_immediate_block_that_was_never_left_keeps_the_handler() -> None:
-    """Ctrl-C on the way into a `with` leaves its generator open; it is closed later than the blocks around."""
+    """Ctrl-C on the way into a `with` leaves its generator open, closed later than the blocks around."""
     before = signal.getsignal(signal.SIGINT)
     interrupts = Interrupts()
     with interrupts.deferred():

@@ -112,9 +112,7 @@ def test_an_array_of_another_length_rejects(forge: Any, base: str, name: str, ma
     rejects(made.sign(), match)
 
 
-@pytest.mark.parametrize(
-    "base", ["dense", "beam", "tree", "mixture", "sparse", "unfinished", "text"]
-)
+@pytest.mark.parametrize("base", ["dense", "beam", "tree", "mixture", "sparse", "unfinished", "text"])
 def test_an_array_of_another_type_or_without_a_dimension_rejects(forge: Any, base: str) -> None:
     made = forge(base)
     for name in sorted(made.content["arrays"]):
