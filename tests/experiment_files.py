@@ -91,7 +91,7 @@ def write_run(
 def write_comparison(folder: Path, *, n_seeds: int = 1) -> Path:
     """Write runs of six methods and softmax: the proposed one is ten times as fast and ends higher."""
     ends = {
-        "tree": 0.5,
+        "adversarial": 0.5,
         "uniform": 0.3,
         "frequency": 0.4,
         "nce": 0.2,
@@ -102,8 +102,8 @@ def write_comparison(folder: Path, *, n_seeds: int = 1) -> Path:
     for method, end in ends.items():
         for seed in range(n_seeds):
             place = folder / "runs" / method
-            middle = 0.4 if method == "tree" else end / 2
-            low = 0.1 if method == "tree" else 0.0
+            middle = 0.4 if method == "adversarial" else end / 2
+            low = 0.1 if method == "adversarial" else 0.0
             shift = 0.01 * seed
             write_run(
                 place / f"seed-{seed}",

@@ -128,7 +128,7 @@ def test_default_space_is_the_grid_of_the_paper() -> None:
     assert set(default_space({"solver": "one_vs_each"})) == {"learning_rate", "prior_variance"}
     # The appendix went up to 10 for softmax; nothing is searched that the solver does not use.
     assert max(default_space(exact)["learning_rate"]) == 10.0
-    assert [set(default_space({"solver": name})) for name in ("auto", "shared_softmax")] == [
+    assert [set(default_space({"solver": name})) for name in ("auto", "minibatch_softmax")] == [
         {"learning_rate"}
     ] * 2
     assert default_space(exact)["score_penalty"] == space["score_penalty"]
