@@ -63,7 +63,7 @@ class TextClassifier(Classifier):
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
         In place of `features` or, if these are given as well, together with them. The encoder itself is not
-        saved with the model, and given to `load_model` again, as a name or as an object.
+        saved with the model: give it to `load_model` again, as a name or as an object.
 
     Attributes
     ----------
