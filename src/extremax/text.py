@@ -16,6 +16,7 @@ from sklearn.utils.validation import _num_samples
 
 from extremax.base import Classifier, check_count
 from extremax.classifier import EvalSet, ExtremeClassifier, read_pair
+from extremax.errors import ModelFileError
 from extremax.explanation import (
     Explanation,
     LabelExplanation,
@@ -442,10 +443,8 @@ class TextClassifier(Classifier):
         if named is not None and (not isinstance(named, str) or len(named) > _MAX_ENCODER_NAME):
             checks.reject(f"its encoder has the name {checks.shown(named)}")
         features: NgramFeatures | None = None
-        if not encodes:
-            features = restore(TEXT_COMPONENT, about)
-        elif "features" in about.header:
-            features = restore(TEXT_COMPONENT, about.nested("features"))
+        if not encodes or "features" in about.header:
+            features = _restore_features(about.nested("features") if encodes else about)
         texts = cls(
             clone(classifier), features=None if features is None else clone(features), encoder=encoder
         )
@@ -457,6 +456,16 @@ class TextClassifier(Classifier):
                 f"its texts have {features.n_features:,} features, its weights {classifier.n_features_in_:,}"
             )
         return texts
+
+
+def _restore_features(state: State) -> NgramFeatures:
+    if state.header.get("kind") == "text_features":
+        raise ModelFileError(
+            "it was trained on TextFeatures, which extremax no longer has; fit it again with NgramFeatures,"
+            " or open it with the version that wrote it."
+        )
+    features: NgramFeatures = restore(TEXT_COMPONENT, state)
+    return features
 
 
 def _require_sparse(classifier: ExtremeClassifier) -> None:
