@@ -239,10 +239,10 @@ def test_ctrl_c_after_the_epochs_skips_what_is_left(data, monkeypatch, step):
         _numbers = replace_numbers(Classifier._numbers, pq={"min_classes": 4, "min_width_rows": 10})
 
     options = {"n_epochs": 3, "n_shared": 8, "batch_size": 40, "random_state": 0}
-    whole = Indexed("minibatch_softmax", **options).fit(X, y)
+    whole = Indexed.with_solver("minibatch_softmax", **options).fit(X, y)
     assert "beam" in whole.model_.searches
     monkeypatch.setattr(Model, step, lambda *args, **more: press())
-    clf = Indexed("minibatch_softmax", **options)
+    clf = Indexed.with_solver("minibatch_softmax", **options)
     with pytest.warns(TrainingInterruptedWarning, match="after 3 epochs"):
         clf.fit(X, y)
     monkeypatch.undo()
