@@ -12,7 +12,9 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
+from extremax.errors import ModelFileError
 from extremax.features.ngrams import NgramFeatures
+from extremax.storage.state import State, merge
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat", "tree", "train", "window", "bridge"]
 TEXTS = [
@@ -122,6 +124,13 @@ def test_parameters_reach_the_classifier() -> None:
     assert len(clf.history_) == 2
     assert clf.classifier.n_epochs == 1
     assert not hasattr(clf.classifier, "model_")  # the given one is a template
+
+
+def test_folder_of_removed_features_says_what_to_do(fitted: TextClassifier) -> None:
+    old = State({"kind": "text_features"})
+    for about in (old, merge({"kind": "encoder", "name": None}, {"features": old})):
+        with pytest.raises(ModelFileError, match=r"TextFeatures, .* fit it again with NgramFeatures"):
+            TextClassifier._restore(fitted.classifier_, about, None)
 
 
 def test_encoder_object_is_used_and_given_again(tmp_path: Path) -> None:

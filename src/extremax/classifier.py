@@ -170,7 +170,7 @@ class ExtremeClassifier(Classifier):
     def with_solver(cls, solver: str = "auto", **parameters: Any) -> Self:
         """Return a classifier from its parameters and those of a named solver side by side.
 
-        A recipe and the command line have them so.
+        Recipes give them that way.
 
         Examples
         --------
@@ -296,7 +296,7 @@ class ExtremeClassifier(Classifier):
     ) -> Self:
         """Train one more epoch, on these rows.
 
-        The first call fixes the classes, the objective, the optimizer, the feature scale, the projection and
+        The first call fixes the classes, the solver, the optimizer, the feature scale, the projection and
         the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
         or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
         from all rows so far, at doubling numbers of them.

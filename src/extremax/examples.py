@@ -31,7 +31,7 @@ class FeatureLayout:
     n_dense
         Last columns, which every row has, beside sparse ones: those of an embedding.
     groups
-        First columns of groups of n-grams, words and runs of words; those before are of characters. None
+        First columns of groups of n-grams, words and runs of words; those before are of characters. Empty
         where rows are not those of texts.
     scaling
         Sparse columns that are far larger than others, which are scaled down; None where there are none.
@@ -197,9 +197,8 @@ class Examples:
             kept = ~np.isin(self.row_index, held_out)
         if len(held_out) == 0:
             raise ValueError(
-                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one"
-                " to train on. Give an"
-                " eval_set or more rows."
+                f"validation_fraction is {fraction}, but no row can be kept back: each class needs one to"
+                " train on. Give an eval_set or more rows."
             )
         return self.take(kept), replace(self.take(~kept), weight=None)
 

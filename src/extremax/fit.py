@@ -313,9 +313,8 @@ def fit_index(
     numbers = (DEFAULTS if model.config is None else model.config.numbers).pq
     if not model.takes_index:
         raise ValueError(
-            f"fit_index is for scores that are linear in at most {numbers.max_features:,} features, of"
-            " at least"
-            f" {numbers.min_classes:,} classes; this model has others. Use search='exact', or 'beam'"
+            f"fit_index is for scores that are linear in at most {numbers.max_features:,} features, of at"
+            f" least {numbers.min_classes:,} classes; this model has others. Use search='exact', or 'beam'"
             " without an index."
         )
     among = np.arange(X.shape[0]) if rows is None else rows

@@ -16,6 +16,7 @@ from sklearn.utils.validation import _num_samples
 
 from extremax.base import Classifier, check_count
 from extremax.classifier import EvalSet, ExtremeClassifier, read_pair
+from extremax.errors import ModelFileError
 from extremax.explanation import (
     Explanation,
     LabelExplanation,
@@ -63,7 +64,7 @@ class TextClassifier(Classifier):
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
         In place of `features` or, if these are given as well, together with them. The encoder itself is not
-        saved with the model, and given to `load_model` again, as a name or as an object.
+        saved with the model: give it to `load_model` again, as a name or as an object.
 
     Attributes
     ----------
@@ -442,10 +443,8 @@ class TextClassifier(Classifier):
         if named is not None and (not isinstance(named, str) or len(named) > _MAX_ENCODER_NAME):
             checks.reject(f"its encoder has the name {checks.shown(named)}")
         features: NgramFeatures | None = None
-        if not encodes:
-            features = restore(TEXT_COMPONENT, about)
-        elif "features" in about.header:
-            features = restore(TEXT_COMPONENT, about.nested("features"))
+        if not encodes or "features" in about.header:
+            features = _restore_features(about.nested("features") if encodes else about)
         texts = cls(
             clone(classifier), features=None if features is None else clone(features), encoder=encoder
         )
@@ -457,6 +456,16 @@ class TextClassifier(Classifier):
                 f"its texts have {features.n_features:,} features, its weights {classifier.n_features_in_:,}"
             )
         return texts
+
+
+def _restore_features(state: State) -> NgramFeatures:
+    if state.header.get("kind") == "text_features":
+        raise ModelFileError(
+            "it was trained on TextFeatures, which extremax no longer has; fit it again with NgramFeatures,"
+            " or open it with the version that wrote it."
+        )
+    features: NgramFeatures = restore(TEXT_COMPONENT, state)
+    return features
 
 
 def _require_sparse(classifier: ExtremeClassifier) -> None:

@@ -60,7 +60,7 @@ class RowConfig:
 class BatchConfig:
     """Softmax over classes that a minibatch shares."""
 
-    max_features: int = 1024  # features up to which whitening is cheap and the objective is the default
+    max_features: int = 1024  # features up to which whitening is cheap and this may be the default
     min_batch: int = 16  # rows
     max_batch: int = 256  # rows
     batches_per_epoch: int = 32  # at least

@@ -340,13 +340,14 @@ def change_header(path: Path, **changes: Any) -> None:
     (path / "header.json").write_text(json.dumps({**content, **changes}))
 
 
-def test_newer_format_rejects(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "advice"), [(folder.FORMAT_VERSION + 1, "or a later one"), (1, "or fit the model again")]
+)
+def test_other_format_rejects(tmp_path: Path, number: int, advice: str) -> None:
     path = save(tmp_path / "model")
-    newer = folder.FORMAT_VERSION + 1
-    change_header(path, format_version=newer, package_version="9.9")
+    change_header(path, format_version=number, package_version="9.9")
     with pytest.raises(
-        ModelFileError,
-        match=rf"is in format {newer}, written by extremax 9\.9; .* or a later one\.",
+        ModelFileError, match=rf"is in format {number}, written by extremax 9\.9; .* {advice}\."
     ):
         load_folder(path, kind="demo")
 

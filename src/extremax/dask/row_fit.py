@@ -1,4 +1,4 @@
-"""Fit an objective with negatives for each row on a Dask cluster, class range by class range.
+"""Fit a solver with negatives for each row on a Dask cluster, class range by class range.
 
 Scale, projection and label tree are those of one machine: sums over rows are taken over the same stretches
 of rows and added in the same order, samples are the same rows, and the tree is fitted on the projected rows

@@ -4,7 +4,7 @@ The score of a class is
 
     s_y(x) = feature_scale * x.w_y + b_y + log p_n(y|x),
 
-the last term only where the objective leaves the bias of its noise in the scores (paper, Eq. 5).
+the last term only where the solver leaves the bias of its noise in the scores (paper, Eq. 5).
 Probabilities are a calibrated softmax of these scores (`extremax.calibration`).
 
 A new search is one class with ``topk``, ``state`` and ``from_state``, decorated with

@@ -281,8 +281,7 @@ def scale_of_squares(total: float, n_rows: int, config: ScaleConfig) -> float:
     if length > config.max_length:
         raise ValueError(
             f"the rows of X are {length:g} long on average, near the end of float32; divide all features"
-            " by one large"
-            " number."
+            " by one large number."
         )
     return 1.0 / length if length >= config.min_length else 1.0
 

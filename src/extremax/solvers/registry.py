@@ -96,7 +96,7 @@ class Solver(BaseEstimator):
         raise NotImplementedError
 
     def resumed(self, given: Solver | None, numbers: Defaults, *, is_whitened: bool) -> Self:
-        """Return the solver of further training, of which a user may have `given` other parameters since."""
+        """Return the solver for further training; `given` holds parameters that a user may have changed."""
         if given is None or type(given) is not type(self):
             return self
         changed = {n: v for n, v in given.get_params(deep=False).items() if n not in self.fixed}
@@ -285,7 +285,7 @@ class NegativeSampling(Solver):
     name = "negative_sampling"
     adds_log_noise = True
     uses_noise = True
-    starts_at_noise: ClassVar[bool] = False  # biases start at the mean of log p_n ...
+    starts_at_noise: ClassVar[bool] = False  # biases start at the mean of log p_n
     pair_state: ClassVar[bool] = False  # each training pair keeps a number (eta) from epoch to epoch
     fixed = (
         "noise",

@@ -277,11 +277,13 @@ def _read_header(folder: Path) -> tuple[FolderHeader, str]:
             f"{folder} is not an extremax model: its {HEADER} says format {checks.shown(found[0])}."
         )
     if type(found[1]) is not int or not 2 <= found[1] <= FORMAT_VERSION:
+        advice = "Open it with the version that wrote it, or a later one."
+        if found[1] == 1:
+            advice = "Open it with the version that wrote it, or fit the model again."
         raise ModelFileError(
             f"{folder} is in format {checks.shown(found[1])}, written by extremax"
             f" {checks.shown(str(content.get('package_version')))}; this is extremax {package_version()},"
-            f" which reads formats 2 to {FORMAT_VERSION}. Open it with the version that wrote it, or a later"
-            " one."
+            f" which reads formats 2 to {FORMAT_VERSION}. {advice}"
         )
     with checks.whole_model(folder):
         checksum = content.pop("checksum", None)

@@ -144,7 +144,8 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
         header = checks.get_mapping(content.header, "estimator")
         if folder.labels is not None and len(folder.labels) != model.n_classes:
             checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
-    own = {"weights", "calibration", "classes", "noise", "projection", "training", "parts", "reference"}
+    own = {"weights", "calibration", "label_calibration", "classes", "noise", "projection", "training"}
+    own |= {"parts", "reference"}
     own |= {name for name in parts if name.startswith("search_")}
     return SavedModel(
         model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}

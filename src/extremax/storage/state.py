@@ -84,7 +84,6 @@ def restore(component: str, state: State) -> Any:
         known = ", ".join(sorted(name for part, name in _KINDS if part == component))
         raise ModelFileError(
             f"the model's {component} is of the unknown kind {kind!r} (known: {known}); a newer"
-            " extremax, or the module that"
-            " defines it, may be able to read it."
+            " extremax, or the module that defines it, may be able to read it."
         )
     return _KINDS[component, str(kind)](state)
