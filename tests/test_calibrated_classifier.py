@@ -11,6 +11,7 @@ from extremax import ExtremeClassifier, calibrate, evaluate, load_model
 from extremax.calibration import Calibration
 from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples
+from extremax.solvers import MinibatchSoftmax
 from extremax.tuned import DEFAULTS, CalibrationConfig
 
 
@@ -120,7 +121,7 @@ def test_interrupted_fit_is_calibrated():
     def press(record):
         raise KeyboardInterrupt
 
-    clf = with_held_out_rows(0.2)(n_epochs=5, learning_rate=4.0, random_state=0)
+    clf = with_held_out_rows(0.2)(MinibatchSoftmax(learning_rate=4.0), n_epochs=5, random_state=0)
     with pytest.warns(TrainingInterruptedWarning, match="interrupted after 1 epochs"):
         clf.fit(X[:3000], y[:3000], callbacks=[press])
     assert clf.interrupted_

@@ -302,7 +302,9 @@ def test_labels_without_rows_are_classes_too(rows):
 def test_texts():
     texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "a dog bit me on a ladder"] * 6
     Y = sparse.csr_array([[1, 0], [1, 0], [0, 1], [1, 1]] * 6)
-    clf = TextClassifier(model(n_epochs=10)).fit(texts, Y, classes=["fall", "bite"], eval_set=(texts, Y))
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(
+        texts, Y, classes=["fall", "bite"], eval_set=(texts, Y)
+    )
     assert clf.classes_.tolist() == ["fall", "bite"]
     assert clf.score(texts, Y) == 1.0
 

@@ -356,6 +356,7 @@ class ExtremeClassifier(Classifier):
         features = self.to_features(X)
         self._check_same_classes(classes)
         before = {name: value for name, value in vars(self).items() if name in _CHANGED}
+        before["_changes"] = self._changes  # an attribute of the class before the first change
         try:
             if add:
                 self._add_unseen(y, features, sample_weight)

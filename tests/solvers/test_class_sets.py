@@ -9,6 +9,7 @@ from extremax import ExtremeClassifier, LabelTree
 from extremax.data import planted_hierarchy
 from extremax.kernels.batch_softmax import draw_shared
 from extremax.kernels.compile import JIT_DISABLED
+from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.class_sets import (
     ClassSets,
     TreeCells,
@@ -157,7 +158,8 @@ def test_gain_of_cells_is_that_of_the_variance_they_save():
 def fit_with_cells(X, y):
     numbers = replace_numbers(DEFAULTS, batch={"rows_per_cell": 256})
     estimator = type("SmallCells", (ExtremeClassifier,), {"_numbers": numbers})
-    return estimator("minibatch_softmax", n_shared=64, n_epochs=1, random_state=0, n_jobs=1).fit(X, y)
+    solver = MinibatchSoftmax(n_shared=64)
+    return estimator(solver, n_epochs=1, random_state=0, n_jobs=1).fit(X, y)
 
 
 @pytest.mark.planted
