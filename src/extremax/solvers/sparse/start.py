@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
+from scipy.optimize import minimize
 
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
@@ -28,9 +30,6 @@ from extremax.types import Float32, Float64, Int32, Int64
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 16
 _MOST_SUM_TASKS = 8
-_MAX_NEWTON, _MIN_LENGTH = 30, 1e-3  # Newton steps, and the least fraction of one
-_SMALL_GAIN = 1e-7  # nats per pair that a step must promise; sums are float32
-_RIDGE = 1e-6  # of the scaled Hessian, whose float32 sums may lose its smallest curvature
 
 
 def count_tasks(n_entries: int, n_features: int) -> int:
@@ -446,46 +445,27 @@ def _fit_log_linear(
     """
     weight = weight / weight.sum()
     n, n_candidates, n_terms = phi.shape
-    flat, first = phi.reshape(-1, n_terms), weight @ phi[:, 0]
+    # Terms of equal spread: the search then takes a fraction of the steps.
+    scale = np.maximum((phi[:, 1:] - phi[:, :1]).std(axis=(0, 1), dtype=np.float64), 1e-3)
+    flat = (phi / scale.astype(np.float32)).reshape(-1, n_terms)
+    first = weight @ (phi[:, 0] / scale)
+    penalties = penalty / scale**2
+    slope = slope._replace(terms=slope.terms / scale)
 
-    def loss(theta: Float64) -> tuple[float, Float32]:
-        """Return the loss, and the weighted probability of each candidate."""
+    def loss(theta: Float64) -> tuple[float, NDArray[Any]]:
         scores = (flat @ theta.astype(np.float32)).reshape(n, n_candidates) + log_weight
         peak = scores.max(axis=1, keepdims=True)
         exp = np.exp(scores - peak)
         total = exp.sum(axis=1, keepdims=True)
         value = float(weight @ (scores[:, 0] - peak[:, 0] - np.log(total[:, 0])))
         exp *= (weight[:, None] / total).astype(np.float32)
-        value -= penalty * float(theta @ theta) + slope.penalty * slope.outside(theta) ** 2
-        return -value, exp
-
-    def step_from(theta: Float64, prob: Float32) -> tuple[Float64, Float64]:
-        """Return the gradient and Newton's step."""
+        gradient = first - exp.ravel() @ flat
         gap = slope.outside(theta)
-        gradient = prob.ravel() @ flat - first
-        gradient = gradient + 2.0 * (penalty * theta + slope.penalty * gap * slope.terms)
-        root = flat * np.sqrt(prob).reshape(-1, 1)
-        means = (prob[:, None, :] @ phi)[:, 0] / np.sqrt(weight)[:, None]
-        hessian = (root.T @ root).astype(np.float64) - means.T @ means
-        hessian += 2.0 * penalty * np.eye(n_terms)
-        if gap != 0.0:
-            hessian += 2.0 * slope.penalty * np.outer(slope.terms, slope.terms)
-        unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), penalty))
-        scaled = hessian * unit * unit[:, None] + _RIDGE * np.eye(n_terms)
-        return gradient, -unit * np.linalg.solve(scaled, unit * gradient)
+        value -= float(penalties @ theta**2) + slope.penalty * gap**2
+        gradient -= 2.0 * (penalties * theta + slope.penalty * gap * slope.terms)
+        return -value, -gradient
 
+    options = {"maxiter": 200, "ftol": 1e-7}
     with one_blas_thread():
-        value, prob = loss(theta)
-        for _ in range(_MAX_NEWTON):
-            gradient, step = step_from(theta, prob)
-            gain, length = -float(gradient @ step), 1.0
-            if gain < _SMALL_GAIN:
-                break
-            reached, prob_there = loss(theta + step)
-            while reached > value - 0.1 * length * gain and length > _MIN_LENGTH:
-                length *= 0.5
-                reached, prob_there = loss(theta + length * step)
-            if reached >= value:
-                break
-            theta, value, prob = theta + length * step, reached, prob_there
-    return -value, theta
+        found = minimize(loss, theta * scale, jac=True, method="L-BFGS-B", options=options)
+        return -float(loss(found.x)[0]), np.asarray(found.x / scale, np.float64)
