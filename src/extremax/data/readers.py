@@ -205,7 +205,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     and libsvm text needs `n_features` and `zero_based`. Label names are those of each batch.
 
     `keep` names columns of a table, fields of JSON or columns of Parquet and Arrow to be kept in the batches'
-    ``columns``, beside what is read anyway: a list, which may be empty, or "all"; rows are numbered then.
+    ``columns``: a list, which may be empty, or "all". The rows of a batch are then numbered, too.
     With `ignore_labels` labels are not read, so that some may be missing.
 
     Examples

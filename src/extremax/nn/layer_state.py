@@ -40,7 +40,7 @@ def adapt_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> No
 
 
 def keep_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what moves a tensor as `fn` does, as in ``.to(device)``, but leaves its type in ``.half()``."""
+    """Wrap `fn` so that it moves tensors (``.to(device)``) but never changes their type (``.half()``)."""
 
     def move(tensor: Tensor) -> Tensor:
         moved = fn(tensor)
