@@ -380,6 +380,14 @@ class _Fitter:
         kernels.add_count_slopes(self.rows, some, self.arrays, guess, total)
         return total / len(some.rows)
 
+    def _hide_labels(self, rows: Int64, scores: Float32) -> None:
+        """Keep the labels of a row from being candidates: the row is in their sums."""
+        data = self.data
+        if data.row_index is not None:
+            edges = np.searchsorted(data.row_index, [rows, rows + 1])
+            for line, low, high in zip(scores, *edges, strict=True):
+                line[data.y[low:high]] = -np.inf
+
     def _describe(self, pairs: Int64, guess: Numbers) -> tuple[Float32, Float32]:
         """Return log-weights and terms of the candidates of some pairs."""
         rows, given = self.rows, self._pairs(pairs)
@@ -400,6 +408,7 @@ class _Fitter:
             first, last = tasks[i]
             slot, scores = np.full(n_classes, -1, np.int32), masses[first:last, None] * start.length_biases
             scores += start.biases
+            self._hide_labels(given.rows[first:last], scores)
             best = np.empty(n_best, np.int32), np.empty(n_best, np.float32)
             kernels.choose_candidates(
                 rows, given, self.arrays, start.postings.values, n_best, n_drawn, self.seed, scores, slot,
