@@ -168,9 +168,9 @@ class SparseConfig:
     smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
     smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
     max_smoothing_steps: int = 2  # ... at most so often
-    sample_pairs: int = 2000  # leave-one-out pairs that fit the numbers of the start
-    search_pairs: int = 600  # ... and those that choose the smoothing
-    sample_entries: int = 1_000_000  # of the rows of these pairs; of longer rows there are fewer ...
+    sample_pairs: int = 1500  # leave-one-out pairs that fit the numbers of the start
+    search_pairs: int = 300  # ... and those that choose the smoothing
+    sample_entries: int = 100_000  # of the rows of these pairs; of longer rows there are fewer ...
     long_sample_pairs: int = 300  # ... but so many
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
@@ -180,44 +180,21 @@ class SparseConfig:
     slope_pairs: int = 200  # that it is the mean of
     min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
 
-    # hard negatives
-    max_candidates: int = 32  # per pair
+    # plausible classes of a row, other than its own
+    max_candidates: int = 32
     many_candidates: int = 24  # ... where pairs are many
-    many_pairs: int = 200_000
-    small_candidates: int = 128  # ... where SVMs are affordable, ...
-    small_entries: float = 1e9  # ... as far as entries of rows times candidates stay below
-    prune: float = 0.03  # mean contribution below which a weight is left out when negatives are proposed
-    rare_classes: int = 16  # features of no more classes are computed anew when a row is left out
-    max_proposal_work: float = 1.2e11  # multiply-adds of all proposals; more rows are sampled
+    many_pairs: int = 400_000
+    prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
+    row_work: int = 40_000  # multiply-adds of that search for a mean row
 
-    # frequent columns, approximated where classes are proposed
-    frequent_min_classes: int = 20_000  # classes; fewer are scored in no time
-    frequent_classes: float = 0.08  # of the classes have a weight on such a column
-    frequent_rank: int = 2  # of the factors that stand for their weights
-    frequent_exact: int = 2  # classes scored exactly, per class that is wanted
-
-    # correction
-    n_epochs: int = 3  # rounds with the wide support ...
-    n_epochs_own: int = 1  # ... and with that of the class's own rows ...
-    n_epochs_small: int = 5  # ... and with many candidates
-    wide_entries: float = 4e8  # entries of rows times candidates up to which the support is wide
-    min_pairs_wide: int = 2  # competing rows that bring a feature into a wide support
-    regularization: float = 0.25  # with the wide support ...
-    regularization_own: float = 1.0  # ... and with that of the class's own rows ...
-    regularization_small: float = 0.12  # ... and with many candidates
-    bias_feature: float = 0.3
-    blocks: int = 6  # groups of classes between which the normalisers are computed anew
-    max_negatives: int = 100_000  # negative pairs of a class that are trained on
-
-    # one-vs-rest SVMs
-    svm_work: float = 2.5e10  # entries of all rows times classes, up to which they are fitted ...
-    svm_work_several: float = 3e10  # ... where rows have several labels: there they are the main part
-    svm_cost: float = 1.0
-    svm_bias_feature: float = 0.5
-    svm_passes: int = 12
-    svm_more_passes: int = 4  # with the rows that were held out, at the end
-    svm_tolerance: float = 0.1
-    svm_prune: float = 0.002  # mean contribution below which a weight is dropped
+    # logistic regression of each class on the rows it is plausible for
+    n_epochs: int = 1
+    regularization: float = 0.1
+    regularization_more: float = 1.0  # ... where new rows correct a model
+    bias_margin: float = 1.0  # the bias is this and the log of the number of classes, below zero
+    passes: int = 12
+    tolerance: float = 0.05  # change of a dual variable
+    prune_linear: float = 0.004  # mean contribution below which a weight is dropped
 
     # bilinear part: a similarity of rows and classes that all classes share
     bilinear_size: int = 64  # coordinates
@@ -239,7 +216,6 @@ class SparseConfig:
     mix_candidates: int = 64  # best classes by each expert
     mix_drawn: int = 64
     max_mix_rows: int = 4096
-    # SVMs rank better than they predict probabilities: likelihood alone would give them too little
     accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes, ...
     accuracy_weight_many: float = 10.0  # ... many classes ...
     accuracy_weight_several: float = 100.0  # ... and several labels, whose order matters most
@@ -248,13 +224,11 @@ class SparseConfig:
     max_held_out: int = 2048  # ... at most
     min_included: float = 0.01  # of the rows; fewer held-out rows are not trained on in the end
 
-    few_classes: int = 200  # up to which start and SVMs are all
-    few_pairs: int = 5000  # up to which SVMs, where they are affordable, replace the correction
+    few_classes: int = 200  # up to which there is neither similarity nor cosine
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
-    mix_folds: int = 5  # of such training rows, left out in turn to choose the weights of start and SVMs
-    # weights of start, correction, SVMs, bilinear part, dense part and centroids, where no rows choose them
-    default_mix: tuple[float, ...] = (0.5, 0.5, 2.0, 0.3, 0.3, 7.0)
+    # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them
+    default_mix: tuple[float, ...] = (0.5, 0.6, 0.3, 0.3, 3.0)
     # of the cosine with the class mean: questions are not worded as training texts are
     min_centroid_weight: float = 10.0
     # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another

@@ -22,19 +22,16 @@ import numpy as np
 from extremax.kernels.compile import helper, njit
 from extremax.kernels.rng import draw_key
 from extremax.kernels.sparse_scores import (
-    clear_frequent,
     find_class,
     find_class_near,
-    frequent_gap,
-    project_frequent,
     row_mass,
     select_top,
-    start_scores,
 )
 from extremax.kernels.topk import exp_nonpositive
 
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
 _EMPTY, _LEAST = np.float32(-np.inf), np.float32(-87.0)
+BLOCK = 256  # classes whose scores are looked at together
 _LOOK_UP = 30  # classes of a feature per candidate from which the candidates are looked up among them
 
 
@@ -60,16 +57,6 @@ class Numbers(NamedTuple):
     bias_weights: np.ndarray  # (3,) float64: g
     edges: np.ndarray  # int64: numbers of classes from which the next bucket begins
     groups: np.ndarray  # int64: first columns of groups of columns, each with buckets of its own
-
-
-class Scores(NamedTuple):
-    """Working memory of `propose`."""
-
-    scores: np.ndarray  # (n_classes,) float32
-    coordinates: np.ndarray  # (rank of the frequent columns,) float64
-    present: np.ndarray  # (n_frequent,) float32, zero before and after
-    best: np.ndarray  # (n_exact,) int32
-    best_scores: np.ndarray  # (n_exact,) float32
 
 
 class Pairs(NamedTuple):
@@ -415,64 +402,103 @@ def keep_row(scores, i, proposals):
     proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
 
 
+@helper
+def _insert(block, first, n, classes, scores):
+    """Insert the scores of a block of classes into the best so far; return how many there are."""
+    k = classes.size
+    for j in range(block.size):
+        value = block[j]
+        if value > _EMPTY and (n < k or value > scores[k - 1]):
+            at = n if n < k else k - 1
+            n = n + 1 if n < k else k
+            while at > 0 and scores[at - 1] < value:
+                scores[at] = scores[at - 1]
+                classes[at] = classes[at - 1]
+                at -= 1
+            scores[at] = value
+            classes[at] = first + j
+    return n
+
+
 @njit
-def propose(rows, pairs, sums, numbers, weights, rare, n_exact, scratch, proposals, first, last):
-    """Score all classes for rows of a range, each left out of its own classes; keep the best others.
+def propose(rows, pairs, postings, biases, scores, touched, proposals, first, last):
+    """Find the best other classes of rows of a range, among those that share a feature with the row.
 
     Parameters
     ----------
     rows : CSRRows
     pairs : tuple of arrays
-        Rows to score (n,), where the pairs of each begin (n + 1,), class and weight of each pair.
-    weights : (Postings, (biases, length biases), Frequent)
-        The start, small weights perhaps left out: ``g_2 log n_y + g_3 log(1 + m_y / a)`` and
-        ``g_1 log(1 + m_y / a)`` (n_classes,) float32; frequent columns are approximated.
-    rare : int
-        Features of at most so many classes are computed anew: the row itself is much of their mass.
-    n_exact : int
-        Classes of best approximate score that are scored exactly; 0 if there are no frequent columns.
-    scratch : Scores
+        Rows to score (n,), where the pairs of each begin (n + 1,), class of each pair.
+    postings, biases : Postings, pair of (n_classes,) float32
+        Weights, ``b`` and ``l``.
+    scores : (n_classes,) float32
+        Scratch; zero before and after.
+    touched : (ceil(n_classes / BLOCK),) uint8
+        Scratch; zero before and after.
+    proposals : Proposals
+        Classes and scores are filled, and where there is room for it the log of the mass of all other classes
+        that share a feature with the row.
     """
-    row_numbers, pair_offsets, labels, pair_weights = pairs
-    postings, biases, frequent = weights
-    scores, coordinates, present = scratch.scores, scratch.coordinates, scratch.present
+    row_numbers, pair_offsets, labels = pairs
+    has_rest, n_classes = proposals.log_rest.size > 0, scores.size
     for i in range(first, last):
-        r, begin = row_numbers[i], pair_offsets[i]
+        r = row_numbers[i]
         start, stop = rows.indptr[r], rows.indptr[r + 1]
         mass = row_mass(rows.data, start, stop)
-        weight = np.float64(pair_weights[begin])
-        left = _mass_without(rows, r, weight, sums)
-        project_frequent(rows, r, frequent, present, coordinates)
-        start_scores(biases, mass, frequent, coordinates, scores)
         for p in range(start, stop):
             f, x = rows.indices[p], rows.data[p]
-            low, high = sums.offsets[f], sums.offsets[f + 1]
-            if high - low <= rare:
-                _, b, inverse = _leave_out(sums, numbers, f, np.float64(x), labels[begin], weight, left)
-                if b < 0:
-                    continue
+            low, high = postings.offsets[f], postings.offsets[f + 1]
+            for q in range(low, high):  # unsigned: no look for indices from the end
+                scores[np.uint32(postings.classes[q])] += x * postings.values[q]
+            if high - low > touched.size:
+                for b in range(touched.size):
+                    touched[b] = 1
+            else:
                 for q in range(low, high):
-                    value, square = np.float64(sums.values[q]), sums.squares[sums.classes[q]]
-                    cosine = value / math.sqrt(square if square > 1e-6 else 1e-6)
-                    log_term = math.log1p((value if value > 0.0 else 0.0) * inverse)
-                    scores[sums.classes[q]] += np.float32(
-                        np.float64(x)
-                        * (numbers.log_weights[b] * log_term + numbers.cosine_weights[b] * cosine)
-                    )
-            elif frequent.place[f] < 0:
-                for q in range(postings.offsets[f], postings.offsets[f + 1]):
-                    scores[np.uint32(postings.classes[q])] += x * postings.values[q]
-        for pair in range(begin, pair_offsets[i + 1]):
-            weight = np.float64(pair_weights[pair])
-            left = _mass_without(rows, r, weight, sums)
-            proposals.own[pair] = _own_score(rows, r, labels[pair], weight, left, sums, numbers)
+                    touched[np.uint32(postings.classes[q]) // np.uint32(BLOCK)] = 1
+        for pair in range(pair_offsets[i], pair_offsets[i + 1]):
             scores[labels[pair]] = _EMPTY
-        if n_exact > 0:
-            for j in range(select_top(scores, n_exact, scratch.best, scratch.best_scores)):
-                label = scratch.best[j]
-                scores[label] += frequent_gap(frequent, present, coordinates, label)
-        clear_frequent(rows, r, frequent, present)
-        keep_row(scores, i, proposals)
+        found, best = proposals.classes[i], proposals.scores[i]
+        n = 0
+        for b in range(touched.size):
+            if touched[b] == 0:
+                continue
+            low, high = b * BLOCK, min((b + 1) * BLOCK, n_classes)
+            for c in range(low, high):
+                scores[c] += biases[0][c] + mass * biases[1][c]
+            n = _insert(scores[low:high], low, n, found, best)
+        for j in range(n, found.size):
+            found[j] = -1
+            best[j] = _EMPTY
+        peak, total = best[0] if n > 0 else np.float32(0.0), 0.0
+        if has_rest:
+            for j in range(n):
+                scores[found[j]] = _EMPTY
+        for b in range(touched.size):
+            if touched[b] == 0:
+                continue
+            touched[b] = 0
+            low, high = b * BLOCK, min((b + 1) * BLOCK, n_classes)
+            part = np.float32(0.0)
+            for c in range(low, high):
+                if has_rest:
+                    gap = scores[c] - peak
+                    part += exp_nonpositive(_LEAST if gap < _LEAST else gap)
+                scores[c] = np.float32(0.0)
+            total += part
+        for pair in range(pair_offsets[i], pair_offsets[i + 1]):
+            scores[labels[pair]] = np.float32(0.0)
+        if has_rest:
+            proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
+
+
+@njit
+def score_own(rows, pairs, sums, numbers, out, first, last):
+    """Fill the scores of the classes of pairs of a range, each row left out of its class."""
+    for k in range(first, last):
+        r, weight = pairs.rows[k], np.float64(pairs.weights[k])
+        left = _mass_without(rows, r, weight, sums)
+        out[k] = _own_score(rows, r, pairs.classes[k], weight, left, sums, numbers)
 
 
 @njit

@@ -164,7 +164,7 @@ class SparseSoftmax(ExactSteps):
         """Take all features, also pairs of sparse and dense features."""
 
     def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
-        return sparse_epochs(problem, numbers.sparse, streaming=streaming)
+        return numbers.sparse.n_epochs
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.sparse.solver import SparseTrainer
@@ -546,35 +546,3 @@ def row_batch_size(problem: ProblemSize, config: RowConfig) -> int:
     """Return a minibatch in which hardly two rows share a class, and which stays in the cache."""
     wanted = min(problem.n_classes // config.classes_per_row, problem.n_pairs // config.batches_per_epoch)
     return int(np.clip(wanted, config.min_batch, config.max_batch))
-
-
-def svms_are_affordable(n_entries: int, n_classes: int, config: SparseConfig, *, several: bool) -> bool:
-    """Whether every row can be compared with every class; `several` labels per row allow for more."""
-    return n_entries * n_classes <= (config.svm_work_several if several else config.svm_work)
-
-
-def is_small(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> bool:
-    """Whether pairs are so few that a correction has nothing to add to one-vs-rest SVMs."""
-    return n_pairs <= config.few_pairs and svms_are_affordable(n_entries, n_classes, config, several=False)
-
-
-def candidate_count(n_entries: int, n_pairs: int, n_classes: int, config: SparseConfig) -> int:
-    """Return the hard negatives of a pair: many where all classes would be affordable, too."""
-    wanted = config.many_candidates if n_pairs > config.many_pairs else config.max_candidates
-    if svms_are_affordable(n_entries, n_classes, config, several=False):
-        affordable = int(config.small_entries / max(n_entries, 1)) - 1
-        wanted = max(wanted, min(affordable, config.small_candidates))
-    return min(wanted, n_classes - 1)
-
-
-def sparse_epochs(problem: ProblemSize, config: SparseConfig, *, streaming: bool = False) -> int:
-    """Return the rounds of the correction: several where every class has a wide support."""
-    entries = problem.n_entries or problem.n_rows * problem.n_features
-    if problem.n_classes <= config.few_classes:
-        return 1
-    if not streaming and is_small(entries, problem.n_pairs, problem.n_classes, config):
-        return 1
-    if candidate_count(entries, problem.n_pairs, problem.n_classes, config) > config.max_candidates:
-        return config.n_epochs_small
-    few = entries / max(problem.n_rows, 1) * problem.n_pairs * config.max_candidates <= config.wide_entries
-    return config.n_epochs if few else config.n_epochs_own

@@ -24,7 +24,7 @@ from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices
 from extremax.runtime.threads import run, split
 from extremax.scores.sparse import DensePart, csr_rows, restore_dense, select_columns, unit_rows
-from extremax.solvers.sparse.correction import Job, TrainingRows
+from extremax.solvers.sparse.plausible import Job, TrainingRows
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Int64

@@ -18,7 +18,7 @@ from extremax.types import Float32, Float64, Int64
 
 _ROWS_PER_TASK, _TASK_SCORES = 32, 1 << 20
 _PENALTY = 1e-4  # of the squared distance from the first guess
-PARTS = ("start", "correction", "svm", "bilinear", "dense", "centroid")
+EXPERTS = ("start", "linear", "bilinear", "dense", "centroid")
 
 
 def fit_mixture(
@@ -42,13 +42,13 @@ def fit_joint_mixture(
     experts = folds[0][0]
     with one_blas_thread():
         phi, log_weight = _join([_describe(list(e.values()), d, config, context) for e, d in folds])
-        guess = dict(zip(PARTS, config.default_mix, strict=True))
+        guess = dict(zip(EXPERTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
         weight = np.concatenate([data.pair_weight.astype(np.float64) for _, data in folds])
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
         factor = _accuracy_weight(experts, [data for _, data in folds], config)
-        if "svm" in experts and factor > 0.0:
+        if "linear" in experts and factor > 0.0:
             accuracy = factor, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
             ranking = _rescaled(_maximise(objective, found, bounds), found, objective)

@@ -1,10 +1,9 @@
-"""Training of sparse weights: a generative start, what it does not know, and a mixture of both.
+"""Training of sparse weights: a generative start, what is learnt on top of it, and a mixture of both.
 
-The start (`extremax.solvers.sparse.start`) is the paper's auxiliary model in sparse form: it proposes hard
-negatives for every row, and its leave-one-out scores are fixed offsets of the correction that is trained on
-them (`extremax.solvers.sparse.correction`).  Where all rows can be compared with all classes, one-vs-rest
-SVMs are fitted as well.  All parts are linear in the features; the weights with which they are added are
-chosen by the likelihood of rows that none of them was trained on.
+The start (`extremax.solvers.sparse.start`) is the paper's auxiliary model in sparse form: it tells for which
+rows a class is plausible, and each class learns to tell its own rows from these
+(`extremax.solvers.sparse.plausible`).  All experts are linear in the features, or in a projection of them;
+the weights with which they are added are chosen by rows that none of them was trained on.
 """
 
 from __future__ import annotations
@@ -31,36 +30,25 @@ from extremax.scores.sparse import (
     SparseWeights,
     add_postings,
     csr_rows,
-    prune_postings,
     require_sound,
     restore_matrix,
 )
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.growth import SparseRecord
-from extremax.solvers.registry import candidate_count, is_small, svms_are_affordable
-from extremax.solvers.sparse import correction as steps
+from extremax.solvers.sparse import plausible
 from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
-from extremax.solvers.sparse.correction import Correction, Job, ProposalSource, TrainingRows
-from extremax.solvers.sparse.cross_mix import mix_by_folds
 from extremax.solvers.sparse.dense_part import fit_dense
-from extremax.solvers.sparse.mix import PARTS, compare, fit_mixture
-from extremax.solvers.sparse.start import (
-    ClassSums,
-    Start,
-    check_numbers,
-    fit_numbers,
-    guess_rival_columns,
-    make_start,
-)
+from extremax.solvers.sparse.mix import EXPERTS, compare, fit_mixture
+from extremax.solvers.sparse.plausible import Check, Job, Plausible, TrainingRows
+from extremax.solvers.sparse.start import ClassSums, Start, check_numbers, fit_numbers, make_start
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.tuned import ProblemSize, SparseConfig
 from extremax.types import Float32, Int64
 
-# Weights of the parts while nothing is chosen.
-_ALONE = {name: float(name in ("start", "correction")) for name in PARTS}
+# Weights of the experts of a stream, which are never chosen: its linear weights correct the start.
+_SUM = {name: float(name in ("start", "linear")) for name in EXPERTS}
 _ROUNDING = 1e-6  # by which sums in another order may differ, at most
-_NOTHING = dict.fromkeys(PARTS, 0.0)
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -107,30 +95,27 @@ class SparseTables:
         The fitted numbers of the start.
     scale
         Factor of the features in training; weights for prediction are those of the features as given.
-    correction, svm, svm_whole
-        Weights by class, or None; the last are SVMs that have seen the held-out rows, too.
+    linear
+        Weights of each class against the rows that it is plausible for, or None.
     bilinear, dense
-        Dense parts, or None: the similarity that all classes share, and weights on dense columns.
+        Dense experts, or None: the similarity that all classes share, and weights on dense columns.
     mix
-        Weight of each part in the scores.
-    duals
-        Dual variables of an unfinished correction, (n_pairs, n_slots), or None.
+        Weight of each expert in the scores.
     weights
-        The weights for prediction; None where a part has changed.
+        The weights for prediction; None where an expert has changed.
+    found
+        Plausible classes of the rows of this call; not saved.
     """
 
     sums: ClassSums
     numbers: Numbers
     scale: float = 1.0
-    correction: Linear | None = None
-    svm: Linear | None = None
-    svm_whole: Linear | None = None
+    linear: Linear | None = None
     bilinear: Bilinear | None = None
     dense: Bilinear | None = None
-    mix: dict[str, float] = field(default_factory=lambda: dict(_ALONE))
-    duals: Float32 | None = None
+    mix: dict[str, float] = field(default_factory=lambda: dict(_SUM))
     weights: SparseWeights | None = None
-    candidates: Candidates | None = field(default=None, repr=False)  # of this process; not saved
+    found: Plausible | None = field(default=None, repr=False)
     _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
@@ -142,25 +127,21 @@ class SparseTables:
         return self._made[2]
 
     def copy(self) -> SparseTables:
-        """Return a copy that later training does not change."""
-        kept = None if self.correction is None else self.correction.copy()
-        return replace(self, correction=kept, mix=dict(self.mix), duals=None, weights=None)
+        """Return a copy that later training does not change: it replaces arrays and never fills them."""
+        return replace(self, mix=dict(self.mix), weights=None)
 
     def restore(self, other: SparseTables) -> None:
-        """Take the weights of a copy; dual variables of others are forgotten."""
-        self.correction = None if other.correction is None else other.correction.copy()
-        self.svm, self.svm_whole = other.svm, other.svm_whole
-        self.mix, self.duals = dict(other.mix), None
+        """Take the weights of a copy."""
+        self.linear, self.mix = other.linear, dict(other.mix)
         self.sums, self.numbers, self.weights = other.sums, other.numbers, None
 
     def take(self, index: Int64) -> SparseTables:
         """Return what belongs to some classes, in a given order."""
-        parts = {name: getattr(self, name) for name in _SAVED}
+        experts = {name: getattr(self, name) for name in _SAVED}
         taken: dict[str, Any] = {
-            name: None if part is None else part.take(index) for name, part in parts.items()
+            name: None if expert is None else expert.take(index) for name, expert in experts.items()
         }
-        sums = self.sums.take(index)
-        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **taken)
+        return replace(self, sums=self.sums.take(index), weights=None, found=None, _made=None, **taken)
 
     def plus(self, new: ClassSums) -> SparseTables:
         """Return the tables with the sums of further classes behind the others.
@@ -168,29 +149,25 @@ class SparseTables:
         Their start follows from the sums; they have no part in what is trained on top of it yet.
         """
         n = len(new.counts)
-        parts: dict[str, Any] = {}
-        for name in ("correction", "svm", "svm_whole"):
-            part: Linear | None = getattr(self, name)
-            parts[name] = None if part is None else part.plus(n, 0.0 if name == "correction" else -1.0)
+        experts: dict[str, Any] = {}
+        if self.linear is not None:
+            experts["linear"] = self.linear.plus(n, float(self.linear.biases.min(initial=0.0)))
         for name in ("bilinear", "dense"):
             dense: Bilinear | None = getattr(self, name)
             if dense is not None:
                 factors = np.zeros((n, dense.part.factors.shape[1]), np.float32)
-                parts[name] = dense.plus(factors, np.zeros(n, np.float32))
+                experts[name] = dense.plus(factors, np.zeros(n, np.float32))
         sums = self.sums.stacked(new)
-        return replace(self, sums=sums, duals=None, weights=None, candidates=None, _made=None, **parts)
+        return replace(self, sums=sums, weights=None, found=None, _made=None, **experts)
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
-        parts = self.correction, self.svm, self.svm_whole
-        require_sound([self.sums.matrix, *(part.matrix for part in parts if part)])
+        require_sound([self.sums.matrix, *([] if self.linear is None else [self.linear.matrix])])
 
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
         numbers = self.numbers
         arrays: dict[str, NDArray[Any]] = {name: getattr(numbers, name) for name in _NUMBERS}
-        if self.duals is not None:
-            arrays["duals"] = self.duals
         parts = {"sums": self.sums.state()}
         for name in _SAVED:
             part: Linear | Bilinear | None = getattr(self, name)
@@ -213,16 +190,15 @@ class SparseTables:
         saved = {name: part.from_state(state.nested(name)) for name, part in _SAVED.items() if name in kept}
         sums = ClassSums.from_state(state.nested("sums"))
         given = checks.get_mapping(header, "mix")
-        mix = {**dict.fromkeys(_ALONE, 0.0), **{name: checks.get_float(given, name) for name in given}}
-        tables = cls(
-            sums,
-            numbers,
-            scale=checks.get_float(header, "scale"),
-            mix=mix,
-            duals=arrays.get("duals"),
-            weights=found,
-            **saved,
-        )
+        mix = {name: checks.get_float(given, name) for name in given}
+        older = [name for name in _OLDER if name in kept]
+        if older:  # of formats 2 to 4: experts that are one now
+            weighted = [(mix.get(name, 0.0), Linear.from_state(state.nested(name))) for name in older]
+            require_sound(part.matrix for _, part in weighted)
+            saved["linear"], mix["linear"] = _add_linear(weighted), 1.0
+        mix = {name: mix.get(name, 0.0) for name in EXPERTS}
+        scale = checks.get_float(header, "scale")
+        tables = cls(sums, numbers, scale=scale, mix=mix, weights=found, **saved)
         tables.check()
         tables.check_sizes(found)
         return tables
@@ -230,22 +206,24 @@ class SparseTables:
     def check_sizes(self, weights: SparseWeights) -> None:
         """Raise ModelFileError for parts that are not those of the weights of a model."""
         n_classes, n_sparse = weights.n_classes, len(weights.postings.offsets) - 1
-        for part in (self.sums, self.correction, self.svm, self.svm_whole):
+        for part in (self.sums, self.linear):
             if part is not None and part.matrix.shape != (n_classes, n_sparse):
                 checks.reject(f"the training state has the shape {part.matrix.shape}")
         for dense in (self.bilinear, self.dense):
             if dense is not None:
                 dense.check(n_classes, n_sparse, weights.n_dense)
         check_numbers(self.numbers, n_sparse)
-        if not set(self.mix) <= set(_ALONE):
-            checks.reject(f"the training state mixes {checks.shown(sorted(self.mix))}")
-        if self.duals is not None and (self.duals.ndim != 2 or self.duals.dtype != np.float32):
-            checks.reject(f"array 'duals' is {self.duals.dtype} {self.duals.shape}")
 
 
-_SAVED: dict[str, Any] = {
-    "correction": Linear, "svm": Linear, "svm_whole": Linear, "bilinear": Bilinear, "dense": Bilinear
-}  # fmt: skip
+_SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear}
+_OLDER = ("correction", "svm")
+
+
+def _add_linear(weighted: list[tuple[float, Linear]]) -> Linear:
+    """Return the weighted sum of weights by class."""
+    matrix = sum(np.float32(factor) * part.matrix for factor, part in weighted)
+    biases = sum(np.float32(factor) * part.biases for factor, part in weighted)
+    return Linear(sparse.csr_matrix(matrix, dtype=np.float32), np.asarray(biases, np.float32))
 
 
 @dataclass
@@ -289,13 +267,10 @@ class FinishedTables:
 
 @dataclass
 class Prepared:
-    """What the rounds on the same examples share."""
+    """What the rounds on the same examples share; `base` are the weights of a finished fit."""
 
     training: TrainingRows
-    source: Any  # ProposalSource, or None for a correction of finished weights
-    correction: Correction | None = None
-    before: Linear | None = None  # an earlier correction, part of the offsets
-    base: SparseWeights | None = None  # weights of a finished fit
+    base: SparseWeights | None = None
 
     @property
     def data(self) -> Examples:
@@ -304,7 +279,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SparseTrainer(TrainerBase):
-    """Start, correction and SVMs; an epoch is a round of the correction over all classes."""
+    """Start, linear weights and a similarity; an epoch is a fit of the linear weights of all classes."""
 
     @property
     def numbers(self) -> SparseConfig:
@@ -318,25 +293,18 @@ class SparseTrainer(TrainerBase):
         n_rows = max(problem.n_rows, 1)
         entries = problem.n_entries or n_rows * problem.n_features
         pair_entries = entries * n_pairs // n_rows
-        own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
-        several = n_pairs > problem.n_rows
+        most = n_classes * problem.n_features
+        own = min(pair_entries, most)  # entries of the class sums
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
+        n_slots = self._n_slots(n_pairs, n_classes)
         need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
             need += 12 * entries  # packed
-        has_svm = svms_are_affordable(entries, n_classes, numbers, several=several)
-        if not self.config.streaming and has_svm and (several or n_classes <= numbers.few_classes):
-            return need
-        n_candidates = candidate_count(entries, n_pairs, n_classes, numbers) + 1
-        n_candidates_all = n_candidates * min(n_pairs, int(numbers.max_proposal_work / n_classes) + 1)
-        support = own
-        is_wide = n_candidates_all * entries / n_rows <= numbers.wide_entries
-        if data is not None and not several and (is_wide or n_candidates > numbers.max_candidates + 1):
-            known = float((data.class_counts(n_classes)[data.y] >= 2).mean())  # others have no candidates
-            support += int(n_classes * guess_rival_columns(data, known * n_candidates / n_classes))
-        return need + 24 * n_candidates_all + 50 * min(support, n_classes * problem.n_features)
+        # candidates, and weights on a third of the features of the rows that a class is fitted on
+        weights = min(n_slots * entries // 3, most)
+        return need + 24 * n_slots * n_rows + 24 * min(weights, 4 * own)
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
@@ -393,7 +361,7 @@ class SparseTrainer(TrainerBase):
 
     def feature_mean(self, rows: CSRRows, n_features: int, data: Examples) -> Float32:
         """Return the mean size of each feature over the rows of the examples that have it."""
-        return steps.feature_mean(rows, n_features, labelled_rows(data))
+        return plausible.feature_mean(rows, n_features, labelled_rows(data))
 
     def pair_key(self, data: Examples) -> int:
         """Return a checksum of the pairs, never zero."""
@@ -425,161 +393,144 @@ class SparseTrainer(TrainerBase):
         return TrainState(tables, 1.0, chosen=chosen)
 
     def prepare(self, state: TrainState, data: Examples) -> Prepared:
-        """Take new rows into the class sums, and compute the start."""
-        rows = self._rows(data, state.tables.scale)
-        if isinstance(state.tables, FinishedTables):
-            return _prepare_more(state.tables.weights, data, rows)
-        tables = _tables(state)
+        """Take new rows into the class sums."""
+        tables: SparseTables | FinishedTables = state.tables
+        rows = self._rows(data, tables.scale)
+        if isinstance(tables, FinishedTables):
+            n_features = len(tables.weights.postings.offsets) - 1
+            return Prepared(TrainingRows(data, rows, np.ones(n_features, np.float32)), tables.weights)
         tables.check()
+        n_classes, n_features = tables.sums.matrix.shape
         key = self.pair_key(data)
-        is_new = key != state.pair_key
-        if is_new and state.pair_key != 0:  # rows of another call of partial_fit
-            n_classes, n_features = tables.sums.matrix.shape
+        if key != state.pair_key and state.pair_key != 0:  # rows of another call of partial_fit
             new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
             tables.numbers, _ = fit_numbers(
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
                 self.context.n_threads, self.config.layout.groups,
             )  # fmt: skip
-            tables.duals, tables.weights = None, None
+            tables.weights, tables.found = None, None
         state.pair_key = key
-        arrays = tables.sums.arrays
-        source = ProposalSource(arrays, tables.numbers, tables.start(self.context.n_threads))
-        mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        return Prepared(TrainingRows(data, rows, mean), source)
+        return Prepared(TrainingRows(data, rows, self.feature_mean(rows, n_features, data)))
 
     def epoch(
         self, state: TrainState, prepared: Prepared, rates: tuple[float, float], progress: Progress
     ) -> float | None:
-        """Run one round of the correction; the first finds hard negatives."""
+        """Fit the linear weights of all classes; interrupted, they stay as they were."""
         n_pairs = prepared.data.n_pairs
 
         def check(fraction: float) -> None:
             progress.check()
             progress.report(int(fraction * n_pairs), float("nan"))
 
+        job = self._job(check)
         if prepared.base is not None:
-            loss = self._correct_finished(state, prepared, prepared.base, check)
-            state.n_epochs += 1
-            return loss
-        tables = _tables(state)
-        correction = self._correction(tables, prepared, check)
-        if correction is None:  # what is known of the model in training: its start
-            state.n_epochs += 1
-            known = state.chosen.get("start_log_likelihood")
-            return None if known is None else -float(known)
-        try:
-            loss = correction.run_round(state.n_epochs, check)
-        finally:
-            tables.correction = _plus(prepared.before, Linear(correction.matrix, correction.biases))
-            # Those of the last correction alone would not be the dual variables of the sum.
-            tables.duals = correction.state.duals if prepared.before is None else None
-            tables.weights = None
+            state.tables = self._correct(state.tables, prepared.training, prepared.base, job)
+        elif self.config.streaming:
+            self._correct_stream(_tables(state), prepared.training, job)
+        else:
+            self._fit_linear(_tables(state), prepared.training, job)
         state.n_epochs += 1
-        if state.n_epochs >= self.config.n_epochs:
-            tables.duals = None  # finished: nothing to go on with
-        return loss
+        known = state.chosen.get("start_log_likelihood")
+        return None if known is None else -float(known)
 
-    def _correct_finished(
-        self, state: TrainState, prepared: Prepared, base: SparseWeights, check: steps.Check
-    ) -> float:
-        """Run one round of a correction of finished weights, whose own scores are the offsets."""
-        training, job = prepared.training, self._job(check)
-        if prepared.correction is None:
-            n_candidates = self._n_candidates(training, base.n_classes)
-            candidates = steps.propose_by_weights(training, base, n_candidates, job)
-            sums = ClassSums.of(training.data, base.n_classes, len(training.mean))
-            prepared.correction = Correction.begin(
-                training.rows, candidates, sums, job, regularization=self.numbers.regularization_own
-            )
-        correction = prepared.correction
-        try:
-            return correction.run_round(state.n_epochs, check)
-        finally:
-            scale = state.tables.scale
-            added = _rescaled(SparseWeights.from_matrix(correction.matrix, correction.biases), scale)
-            joined = _combine({"start": replace(base, dense=None), "correction": added}, _ALONE)
-            state.tables = replace(state.tables, weights=replace(joined, dense=base.dense))
+    def _fit_linear(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
+        """Fit weights that stand alone; a second round adds what the first takes rows for."""
+        n_classes = tables.sums.matrix.shape[0]
+        n_slots = self._n_slots(training.data.n_pairs, n_classes)
+        if n_slots == 0:
+            return
+        before, weights = tables.found, self._start_weights(tables)
+        if before is not None and tables.linear is not None:
+            learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
+            weights = _combine({"start": weights, "linear": learnt}, self._default_mix)
+        found = plausible.find_plausible(
+            training, weights, n_slots, _half(job, 0), needs_rest=before is None and self._is_similar(tables)
+        )
+        joined = found if before is None else before.joined(found)
+        tables.linear = Linear(*plausible.fit_linear(training, joined, n_classes, _half(job, 1)))
+        tables.found, tables.mix, tables.weights = joined, dict(self._default_mix), None
 
-    def _job(self, check: steps.Check = lambda fraction: None) -> Job:
+    def _correct_stream(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
+        """Correct start and weights so far by new rows, each left out of the start of its own classes."""
+        n_classes = tables.sums.matrix.shape[0]
+        n_slots = self._n_slots(training.data.n_pairs, n_classes)
+        if n_slots == 0:
+            return
+        weights, data = self._start_weights(tables), training.data
+        own = plausible.score_own(training, tables.sums.arrays, tables.numbers, job)
+        if tables.linear is not None:
+            learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
+            weights = _combine({"start": weights, "linear": learnt}, _SUM)
+            X = restored_rows(training.rows, len(training.mean))
+            own += learnt.score_pairs(X, data.rows, data.y[:, None], self.context.n_threads)[:, 0]
+        found = plausible.find_plausible(training, weights, n_slots, _half(job, 0), needs_rest=True)
+        added = self._fit_correction(training, found, own, n_classes, _half(job, 1))
+        before = [] if tables.linear is None else [(1.0, tables.linear)]
+        tables.linear = _add_linear([*before, (1.0, added)])
+        tables.mix, tables.weights = dict(_SUM), None
+
+    def _correct(
+        self, tables: FinishedTables, training: TrainingRows, base: SparseWeights, job: Job
+    ) -> FinishedTables:
+        """Correct the weights of a finished fit by new rows."""
+        n_classes, data = base.n_classes, training.data
+        n_slots = self._n_slots(data.n_pairs, n_classes)
+        if n_slots == 0:
+            return tables
+        scaled = _rescaled(replace(base, dense=None), 1.0 / tables.scale)
+        found = plausible.find_plausible(training, scaled, n_slots, _half(job, 0), needs_rest=True)
+        own = base.score_pairs(data.X, data.rows, data.y[:, None], self.context.n_threads)[:, 0]
+        if base.dense is not None:
+            at = np.maximum(found.classes, 0)
+            exact = base.score_pairs(data.X, np.arange(data.n_rows), at, self.context.n_threads)
+            found = found._replace(scores=np.where(found.classes >= 0, exact, -np.inf).astype(np.float32))
+        linear = self._fit_correction(training, found, own, n_classes, _half(job, 1))
+        added = _rescaled(SparseWeights.from_matrix(linear.matrix, linear.biases), tables.scale)
+        joined = _combine({"start": replace(base, dense=None), "linear": added}, _SUM)
+        return replace(tables, weights=replace(joined, dense=base.dense))
+
+    def _fit_correction(
+        self, training: TrainingRows, found: Plausible, own: Float32, n_classes: int, job: Job
+    ) -> Linear:
+        offsets = plausible.log_odds(training.data, found, own)
+        weight = self.numbers.regularization_more
+        return Linear(
+            *plausible.fit_linear(training, found, n_classes, job, offsets=offsets, regularization=weight)
+        )
+
+    def _start_weights(self, tables: SparseTables) -> SparseWeights:
+        start = tables.start(self.context.n_threads)
+        return SparseWeights(start.postings, start.biases, start.length_biases)
+
+    def _job(self, check: Check = lambda fraction: None) -> Job:
         return Job(self.numbers, self.context.seed, self.context.n_threads, check)
 
-    def _wants_svm(self, data: Examples, rows: CSRRows, n_classes: int) -> bool:
-        several = data.label_edges is not None
-        affordable = svms_are_affordable(len(rows.data), n_classes, self.numbers, several=several)
-        return affordable and not self.config.streaming
+    def _n_slots(self, n_pairs: int, n_classes: int) -> int:
+        """Return how many other classes each row is compared with."""
+        few, many = self.numbers.many_candidates, self.numbers.max_candidates
+        return min(few if n_pairs > self.numbers.many_pairs else many, n_classes - 1)
 
-    def _is_small(self, training: TrainingRows, n_classes: int) -> bool:
-        """Whether SVMs replace the correction, because rows with one label each are few."""
-        data, n_entries = training.data, len(training.rows.data)
-        single = data.label_edges is None and n_classes > self.numbers.few_classes
-        small = is_small(n_entries, data.n_pairs, n_classes, self.numbers)
-        return single and small and not self.config.streaming
+    @property
+    def _default_mix(self) -> dict[str, float]:
+        return dict(zip(EXPERTS, self.numbers.default_mix, strict=True))
 
-    def _correction(self, tables: SparseTables, prepared: Prepared, check: steps.Check) -> Correction | None:
-        """Return the correction in training; the first call finds hard negatives."""
-        if prepared.correction is not None:
-            return prepared.correction
-        several, n_classes = prepared.data.label_edges is not None, tables.sums.matrix.shape[0]
-        few = n_classes <= self.numbers.few_classes
-        if (several or few) and self._wants_svm(prepared.data, prepared.training.rows, n_classes):
-            return None  # few classes, or rows with several labels: the SVMs know all negatives
-        if self._is_small(prepared.training, n_classes):
-            return None
-        config, source = self.numbers, prepared.source
-        job, rows = self._job(check), prepared.training.rows
-        candidates = self._propose(prepared.training, source, job)
-        if candidates is None:
-            return None
-        tables.candidates = candidates
-        entries = candidates.classes.size * steps.mean_entries(rows)
-        has_many = candidates.classes.shape[1] - 1 > config.max_candidates
-        is_wide = not several and (has_many or entries <= config.wide_entries)
-        regularization = config.regularization if is_wide else config.regularization_own
-        if is_wide and has_many:
-            regularization = config.regularization_small
-        unfinished = tables.duals is not None and tables.duals.shape == candidates.offsets.shape
-        if tables.correction is not None and not unfinished:
-            prepared.before = tables.correction
-            candidates = _with_offsets(candidates, tables.correction, rows)
-        correction = Correction.begin(
-            rows, candidates, tables.sums, job, regularization=regularization, is_wide=is_wide
-        )
-        if unfinished and tables.correction is not None and tables.duals is not None:
-            correction.support.values[:] = tables.correction.matrix.data
-            correction.support.biases[:] = tables.correction.biases
-            correction.state.duals[...] = tables.duals
-            correction.refresh()
-        prepared.correction = correction
-        return correction
-
-    def _propose(self, training: TrainingRows, source: ProposalSource, job: Job) -> Candidates | None:
-        """Find hard negatives by the start; None where there are none to find."""
-        n_candidates = self._n_candidates(training, len(source.sums.counts))
-        pruned = prune_postings(source.start.postings, training.mean, self.numbers.prune)
-        pairs = steps.choose_pairs(training, source, pruned, job)
-        if len(pairs) == 0 or n_candidates == 0:
-            return None
-        return steps.propose(training, pairs, source, pruned, n_candidates, job)
-
-    def _n_candidates(self, training: TrainingRows, n_classes: int) -> int:
-        return candidate_count(len(training.rows.data), training.data.n_pairs, n_classes, self.numbers)
+    def _is_similar(self, tables: SparseTables) -> bool:
+        """Whether a similarity of rows and classes is affordable."""
+        n_classes, config = tables.sums.matrix.shape[0], self.numbers
+        few = tables.sums.counts.sum() <= config.bilinear_max_pairs
+        return bool(few) and config.few_classes < n_classes <= config.bilinear_max_classes
 
     def finish(self, state: TrainState, split: Split) -> None:
-        """Fit the parts that have no epochs, choose the weights of all by held-out rows, and join them."""
+        """Fit the experts that have no epochs, choose the weights of all by held-out rows, and join them."""
         if isinstance(state.tables, FinishedTables):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        training = TrainingRows(data, rows, mean)
-        self._fit_parts(tables, training, self._whole(split))
+        self._fit_experts(tables, TrainingRows(data, rows, mean))
         parts = self._parts(tables)
-        found = None
-        if held_out is None and set(parts) == {"start", "svm"}:
-            shape = tables.sums.matrix.shape
-            found = mix_by_folds(training, shape, tables.numbers, self._job(), self.context)
-        tables.mix = self._choose_mix(parts, held_out) if found is None else {**_NOTHING, **found}
+        tables.mix = self._choose_mix(parts, held_out)
         weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
         if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
@@ -590,29 +541,43 @@ class SparseTrainer(TrainerBase):
         tables.weights = self._prune(weights, given_mean, held_out, state.chosen)
 
     def include(self, state: TrainState, split: Split) -> None:
-        """Add the held-out rows to the start and to the SVMs, and keep the weights alone.
+        """Add the held-out rows to the start and to the linear weights, and keep the weights alone.
 
-        The weights of the parts and the calibration stay as they were chosen.
+        The weights of the experts and the calibration stay as they were chosen.
         """
         if isinstance(state.tables, FinishedTables) or state.cut_short:
-            return  # resumed, training goes on with the parts, as if it had never stopped
+            return  # resumed, training goes on with the experts, as if it had never stopped
         tables, whole = _tables(state), self._whole(split)
         weights: Any = self.export(state)
         if whole is not None:
             n_classes, n_features = tables.sums.matrix.shape
-            tables.candidates = None
-            if tables.svm_whole is not None:
-                tables.svm, tables.svm_whole = tables.svm_whole, None
+            rows = self._rows(whole, tables.scale)
+            mean = self.feature_mean(rows, n_features, whole)
+            training = TrainingRows(whole, rows, mean)
+            if tables.linear is not None and tables.found is not None and tables.mix["linear"] > 0.0:
+                tables.linear = self._fit_whole(tables, tables.found, training, split)
+            tables.found = None
             tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             parts = self._parts(tables)
-            rows = self._rows(whole, tables.scale)
-            mean = self.feature_mean(rows, n_features, whole) / np.float32(tables.scale)
-            weights = self._prune(_combine(parts, tables.mix), mean, None, state.chosen)
+            given_mean = mean / np.float32(tables.scale)
+            weights = self._prune(_combine(parts, tables.mix), given_mean, None, state.chosen)
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
-        # What the parts were made of is not needed any more: a finished model costs its weights alone.
+        # What the experts were made of is not needed any more: a finished model costs its weights alone.
         similarity = None if tables.bilinear is None else tables.bilinear.similarity
         record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, similarity)
         state.tables = FinishedTables(weights, tables.scale, record)
+
+    def _fit_whole(
+        self, tables: SparseTables, found: Plausible, training: TrainingRows, split: Split
+    ) -> Linear:
+        """Fit the linear weights on all rows; those that were held out are proposed by the start."""
+        whole, n_slots = training.data, found.classes.shape[1]
+        is_new = ~np.isin(whole.rows, split.training.rows)
+        left = training._replace(data=whole.take(is_new))
+        job = self._job(self._show("all rows", whole.n_pairs))
+        others = plausible.find_plausible(left, self._start_weights(tables), n_slots, _half(job, 0))
+        joined = found._replace(log_rest=others.log_rest).merged(others, np.unique(left.data.rows))
+        return Linear(*plausible.fit_linear(training, joined, tables.sums.matrix.shape[0], _half(job, 1)))
 
     def _whole(self, split: Split) -> Examples | None:
         """Return all pairs, where those of the held-out rows are worth another look; else None."""
@@ -624,9 +589,8 @@ class SparseTrainer(TrainerBase):
     def _choose_mix(self, parts: dict[str, SparseWeights], held_out: Examples | None) -> dict[str, float]:
         """Return the weight of each part: by held-out rows, or a default."""
         if held_out is None:
-            default = dict(zip(PARTS, self.numbers.default_mix, strict=True))
-            return default if "svm" in parts else dict(_ALONE)
-        return {**dict.fromkeys(PARTS, 0.0), **self._fit_mixture(parts, held_out)}
+            return self._default_mix if "linear" in parts else dict(_SUM)
+        return {**dict.fromkeys(EXPERTS, 0.0), **self._fit_mixture(parts, held_out)}
 
     def _is_too_large(self, weights: SparseWeights, mean: Float32) -> bool:
         """Whether a dense part leaves less than half of `max_model_bytes` to the weights it stands beside."""
@@ -666,34 +630,34 @@ class SparseTrainer(TrainerBase):
     def _fit_mixture(self, parts: dict[str, SparseWeights], held_out: Examples) -> dict[str, float]:
         return fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
 
-    def _fit_parts(self, tables: SparseTables, training: TrainingRows, whole: Examples | None) -> None:
-        """Fit the parts that have no epochs, where they are affordable and still to be fitted."""
-        shape, config = tables.sums.matrix.shape, self.numbers
-        if tables.svm is None and self._wants_svm(training.data, training.rows, shape[0]):
-            job = self._job(self._show("one-vs-rest SVMs", shape[0]))
-            svm, with_held_out = steps.fit_svms(training, shape, job, whole)
-            tables.svm = Linear(*svm)
-            tables.svm_whole = None if with_held_out is None else Linear(*with_held_out)
-        small = shape[0] <= config.bilinear_max_classes and training.data.n_pairs <= config.bilinear_max_pairs
-        candidates = tables.candidates
-        corrected = tables.correction is not None or self._is_small(training, shape[0])
-        if small and tables.bilinear is None and candidates is None and corrected:
-            # They are not saved: a fit that was stopped after its last epoch finds them again.
-            start = tables.start(self.context.n_threads)
-            source = ProposalSource(tables.sums.arrays, tables.numbers, start)
-            candidates = self._propose(training, source, self._job())
-        if tables.bilinear is None and candidates is not None and small:
-            job = self._job(self._show("similarity of rows and classes", len(candidates.rows)))
-            first_word = self.config.layout.first_word
-            columns = choose_columns(training, first_word, job)
-            if len(columns) >= config.bilinear_size:
+    def _fit_experts(self, tables: SparseTables, training: TrainingRows) -> None:
+        """Fit the experts that have no epochs, where they are affordable and still to be fitted."""
+        n_classes = tables.sums.matrix.shape[0]
+        if tables.bilinear is None and tables.linear is not None and self._is_similar(tables):
+            job = self._job(self._show("similarity of rows and classes", training.data.n_pairs))
+            columns = choose_columns(training, self.config.layout.first_word, job)
+            if len(columns) >= self.numbers.bilinear_size:
+                candidates = self._candidates(tables, training)
                 of_texts = self.config.layout.is_text
-                best = steps.keep_best(candidates, config.max_candidates)
-                tables.bilinear = fit_bilinear(training, best, columns, shape[0], job, keeps_length=of_texts)
+                tables.bilinear = fit_bilinear(
+                    training, candidates, columns, n_classes, job, keeps_length=of_texts
+                )
         if tables.dense is None and self.config.layout.n_dense:
-            tables.dense = fit_dense(training.data, shape[0], self.config, self.context)
+            tables.dense = fit_dense(training.data, n_classes, self.config, self.context)
 
-    def _show(self, label: str, total: int) -> steps.Check:
+    def _candidates(self, tables: SparseTables, training: TrainingRows) -> Candidates:
+        """Return the pairs whose class has other rows, with the classes they are compared with."""
+        data, job, n_classes = training.data, self._job(), tables.sums.matrix.shape[0]
+        found = tables.found
+        if found is None or len(found.log_rest) == 0:  # not saved: a resumed fit finds them again
+            n_slots = self._n_slots(data.n_pairs, n_classes)
+            weights = self._start_weights(tables)
+            found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=True)
+        own = plausible.score_own(training, tables.sums.arrays, tables.numbers, job)
+        pairs = np.flatnonzero(data.class_counts(n_classes)[data.y] >= 2)
+        return plausible.join_candidates(data, found, own, pairs)
+
+    def _show(self, label: str, total: int) -> Check:
         """Return what shows the progress of a part."""
         progress, began = self.context.progress, time.perf_counter()
 
@@ -708,10 +672,8 @@ class SparseTrainer(TrainerBase):
         """Return the parts of the weights; where `mix` is given, not the cosine if that has no weight."""
         start = tables.start(self.context.n_threads)
         parts = {"start": SparseWeights(start.postings, start.biases, start.length_biases)}
-        for name in ("correction", "svm"):
-            part: Linear | None = getattr(tables, name)
-            if part is not None:
-                parts[name] = SparseWeights.from_matrix(part.matrix, part.biases)
+        if tables.linear is not None:
+            parts["linear"] = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
         has_cosine = self.config.layout.is_text and len(start.biases) > self.numbers.few_classes
         if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
             parts["centroid"] = _centroids(tables.sums)
@@ -741,13 +703,6 @@ class SparseTrainer(TrainerBase):
         if tables.weights is None:
             tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
         return tables.weights
-
-
-def _prepare_more(weights: SparseWeights, data: Examples, rows: CSRRows) -> Prepared:
-    """Prepare a correction of the weights of a finished fit."""
-    n_features = len(weights.postings.offsets) - 1
-    training = TrainingRows(data, rows, np.ones(n_features, np.float32))
-    return Prepared(training, None, base=weights)
 
 
 def without_zeros(X: Any, n_sparse: int) -> Any:
@@ -781,20 +736,16 @@ def checksum_pairs(*arrays: NDArray[Any]) -> int:
     return key or 1
 
 
-def _with_offsets(candidates: Any, before: Linear, rows: CSRRows) -> Any:
-    """Return candidates whose offsets include an earlier correction."""
-    weights = SparseWeights.from_matrix(before.matrix, before.biases)
-    X = sparse.csr_matrix((len(rows.indptr) - 1, before.matrix.shape[1]), dtype=np.float32)
+def restored_rows(rows: CSRRows, n_features: int) -> Any:
+    """Return the rows of the kernels as a CSR matrix."""
+    X = sparse.csr_matrix((len(rows.indptr) - 1, n_features), dtype=np.float32)
     X.data, X.indices, X.indptr = rows.data, rows.indices, rows.indptr
-    classes = np.maximum(candidates.classes, 0)
-    added = weights.score_pairs(X, candidates.rows, classes, 1)
-    return candidates._replace(offsets=np.where(candidates.classes >= 0, candidates.offsets + added, -np.inf))
+    return X
 
 
-def _plus(before: Linear | None, now: Linear) -> Linear:
-    if before is None:
-        return now
-    return Linear((before.matrix + now.matrix).tocsr(), before.biases + now.biases)
+def _half(job: Job, number: int) -> Job:
+    """Return the job of the first or the second half of an epoch."""
+    return job._replace(check=lambda fraction: job.check(0.5 * (number + fraction)))
 
 
 def _centroids(sums: ClassSums) -> SparseWeights:

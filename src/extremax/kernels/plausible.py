@@ -1,0 +1,174 @@
+"""One-vs-plausible logistic regression: each class against the rows for which it is plausible.
+
+For class c with rows P_c of its own and rows N_c that another model finds it plausible for, the weights are
+
+    argmin_w  lambda/2 |w|^2 + sum_{i in P_c} v_i log(1 + exp(-s_i)) + sum_{i in N_c} v_i log(1 + exp(s_i))
+
+with ``s_i = o_i + w.x_i``.  The offset o_i is the same large negative number for all rows of a fit: it stands
+for all rows that are not listed, which need no loss because their scores stay near it.  A correction of
+given scores has their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and
+is solved by coordinate descent; rows whose variable hardly moves are left out of most passes.
+
+Classes are independent, so that threads may share them in any way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from extremax.kernels.compile import helper, njit
+from extremax.kernels.sparse_dual import solve_dual, swap_random
+
+_SKIP = 0.005  # change of a variable, per unit of weight, below which a row is left out of some passes
+_FULL = 4  # every so many passes, all rows take part
+
+
+class Listing(NamedTuple):
+    """The rows of each class: its own, and those that it is plausible for."""
+
+    own_starts: np.ndarray  # (n_classes + 1,) int64
+    own: np.ndarray  # (n_pairs,) int64: pairs by class
+    starts: np.ndarray  # (n_classes + 1,) int64
+    entries: np.ndarray  # int64: row * n_slots + slot of the candidates of all rows
+
+
+class Problem(NamedTuple):
+    """What all classes share."""
+
+    rows: tuple  # CSRRows
+    squares: np.ndarray  # (n_rows,) float64: |x|^2
+    pair_rows: np.ndarray  # (n_pairs,) int64
+    pair_weights: np.ndarray  # (n_pairs,) float32
+    row_weights: np.ndarray  # (n_rows,) float32
+    own_offsets: np.ndarray  # (n_pairs,) float32, or of one number for all
+    offsets: np.ndarray  # (n_rows, n_slots) float32, or (1, 1)
+    mean: np.ndarray  # (n_features,) float32: of each feature where it is not zero
+
+
+class Options(NamedTuple):
+    """Numbers of the solver."""
+
+    regularization: float
+    passes: int
+    tolerance: float
+    prune: float  # mean contribution to a score below which a weight is dropped
+    seed: int
+
+
+class Local(NamedTuple):
+    """Working memory of one class: n rows with e entries and m features."""
+
+    order: np.ndarray  # (n,) int64
+    lines: np.ndarray  # (n,) int64: rows of X
+    begins: np.ndarray  # (n,) int64: where the entries of each row begin ...
+    ends: np.ndarray  # (n,) int64: ... and end
+    places: np.ndarray  # (e,) int32: places of features among those of the class
+    values: np.ndarray  # (e,) float32
+    features: np.ndarray  # (m,) int32
+    w: np.ndarray  # (m,) float32
+    duals: np.ndarray  # (n,) float32
+    offsets: np.ndarray  # (n,) float32
+    weights: np.ndarray  # (n,) float32
+
+
+@helper
+def _gather(problem, listing, n_slots, c, place, local):
+    """Copy the rows of one class, with features numbered as they come; return rows, own rows, features."""
+    rows = problem.rows
+    n_own = listing.own_starts[c + 1] - listing.own_starts[c]
+    n = n_own + listing.starts[c + 1] - listing.starts[c]
+    end, n_features = 0, 0
+    for k in range(n):
+        if k < n_own:
+            pair = listing.own[listing.own_starts[c] + k]
+            r = problem.pair_rows[pair]
+            local.weights[k] = problem.pair_weights[pair]
+            local.offsets[k] = problem.own_offsets[pair if problem.own_offsets.size > 1 else 0]
+        else:
+            entry = listing.entries[listing.starts[c] + k - n_own]
+            r = entry // n_slots
+            local.weights[k] = problem.row_weights[r]
+            if problem.offsets.size > 1:
+                local.offsets[k] = problem.offsets[r, entry - r * n_slots]
+            else:
+                local.offsets[k] = problem.offsets[0, 0]
+        local.lines[k] = r
+        local.begins[k] = end
+        for p in range(rows.indptr[r], rows.indptr[r + 1]):
+            f = rows.indices[p]
+            if place[f] < 0:
+                place[f] = n_features
+                local.features[n_features] = f
+                local.w[n_features] = np.float32(0.0)
+                n_features += 1
+            local.places[end] = place[f]
+            local.values[end] = rows.data[p]
+            end += 1
+        local.ends[k] = end
+        local.duals[k] = np.float32(0.0)
+        local.order[k] = k
+    for j in range(n_features):
+        place[local.features[j]] = -1
+    return n, n_own, n_features
+
+
+@helper
+def _solve(squares, options, c, n, n_own, local):
+    """Run passes over the rows of one class."""
+    w, values, places = local.w, local.values, local.places
+    inverse = 1.0 / options.regularization
+    n_active = n
+    for number in range(options.passes):
+        is_full = number % _FULL == 0
+        if is_full:
+            n_active = n
+        seed = np.uint64(options.seed) ^ np.uint64(number << 20)
+        for k in range(n_active - 1, 0, -1):
+            swap_random(local.order, k, seed, c)
+        largest, k = 0.0, 0
+        while k < n_active:
+            i = local.order[k]
+            score = np.float32(0.0)
+            for p in range(local.begins[i], local.ends[i]):
+                score += values[p] * w[places[p]]
+            target = 1.0 if i < n_own else 0.0
+            weight, old = np.float64(local.weights[i]), np.float64(local.duals[i])
+            q = squares[local.lines[i]] * inverse
+            new = solve_dual(target, weight, np.float64(score + local.offsets[i]), old, q)
+            change = abs(new - old)
+            largest = change if change > largest else largest
+            if change <= _SKIP * weight and number > 0:
+                n_active -= 1
+                local.order[k] = local.order[n_active]
+                local.order[n_active] = i
+                continue
+            k += 1
+            step = np.float32((new - old) * inverse)
+            if step != 0.0:
+                local.duals[i] = new
+                for p in range(local.begins[i], local.ends[i]):
+                    w[places[p]] += step * values[p]
+        if is_full and largest <= options.tolerance:
+            break
+
+
+@njit
+def fit_classes(problem, listing, n_slots, options, classes, place, local, ends, features, values):
+    """Fit some classes; the weights of the k-th end at ``ends[k + 1]`` of `features` and `values`.
+
+    `place` (n_features,) int32 is -1 before and after; `local` is scratch.
+    """
+    ends[0] = 0
+    for k in range(classes.size):
+        c, at = classes[k], ends[k]
+        if listing.own_starts[c + 1] > listing.own_starts[c]:
+            n, n_own, n_features = _gather(problem, listing, n_slots, c, place, local)
+            _solve(problem.squares, options, c, n, n_own, local)
+            for j in range(n_features):
+                if abs(local.w[j]) * problem.mean[local.features[j]] >= options.prune:
+                    features[at] = local.features[j]
+                    values[at] = local.w[j]
+                    at += 1
+        ends[k + 1] = at

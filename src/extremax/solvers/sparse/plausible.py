@@ -1,0 +1,310 @@
+"""Plausible classes of each row, and logistic regression of each class on the rows it is plausible for.
+
+The start proposes the classes (`extremax.kernels.sparse_start.propose`), so that the cost follows the rows,
+not rows times classes.  The solver stands in `extremax.kernels.plausible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from extremax.examples import Examples
+from extremax.kernels import plausible, sparse_start
+from extremax.kernels.plausible import Listing, Local, Options, Problem
+from extremax.kernels.row_updates import CSRRows
+from extremax.kernels.sparse_dual import Candidates, list_pairs
+from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.runtime.products import count_indices, square_sums
+from extremax.runtime.scratch import Scratch
+from extremax.runtime.threads import run, split
+from extremax.scores.sparse import SparseWeights, prune_postings, running_counts
+from extremax.tuned import SparseConfig
+from extremax.types import Bool, Float32, Int32, Int64
+
+_ROWS_PER_TASK = 256
+_TASK_ENTRIES = 1 << 21  # entries of the rows of the classes of a task
+_LINES_AT_ONCE = 1 << 14  # pairs whose candidates are copied at a time
+_TASKS_BETWEEN_CHECKS = 64
+Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
+
+
+class Job(NamedTuple):
+    """How to work: tuned numbers, seed, threads, and whom to tell of progress."""
+
+    config: SparseConfig
+    seed: int
+    n_threads: int
+    check: Check = lambda fraction: None
+
+
+def run_checked(task: Callable[[int], object], n_tasks: int, job: Job) -> None:
+    """Run tasks, with a look at interrupts and progress now and then."""
+    for first, last in split(n_tasks, _TASKS_BETWEEN_CHECKS * job.n_threads):
+        job.check(first / max(n_tasks, 1))
+        run(lambda i, first=first: task(first + i), last - first, job.n_threads)  # type: ignore[misc]
+    job.check(1.0)
+
+
+class TrainingRows(NamedTuple):
+    """Pairs, their rows as the kernels take them, and the mean of each feature where it is not zero."""
+
+    data: Examples
+    rows: CSRRows
+    mean: Float32
+
+
+class Plausible(NamedTuple):
+    """The most plausible other classes of each row of X, by the scores of another model.
+
+    Attributes
+    ----------
+    classes : int32 (n_rows, n_slots)
+        -1 where there are fewer, and for rows without a label.
+    scores : float32 (n_rows, n_slots)
+    log_rest : float32 (n_rows,) or empty
+        Log of the mass of all other classes.
+    """
+
+    classes: Int32
+    scores: Float32
+    log_rest: Float32
+
+    def joined(self, other: Plausible) -> Plausible:
+        """Return these with the classes of another search that are not among them."""
+        classes = other.classes.copy()
+        for first, last in split(len(classes), _LINES_AT_ONCE):
+            known = (classes[first:last, :, None] == self.classes[first:last, None, :]).any(axis=2)
+            classes[first:last][known] = -1
+        scores = np.hstack([self.scores, other.scores])
+        return self._replace(classes=np.hstack([self.classes, classes]), scores=scores)
+
+    def merged(self, other: Plausible, used: Int64) -> Plausible:
+        """Return these with the lines of some rows taken from others."""
+        for mine, theirs in zip(self, other, strict=True):
+            if len(mine):
+                mine[used] = theirs[used]
+        return self
+
+
+def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
+    """Return the mean size of each feature over the rows that have it, of those that are `used`."""
+    indices, sizes = rows.indices, np.abs(rows.data)
+    if used is not None:
+        kept = np.repeat(used, np.diff(rows.indptr))
+        indices, sizes = indices[kept], sizes[kept]
+    total = np.bincount(indices, weights=sizes, minlength=n_features)
+    count = np.bincount(indices, minlength=n_features)
+    return (total / np.maximum(count, 1)).astype(np.float32)
+
+
+def limit_postings(postings: Postings, training: TrainingRows, config: SparseConfig) -> Postings:
+    """Return the postings that proposals read: without small weights and without the longest columns.
+
+    The mean row then reads at most ``config.row_work`` of them, however many rows there are.
+    """
+    postings = prune_postings(postings, training.mean, config.prune)
+    lengths = np.diff(postings.offsets)
+    reads = count_indices(training.rows.indices, len(lengths)) * lengths
+    by_length = np.argsort(lengths, kind="stable")
+    work = np.cumsum(reads[by_length])
+    n_rows = max(len(training.rows.indptr) - 1, 1)
+    n_kept = int(np.searchsorted(work, config.row_work * n_rows, side="right"))
+    if n_kept == len(lengths):
+        return postings
+    is_kept = np.zeros(len(lengths), bool)
+    is_kept[by_length[:n_kept]] = True
+    entries = np.repeat(is_kept, lengths)
+    ends = running_counts(entries)[postings.offsets]
+    return Postings(ends, postings.classes[entries], postings.values[entries])
+
+
+def find_plausible(
+    training: TrainingRows,
+    weights: SparseWeights,
+    n_slots: int,
+    job: Job,
+    *,
+    needs_rest: bool = False,
+) -> Plausible:
+    """Find the classes that each row of the examples is most likely to be taken for, its own apart.
+
+    `weights` have no dense part.
+    """
+    data, rows, n_classes = training.data, training.rows, weights.n_classes
+    used, first = np.unique(data.rows, return_index=True)
+    edges = np.append(first, data.n_pairs).astype(np.int64)
+    given = used.astype(np.int64), edges, np.ascontiguousarray(data.y, np.int32)
+    found = Proposals(
+        np.empty((len(used), n_slots), np.int32), np.empty((len(used), n_slots), np.float32),
+        np.empty(len(used) if needs_rest else 0, np.float32), np.empty(0, np.float32),
+    )  # fmt: skip
+    postings = limit_postings(weights.postings, training, job.config)
+    biases, tasks = (weights.biases, weights.length_biases), split(len(used), _ROWS_PER_TASK)
+    n_blocks = -(-n_classes // sparse_start.BLOCK)
+    scratch = Scratch(lambda: (np.zeros(n_classes, np.float32), np.zeros(n_blocks, np.uint8)))
+
+    def work(i: int) -> None:
+        with scratch.use() as (scores, touched):
+            sparse_start.propose(rows, given, postings, biases, scores, touched, found, *tasks[i])
+
+    run_checked(work, len(tasks), job)
+    n_rows = len(rows.indptr) - 1
+    if len(used) == n_rows:
+        return Plausible(found.classes, found.scores, found.log_rest)
+    classes, scores = (
+        np.full((n_rows, n_slots), -1, np.int32),
+        np.full((n_rows, n_slots), -np.inf, np.float32),
+    )
+    classes[used], scores[used] = found.classes, found.scores
+    log_rest = np.full(n_rows if needs_rest else 0, -np.inf, np.float32)
+    if needs_rest:
+        log_rest[used] = found.log_rest
+    return Plausible(classes, scores, log_rest)
+
+
+def score_own(training: TrainingRows, sums: Sums, numbers: Numbers, job: Job) -> Float32:
+    """Return the score of each pair by the start, the row left out of its class."""
+    data, tasks = training.data, split(training.data.n_pairs, 1 << 12)
+    pairs = sparse_start.Pairs(data.rows, data.y.astype(np.int32), data.pair_weight)
+    own = np.empty(data.n_pairs, np.float32)
+
+    def work(i: int) -> None:
+        sparse_start.score_own(training.rows, pairs, sums, numbers, own, *tasks[i])
+
+    run(work, len(tasks), job.n_threads)
+    return own
+
+
+def join_candidates(data: Examples, found: Plausible, own: Float32, pairs: Int64) -> Candidates:
+    """Return the candidates of some pairs, the own class first; `own` are the scores of all pairs."""
+    rows = data.rows[pairs].astype(np.int64)
+    classes = _join_own(data.y[pairs].astype(np.int32), found.classes, rows)
+    offsets = _join_own(own[pairs], found.scores, rows)
+    return Candidates(classes, offsets, found.log_rest[rows], rows, data.pair_weight[pairs])
+
+
+def _join_own(own: NDArray[Any], others: NDArray[Any], at: Int64) -> NDArray[Any]:
+    """Return one line per pair: what belongs to its own class, and the line of its row."""
+    joined = np.empty((len(own), 1 + others.shape[1]), own.dtype)
+    joined[:, 0] = own
+    for first, last in split(len(own), _LINES_AT_ONCE):
+        joined[first:last, 1:] = others[at[first:last]]
+    return joined
+
+
+def log_odds(data: Examples, found: Plausible, own: Float32) -> tuple[Float32, Float32]:
+    """Return the log-odds of the class of each pair, and those of the plausible classes of each row.
+
+    The normaliser of a pair has its own class and those of `found`; other labels of its row are left out.
+    """
+    with np.errstate(divide="ignore"):  # no candidate, no mass
+        others = np.logaddexp(np.logaddexp.reduce(found.scores, axis=1), found.log_rest)
+    best_own = np.full(len(others), -np.inf, np.float32)
+    np.maximum.at(best_own, data.rows, own)
+    total = np.logaddexp(others, best_own)[:, None]
+    share = np.exp(np.minimum(found.scores - total, 0.0))
+    of_rows = found.scores - total - np.log(np.maximum(1.0 - share, 1e-4))
+    return (own - others[data.rows]).astype(np.float32), of_rows.astype(np.float32)
+
+
+def _list_rows(data: Examples, classes: Int32, n_classes: int) -> Listing:
+    """List the rows of each class, its own and those that it is plausible for."""
+    own = np.argsort(data.y, kind="stable").astype(np.int64)
+    own_starts = np.searchsorted(data.y[own], np.arange(n_classes + 1)).astype(np.int64)
+    starts, entries = np.zeros(n_classes + 1, np.int64), np.empty(int((classes >= 0).sum()), np.int64)
+    list_pairs(classes, starts, entries)
+    return Listing(own_starts, own, starts, entries)
+
+
+class _Sizes(NamedTuple):
+    """Rows and entries of the rows that each class is fitted on."""
+
+    rows: Int64
+    entries: Int64
+
+    @classmethod
+    def of(cls, data: Examples, rows: CSRRows, listing: Listing, n_slots: int) -> _Sizes:
+        lengths = np.diff(rows.indptr)
+        n_rows = np.diff(listing.own_starts) + np.diff(listing.starts)
+        own = np.append(0, np.cumsum(lengths[data.rows[listing.own]]))
+        others = np.append(0, np.cumsum(lengths[listing.entries // n_slots]))
+        return cls(n_rows, np.diff(own[listing.own_starts]) + np.diff(others[listing.starts]))
+
+    def make_local(self, n_features: int) -> Local:
+        n, e = int(self.rows.max(initial=0)), int(self.entries.max(initial=0))
+        m = min(e, n_features)
+        shapes: tuple[tuple[int, Any], ...] = (
+            (n, np.int64), (n, np.int64), (n, np.int64), (n, np.int64), (e, np.int32), (e, np.float32),
+            (m, np.int32), (m, np.float32), (n, np.float32), (n, np.float32), (n, np.float32),
+        )  # fmt: skip
+        return Local(*(np.empty(*shape) for shape in shapes))
+
+
+def fit_linear(
+    training: TrainingRows,
+    found: Plausible,
+    n_classes: int,
+    job: Job,
+    *,
+    offsets: tuple[Float32, Float32] | None = None,
+    regularization: float | None = None,
+) -> tuple[Any, Float32]:
+    """Fit each class on its own rows and on those that it is plausible for.
+
+    Parameters
+    ----------
+    offsets
+        Log-odds of each pair and of the plausible classes of each row, which the weights correct; None for
+        weights that stand alone, whose bias is far below zero.
+
+    Returns
+    -------
+    tuple
+        CSR matrix (n_classes, n_features), features of a class in no order, and biases (n_classes,).
+    """
+    (data, rows, mean), config = training, job.config
+    n_slots, n_features = found.classes.shape[1], len(mean)
+    bias = 0.0 if offsets is not None else -(config.bias_margin + np.log(max(n_classes, 2)))
+    own, others = offsets or (np.full(1, bias, np.float32), np.full((1, 1), bias, np.float32))
+    row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
+    np.maximum.at(row_weights, data.rows, data.pair_weight)
+    squares = square_sums(rows.indptr, rows.data).astype(np.float64)
+    problem = Problem(
+        rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
+        row_weights, own, others, mean,
+    )  # fmt: skip
+    options = Options(
+        config.regularization if regularization is None else regularization, config.passes, config.tolerance,
+        config.prune_linear, job.seed % 2**31,
+    )  # fmt: skip
+    listing = _list_rows(data, found.classes, n_classes)
+    sizes = _Sizes.of(data, rows, listing, n_slots)
+    ends = np.minimum(np.append(0, np.cumsum(sizes.entries)), 2**62)
+    cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + 1, _TASK_ENTRIES), "left"))
+    cuts = np.unique(np.concatenate([[0], cuts, [n_classes]]))
+    scratch = Scratch(lambda: (np.full(n_features, -1, np.int32), sizes.make_local(n_features)))
+    parts: list[Any] = [None] * (len(cuts) - 1)
+
+    def work(i: int) -> None:
+        classes = np.arange(cuts[i], cuts[i + 1], dtype=np.int64)
+        size = int(np.minimum(sizes.entries[classes], n_features).sum())
+        stops, features = np.zeros(len(classes) + 1, np.int64), np.empty(size, np.int32)
+        values = np.empty(size, np.float32)
+        with scratch.use() as (place, local):
+            plausible.fit_classes(
+                problem, listing, n_slots, options, classes, place, local, stops, features, values
+            )
+        parts[i] = np.diff(stops), features[: stops[-1]].copy(), values[: stops[-1]].copy()
+
+    run_checked(work, len(parts), job)
+    matrix = sparse.csr_matrix((n_classes, n_features), dtype=np.float32)
+    matrix.indptr = np.append(0, np.cumsum(np.concatenate([part[0] for part in parts]))).astype(np.int64)
+    matrix.indices = np.concatenate([part[1] for part in parts])
+    matrix.data = np.concatenate([part[2] for part in parts])
+    return matrix, np.full(n_classes, bias, np.float32)
