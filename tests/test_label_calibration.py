@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.special import expit
-from sklearn.metrics import f1_score, label_ranking_average_precision_score
+from sklearn.metrics import label_ranking_average_precision_score
 from sklearn.model_selection import cross_val_score
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
 from extremax.calibration import LabelCalibration, best_threshold, fit_label_calibration
 from extremax.evaluation import calibrate
-from extremax.metrics import macro_f1, micro_f1
 from extremax.tuned import CalibrationConfig
 from planted import LIST_CLASSES, indicator, label_lists, word_rows
 
@@ -168,17 +167,6 @@ def test_no_label_among_the_candidates_gives_small_probabilities() -> None:
     )
     assert isinstance(found, LabelCalibration)
     assert (found.prob(scores, np.zeros(50)) < 0.01).all()
-
-
-def test_f1_matches_scikit_learn_reference() -> None:
-    rng = np.random.default_rng(2)
-    truth, guess = rng.random((80, 6)) < 0.3, rng.random((80, 6)) < 0.3
-    truth[:, 5] = guess[:, 5] = False  # a label that neither has
-    pair = sparse.csr_array(truth), sparse.csr_array(guess)
-    assert micro_f1(*pair) == pytest.approx(f1_score(truth, guess, average="micro"))
-    assert macro_f1(*pair) == pytest.approx(f1_score(truth[:, :5], guess[:, :5], average="macro"))
-    with pytest.raises(ValueError, match="truth has shape"):
-        micro_f1(pair[0], pair[1][:, :5])
 
 
 # -- scikit-learn --------------------------------------------------------------------------------------------
