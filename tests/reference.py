@@ -66,10 +66,12 @@ def label_f1(Y, predicted):
     def pairs(table):
         return {(int(i), int(j)) for i, j in np.argwhere(table)}
 
-    columns = [(set(np.flatnonzero(t)), set(np.flatnonzero(p))) for t, p in zip(Y.T, predicted.T, strict=True)]
-    rows = [(set(np.flatnonzero(t)), set(np.flatnonzero(p))) for t, p in zip(Y, predicted, strict=True)]
-    macro = np.mean([set_f1(p, t) for t, p in columns if t or p])
-    return set_f1(pairs(predicted), pairs(Y)), macro, np.mean([set_f1(p, t) for t, p in rows])
+    def sets(table):
+        return [set(np.flatnonzero(row)) for row in table]
+
+    samples = [set_f1(p, t) for p, t in zip(sets(predicted), sets(Y), strict=True)]
+    macro = [set_f1(p, t) for p, t in zip(sets(predicted.T), sets(Y.T), strict=True) if p or t]
+    return set_f1(pairs(predicted), pairs(Y)), np.mean(macro), np.mean(samples)
 
 
 def calibration_error(correct, confidence, n_bins):
@@ -284,7 +286,7 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
     truth: dict[int, set[int]] = {}
     for row, label in pairs:
         truth.setdefault(row, set()).add(label)
-    any_hit, precision, ndcg = [], [], []
+    any_hit, precision, ndcg, recall, f1 = [], [], [], [], []
     for row, labels in truth.items():
         hits = [int(label in labels) for label in np.argsort(-log_prob[row], kind="stable")[:k]]
         gain = sum(hit / np.log2(place + 2) for place, hit in enumerate(hits))
@@ -292,9 +294,13 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
         any_hit.append(max(hits))
         precision.append(sum(hits) / k)
         ndcg.append(gain / best)
+        recall.append(sum(hits) / len(labels))
+        f1.append(2 * sum(hits) / (k + len(labels)))
     return {
         "log_likelihood": float(np.mean([log_prob[row, label] for row, label in pairs])),
         "accuracy": float(np.mean(any_hit)),
         "precision": float(np.mean(precision)),
         "ndcg": float(np.mean(ndcg)),
+        "recall": float(np.mean(recall)),
+        "f1": float(np.mean(f1)),
     }
