@@ -424,9 +424,7 @@ def _text_labels(
     return TextData(name, kept, [names[i] for i in known], texts, counts, dropped).take(rows)
 
 
-def _text_label_lists(
-    name: str, texts: dict[str, list[str]], labels: dict[str, list[list[str]]]
-) -> TextData:
+def _text_label_lists(name: str, texts: dict[str, list[str]], labels: dict[str, list[list[str]]]) -> TextData:
     """Number the labels; the rest is that of `_text_labels`."""
     binarizer = MultiLabelBinarizer(sparse_output=True)
     binarizer.fit([row for split in SPLITS for row in labels[split]])
