@@ -54,7 +54,7 @@ class Report:
     label_calibration_error : float or None
         Expected calibration error of the probabilities of single labels, of those above 1%.
     label_threshold : float or None
-        The probability from which labels are predicted.
+        Times the square root of a row's highest probability: that from which labels are predicted.
     ece : dict
         Expected calibration error of the first k predictions (arXiv 2411.04276): the same over all of them,
         each a prediction of its own; ``ece[1]`` is `calibration_error`.
@@ -213,20 +213,18 @@ def _label_figures(
     model: Model, data: Examples, truth: sparse.csr_array, n_threads: int, n_bins: int
 ) -> dict[str, float]:
     """Return figures of the probabilities of single labels, and of the labels that they predict."""
-    threshold, least = model.labels.threshold, model.label_min_prob
-    rows, labels, prob = model.labels_above(data.X, min(threshold, least), n_threads=n_threads)
+    rows, labels, _ = model.labels_above(data.X, None, n_threads=n_threads)
+    predicted = sparse.csr_array((np.ones(len(rows), np.int8), (rows, labels)), shape=truth.shape)
+    rows, labels, prob = model.labels_above(data.X, model.label_min_prob, n_threads=n_threads)
     applies = np.asarray(metrics.label_hits(truth[rows], labels[:, None]))[:, 0]
-    counted, chosen = prob >= least, prob >= threshold
-    ones = np.ones(int(chosen.sum()), np.int8)
-    predicted = sparse.csr_array((ones, (rows[chosen], labels[chosen])), shape=truth.shape)
     return {
         "samples_f1": metrics.samples_f1(truth, predicted),
         "micro_f1": metrics.micro_f1(truth, predicted),
         "macro_f1": metrics.macro_f1(truth, predicted),
         "label_calibration_error": metrics.expected_calibration_error(
-            applies[counted], np.minimum(prob[counted], 1.0), n_bins=n_bins
+            applies, np.minimum(prob, 1.0), n_bins=n_bins
         ),
-        "label_threshold": threshold,
+        "label_threshold": model.labels.threshold,
     }
 
 
