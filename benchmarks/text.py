@@ -18,13 +18,14 @@ milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; s
 first epoch.  Data sets are described in
 benchmark_data.py, methods in peers.py.
 
-Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
-validation rows; no figure of a test row chooses anything.  Scored are all test rows, or a random sample
-(seed 0) of 10,000.  Columns: accuracy and top-5, or with several labels per row P@1/3/5, nDCG@5, F1@5 and the
-F1 of the labels that `predict_labels` chooses (means over rows); log-likelihood in nats, of the softmax over all classes (with several labels per row the mean over pairs); expected calibration
-error of the best class; training seconds on the wall and of the processor; MB of the saved model, and
-seconds to load it; milliseconds per row for the five best classes on one thread, in one call for all rows and
-in a call for each; peak memory of the process after training, with its training data.
+Every method runs in a process of its own, on two threads, with defaults. Settings of the rules are chosen on
+validation rows; no figure of a test row chooses anything. Scored are all test rows, or a random sample (seed
+0) of 10,000. Columns: accuracy and top-5, or with several labels per row P@1/3/5, nDCG@5, F1@5 and the F1 of
+the labels that `predict_labels` chooses (means over rows); log-likelihood in nats, of the softmax over all
+classes (with several labels per row the mean over pairs); expected calibration error of the best class;
+training seconds on the wall and of the processor; MB of the saved model, and seconds to load it; milliseconds
+per row for the five best classes on one thread, in one call for all rows and in a call for each; peak memory
+of the process after training, with its training data.
 """
 
 from __future__ import annotations
