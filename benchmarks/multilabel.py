@@ -121,6 +121,7 @@ def figures(rows: Rows, labels: np.ndarray) -> dict[str, float]:
     propensity = metrics.label_propensities(counts, rows.Y_train.shape[0])
     found = {f"P@{k}": metrics.precision_at_k(Y, labels, k=k) for k in KS}
     found |= {f"nDCG@{k}": metrics.ndcg_at_k(Y, labels, k=k) for k in KS[1:]}
+    found["F1@5"] = metrics.f1_at_k(Y, labels, k=5)
     scored = metrics.propensity_scored_precision_at_k
     return found | {f"PSP@{k}": scored(Y, labels, propensity, k=k) for k in KS}
 
@@ -169,7 +170,7 @@ def compare(kind: str, rows: Rows, folder: Path, python: str | None, peers: Sequ
     sizes = f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
     labels_per_row = rows.Y_train.nnz / rows.X_train.shape[0]
     print(f"\n{NAMES[kind]}: {sizes}, {labels_per_row:.2f} labels per row\n")
-    heads = [f"P@{k}" for k in KS] + [f"nDCG@{k}" for k in KS[1:]] + [f"PSP@{k}" for k in KS]
+    heads = [f"P@{k}" for k in KS] + [f"nDCG@{k}" for k in KS[1:]] + ["F1@5"] + [f"PSP@{k}" for k in KS]
     print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
     print("|---|" + "---|" * (len(heads) + 3))
     first = None

@@ -18,13 +18,14 @@ milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; s
 first epoch.  Data sets are described in
 benchmark_data.py, methods in peers.py.
 
-Every method runs in a process of its own, on two threads, with defaults.  Settings of the rules are chosen on
-validation rows; no figure of a test row chooses anything.  Scored are all test rows, or a random sample
-(seed 0) of 10,000.  Columns: accuracy and top-5, or P@1/3/5 with several labels per row; log-likelihood in
-nats, of the softmax over all classes (with several labels per row the mean over pairs); expected calibration
-error of the best class; training seconds on the wall and of the processor; MB of the saved model, and
-seconds to load it; milliseconds per row for the five best classes on one thread, in one call for all rows and
-in a call for each; peak memory of the process after training, with its training data.
+Every method runs in a process of its own, on two threads, with defaults. Settings of the rules are chosen on
+validation rows; no figure of a test row chooses anything. Scored are all test rows, or a random sample (seed
+0) of 10,000. Columns: accuracy and top-5, or with several labels per row P@1/3/5, nDCG@5, F1@5 and the F1 of
+the labels that `predict_labels` chooses (means over rows); log-likelihood in nats, of the softmax over all
+classes (with several labels per row the mean over pairs); expected calibration error of the best class;
+training seconds on the wall and of the processor; MB of the saved model, and seconds to load it; milliseconds
+per row for the five best classes on one thread, in one call for all rows and in a call for each; peak memory
+of the process after training, with its training data.
 """
 
 from __future__ import annotations
@@ -373,6 +374,8 @@ def score(method: str, data: Prepared) -> dict[str, Any]:
     Y, labels = peers.load_matrix(data.folder, "Y_test"), arrays["labels"]
     if data.multilabel:
         figures = {f"P@{k}": metrics.precision_at_k(Y, labels, k=k) for k in (1, 3, 5)}
+        figures |= {"nDCG@5": metrics.ndcg_at_k(Y, labels, k=5), "F1@5": metrics.f1_at_k(Y, labels, k=5)}
+        figures["F1"] = about.get("samples_f1")
     else:
         figures = {"accuracy": metrics.accuracy_at_k(Y.indices, labels, k=1)}
         if labels.shape[1] > 1 and (labels[:, 1] >= 0).any():
@@ -436,8 +439,8 @@ def by_size(method: str, data: Prepared) -> dict[str, float]:
 # -- tables
 
 SINGLE_HEADS = ("accuracy", "top-5", "log-likelihood", "ECE@1")
-MULTI_HEADS = ("P@1", "P@3", "P@5", "log-likelihood", "ECE@1")
-PER_CENT = {"accuracy", "top-5", "P@1", "P@3", "P@5", "ECE@1"}
+MULTI_HEADS = ("P@1", "P@3", "P@5", "nDCG@5", "F1@5", "F1", "log-likelihood", "ECE@1")
+PER_CENT = {*SINGLE_HEADS, *MULTI_HEADS} - {"log-likelihood"}
 COST_HEADS = ("training s (processor)", "model MB", "load s", "ms per row", "ms per query", "peak GiB")
 
 

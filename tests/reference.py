@@ -32,19 +32,46 @@ def values_at(table, labels, missing=-np.inf):
 
 
 def ranking_figures(Y, labels, k, propensity):
-    """Precision, nDCG and normalised propensity-scored precision at k, row by row from their definitions;
-    Y dense 0/1.
+    """Precision, nDCG, recall, F1 and normalised propensity-scored precision at k, row by row from their
+    definitions; Y dense 0/1.
     """
-    precision, ndcg, reached, possible = [], [], 0.0, 0.0
+    precision, ndcg, recall, f1, reached, possible = [], [], [], [], 0.0, 0.0
     for truth, row in zip(np.asarray(Y), labels, strict=True):
         hits = [bool(c >= 0 and truth[c]) for c in row[:k]]
         precision.append(sum(hits) / k)
         gain = sum(hit / np.log2(r + 2) for r, hit in enumerate(hits))
         best = sum(1.0 / np.log2(r + 2) for r in range(min(k, int(truth.sum()))))
         ndcg.append(gain / best if best else 0.0)
+        chosen, true = {int(c) for c in row[:k] if c >= 0}, set(np.flatnonzero(truth).tolist())
+        recall.append(len(chosen & true) / len(true) if true else 0.0)
+        f1.append(set_f1(chosen, true))
         reached += sum(1.0 / propensity[c] for c, hit in zip(row[:k], hits, strict=True) if hit)
-        possible += sum(sorted((1.0 / propensity[c] for c in np.flatnonzero(truth)), reverse=True)[:k])
-    return float(np.mean(precision)), float(np.mean(ndcg)), reached / possible if possible else 0.0
+        possible += sum(sorted((1.0 / propensity[c] for c in true), reverse=True)[:k])
+    scored = reached / possible if possible else 0.0
+    return *(float(np.mean(figure)) for figure in (precision, ndcg, recall, f1)), scored
+
+
+def set_f1(predicted, true):
+    """Harmonic mean of precision and recall of a set; 0 where either is 0 or not defined."""
+    hits = len(predicted & true)
+    if hits == 0:
+        return 0.0
+    precision, recall = hits / len(predicted), hits / len(true)
+    return 2.0 / (1.0 / precision + 1.0 / recall)
+
+
+def label_f1(Y, predicted):
+    """Micro, macro and samples F1 of dense 0/1 tables, as F1 of sets of pairs, of rows and of labels."""
+
+    def pairs(table):
+        return {(int(i), int(j)) for i, j in np.argwhere(table)}
+
+    def sets(table):
+        return [set(np.flatnonzero(row)) for row in table]
+
+    samples = [set_f1(p, t) for p, t in zip(sets(predicted), sets(Y), strict=True)]
+    macro = [set_f1(p, t) for p, t in zip(sets(predicted.T), sets(Y.T), strict=True) if p or t]
+    return set_f1(pairs(predicted), pairs(Y)), np.mean(macro), np.mean(samples)
 
 
 def calibration_error(correct, confidence, n_bins):
@@ -259,7 +286,7 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
     truth: dict[int, set[int]] = {}
     for row, label in pairs:
         truth.setdefault(row, set()).add(label)
-    any_hit, precision, ndcg = [], [], []
+    any_hit, precision, ndcg, recall, f1 = [], [], [], [], []
     for row, labels in truth.items():
         hits = [int(label in labels) for label in np.argsort(-log_prob[row], kind="stable")[:k]]
         gain = sum(hit / np.log2(place + 2) for place, hit in enumerate(hits))
@@ -267,9 +294,13 @@ def pair_figures(log_prob: np.ndarray, pairs: list[tuple[int, int]], k: int) -> 
         any_hit.append(max(hits))
         precision.append(sum(hits) / k)
         ndcg.append(gain / best)
+        recall.append(sum(hits) / len(labels))
+        f1.append(2 * sum(hits) / (k + len(labels)))
     return {
         "log_likelihood": float(np.mean([log_prob[row, label] for row, label in pairs])),
         "accuracy": float(np.mean(any_hit)),
         "precision": float(np.mean(precision)),
         "ndcg": float(np.mean(ndcg)),
+        "recall": float(np.mean(recall)),
+        "f1": float(np.mean(f1)),
     }

@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 
 import extremax
 import reference
-from extremax import ExtremeClassifier, TextClassifier, load_model, metrics
+from extremax import ExtremeClassifier, TextClassifier, evaluation, load_model, metrics
 from extremax.calibration import Calibration
 from extremax.evaluation import Report, calibrate, evaluate
 from extremax.solvers import MinibatchSoftmax
@@ -40,7 +40,8 @@ def fitted():
 
 
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
-def test_figures_match_reference(fitted, store):
+def test_figures_match_reference(fitted, store, monkeypatch):
+    monkeypatch.setattr(evaluation, "RECALL_K", 12)  # 100 of 30 classes would hold every label
     X, y = make_rows(200, seed=1)
     plain = fitted.model_
     fitted._replace_model(plain.with_calibration(Calibration(1.7, 0.1)))  # so that a forgotten one shows
@@ -52,19 +53,34 @@ def test_figures_match_reference(fitted, store):
     assert (report.n_samples, report.n_pairs) == (200, len(pairs_of(y)))
     assert (report.n_left_out, report.n_unknown) == (0, 0)
     assert report.multilabel
-    for k in (1, 3, 5):
+    assert list(report.precision) == [1, 3, 5, 10]
+    for k in (1, 3, 5, 10):
         expected = reference.pair_figures(log_prob, pairs_of(y), k)
         # log-probabilities are float32 sums in another order
         assert report.log_likelihood == pytest.approx(expected["log_likelihood"], abs=1e-5)
-        for name in ("accuracy", "precision", "ndcg"):
+        for name in ("accuracy", "precision", "ndcg", "f1"):
             assert getattr(report, name)[k] == pytest.approx(expected[name], abs=1e-12)
     assert report.precision[1] == report.accuracy[1] > 0.5
+    expected = reference.pair_figures(log_prob, pairs_of(y), 12)
+    assert report.recall == pytest.approx({12: expected["recall"]}, abs=1e-12)
     rows, labels = np.array(pairs_of(y)).T
     best = log_prob.argmax(axis=1)
     error = metrics.expected_calibration_error(
         best[rows] == labels, np.exp(log_prob[rows, best[rows]].astype(np.float64))
     )
     assert report.calibration_error == pytest.approx(error, abs=1e-5)
+
+
+def test_f1_is_that_of_the_predicted_labels_matches_reference(fitted):
+    X, y = make_rows(200, seed=1)
+    report = evaluate(fitted, X, y)
+    truth, predicted = np.zeros((2, 200, N_CLASSES), bool)
+    for table, labels in ((truth, y), (predicted, fitted.predict_labels(X))):
+        for row, chosen in zip(table, labels, strict=True):
+            row[chosen] = True
+    micro, macro, samples = reference.label_f1(truth, predicted)
+    assert (report.micro_f1, report.macro_f1, report.samples_f1) == pytest.approx((micro, macro, samples))
+    assert report.recall == {100: 1.0}
 
 
 def test_propensities_come_from_training_counts_matches_reference(fitted, tmp_path):

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.special import expit
-from sklearn.metrics import f1_score, label_ranking_average_precision_score
+from sklearn.metrics import label_ranking_average_precision_score
 from sklearn.model_selection import cross_val_score
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
 from extremax.calibration import LabelCalibration, best_threshold, fit_label_calibration
 from extremax.evaluation import calibrate
-from extremax.metrics import macro_f1, micro_f1
 from extremax.tuned import CalibrationConfig
 from planted import LIST_CLASSES, indicator, label_lists, word_rows
 
@@ -90,8 +89,15 @@ def test_predict_labels_is_a_threshold_of_the_table_identity(
         for row, prob in zip(found, table, strict=True):
             assert sorted(row) == np.flatnonzero(prob >= threshold).tolist()
             assert (np.diff(prob[row]) <= 1e-9).all()
-    best = fitted.choices_["label_threshold"]
-    assert fitted.predict_labels(X) == fitted.predict_labels(X, best)
+    assert_labels_by_the_rule(fitted.predict_labels(X), table, fitted.choices_["label_threshold"])
+
+
+def assert_labels_by_the_rule(found: list[list[int]], table: Any, threshold: float) -> None:
+    """The best label of a row, and those from the threshold times the root of its probability on."""
+    for row, prob in zip(found, table, strict=True):
+        others = np.flatnonzero(prob >= threshold * np.sqrt(prob.max())).tolist()
+        assert sorted(row) == sorted({*others, int(prob.argmax())})
+        assert row[0] == prob.argmax()
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5, -1.0])
@@ -109,10 +115,7 @@ def test_without_rows_kept_back_labels_share_the_softmax() -> None:
     mean = np.mean([len(labels) for labels in y])
     expected = np.minimum(mean * clf.predict_proba(X), 1.0)
     np.testing.assert_allclose(clf.predict_label_proba(X), expected, rtol=1e-4, atol=1e-7)
-    assert all(
-        row == np.flatnonzero(p >= 0.5).tolist()
-        for row, p in zip(map(sorted, clf.predict_labels(X)), expected, strict=False)
-    )
+    assert_labels_by_the_rule(clf.predict_labels(X), clf.predict_label_proba(X), 0.5)
     X_more, y_more = label_lists(400, seed=5)
     calibrate(clf, X_more, y_more)
     assert clf.choices_["label_rows"] == 400
@@ -140,7 +143,7 @@ def test_logistic_regression_matches_scikit_learn_reference() -> None:
     scores, level = np.log(rng.dirichlet(np.full(10, 0.4), size=400)), rng.normal(size=400)
     truth = rng.random((400, 10)) < expit(2.0 + 1.2 * scores + 0.7 * level[:, None])
     config = CalibrationConfig(label_penalty=1e-6)
-    found = fit_label_calibration(scores, level, truth, int(truth.sum()), config=config)
+    found = fit_label_calibration(scores, level, truth, truth.sum(axis=1), config=config)
     columns = np.stack([scores.ravel(), np.repeat(level, 10)], axis=1)
     other = LogisticRegression(C=1e8, max_iter=1000).fit(columns, truth.ravel())
     np.testing.assert_allclose([found.slope, found.level], other.coef_[0], rtol=2e-2)
@@ -149,36 +152,35 @@ def test_logistic_regression_matches_scikit_learn_reference() -> None:
 
 def test_best_threshold_matches_every_threshold_reference() -> None:
     rng = np.random.default_rng(1)
-    prob = rng.random((60, 7)).round(2)  # with ties
+    prob = -np.sort(-(rng.random((60, 7)).round(1) ** 2), axis=1)  # with ties, also of the limits
     truth = rng.random((60, 7)) < prob
-    n_labels = int(truth.sum()) + 9  # some labels are not among the candidates
+    n_labels = truth.sum(axis=1) + rng.integers(0, 2, 60)  # some labels are not among the candidates
 
-    def f1(threshold: float) -> float:
-        chosen = prob >= threshold
-        return 2.0 * float((chosen & truth).sum()) / (chosen.sum() + n_labels)
+    def mean_f1(threshold: float) -> float:
+        total = 0.0
+        for p, hits, n in zip(prob, truth, n_labels, strict=True):
+            chosen = p >= min(threshold * np.sqrt(p[0]), p[0])
+            total += 2.0 * float(hits[chosen].sum()) / (chosen.sum() + n)
+        return total / len(prob)
 
     found = best_threshold(prob, truth, n_labels)
-    assert f1(found) == max(f1(t) for t in np.linspace(0.001, 0.999, 999))
+    assert mean_f1(found) == pytest.approx(max(mean_f1(t) for t in np.linspace(0.001, 0.999, 999)))
+
+
+def test_threshold_may_leave_the_best_label_alone() -> None:
+    prob = np.array([[0.9, 0.8, 0.7], [0.9, 0.5, 0.1]])
+    truth = np.array([[True, False, False], [True, False, False]])
+    threshold = best_threshold(prob, truth, np.ones(2, int))
+    assert 0.8 / np.sqrt(0.9) < threshold < 1.0
 
 
 def test_no_label_among_the_candidates_gives_small_probabilities() -> None:
     scores = np.log(np.full((50, 4), 0.25))
     found = fit_label_calibration(
-        scores, np.zeros(50), np.zeros((50, 4), bool), 50, config=CalibrationConfig()
+        scores, np.zeros(50), np.zeros((50, 4), bool), np.ones(50, int), config=CalibrationConfig()
     )
     assert isinstance(found, LabelCalibration)
     assert (found.prob(scores, np.zeros(50)) < 0.01).all()
-
-
-def test_f1_matches_scikit_learn_reference() -> None:
-    rng = np.random.default_rng(2)
-    truth, guess = rng.random((80, 6)) < 0.3, rng.random((80, 6)) < 0.3
-    truth[:, 5] = guess[:, 5] = False  # a label that neither has
-    pair = sparse.csr_array(truth), sparse.csr_array(guess)
-    assert micro_f1(*pair) == pytest.approx(f1_score(truth, guess, average="micro"))
-    assert macro_f1(*pair) == pytest.approx(f1_score(truth[:, :5], guess[:, :5], average="macro"))
-    with pytest.raises(ValueError, match="truth has shape"):
-        micro_f1(pair[0], pair[1][:, :5])
 
 
 # -- scikit-learn --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ def test_ranking_figures_matches_reference(ranking, k):
     got = (
         metrics.precision_at_k(truth, labels, k=k),
         metrics.ndcg_at_k(truth, labels, k=k),
+        metrics.recall_at_k(truth, labels, k=k),
+        metrics.f1_at_k(truth, labels, k=k),
         metrics.propensity_scored_precision_at_k(truth, labels, propensity, k=k),
     )
     np.testing.assert_allclose(
@@ -51,6 +53,34 @@ def test_ranking_figures_by_hand():
     assert metrics.propensity_scored_precision_at_k(Y, labels, propensity, k=3) == pytest.approx(
         (12 + 4) / (12 + 4)
     )
+
+
+def test_f1_of_label_sets_matches_reference(ranking):
+    Y, _, _ = ranking
+    guess = np.random.default_rng(6).random(Y.shape) < 0.05 + 0.5 * Y
+    guess[[3, 5]] = False  # row 3 has no label either
+    Y[:, 11] = guess[:, 11] = 0  # a label that is neither true nor predicted
+    pair = sparse.csr_array(Y), sparse.csr_array(guess)
+    got = metrics.micro_f1(*pair), metrics.macro_f1(*pair), metrics.samples_f1(*pair)
+    np.testing.assert_allclose(got, reference.label_f1(Y, guess), rtol=1e-12)
+    for figure, average in zip(got, ("micro", "macro", "samples"), strict=True):
+        used = (Y | guess).any(axis=0)
+        expected = sklearn_metrics.f1_score(Y[:, used], guess[:, used], average=average, zero_division=0.0)
+        assert figure == pytest.approx(expected)
+    empty = sparse.csr_array((2, 3))
+    assert metrics.micro_f1(empty, empty) == metrics.macro_f1(empty, empty) == 0.0
+    with pytest.raises(ValueError, match="truth has shape"):
+        metrics.samples_f1(pair[0], pair[1][:, :5])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_f1_at_k_matches_sklearn(k):
+    rng = np.random.default_rng(7)
+    Y, labels = rng.integers(0, 2, (50, 20)), np.argsort(rng.random((50, 20)), axis=1)
+    guess = np.zeros_like(Y)
+    np.put_along_axis(guess, labels[:, :k], 1, axis=1)
+    expected = sklearn_metrics.f1_score(Y, guess, average="samples")
+    assert metrics.f1_at_k(sparse.csr_array(Y), labels, k=k) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -112,6 +142,15 @@ def test_indicator_with_stored_zeros_and_unsorted_columns_invariant(ranking):
         assert metrics.precision_at_k(truth, labels, k=3) == metrics.precision_at_k(plain, labels, k=3)
         got = metrics.propensity_scored_precision_at_k(truth, labels, propensity, k=3)
         assert got == pytest.approx(metrics.propensity_scored_precision_at_k(plain, labels, propensity, k=3))
+
+
+def test_propensities_match_reference():
+    """Jain et al. (2016): 1 / (1 + C e^(-A log(N_l + B))), C = (log N - 1)(B + 1)^A."""
+    counts = np.array([0, 1, 7, 4000])
+    expected = [
+        1.0 / (1.0 + (np.log(9000) - 1.0) * 2.5**0.55 * np.exp(-0.55 * np.log(n + 1.5))) for n in counts
+    ]
+    np.testing.assert_allclose(metrics.label_propensities(counts, 9000), expected, rtol=1e-12)
 
 
 def test_propensities_by_hand():

@@ -112,15 +112,17 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return ids, log_prob
 
     def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
-        """Return all labels that apply to each row, the most probable first; there may be none.
+        """Return all labels that apply to each row, the most probable first.
 
         Parameters
         ----------
         X : array or sparse matrix (n_samples, n_features), or sequence of texts
         threshold : float, optional
-            Probability of a label by itself, `predict_label_proba`, from which it applies. By default the one
-            with the best micro F1 on rows that `fit` or `extremax.calibrate` kept back
-            (``choices_["label_threshold"]``), or 0.5 where there are none.
+            Probability of a label by itself, `predict_label_proba`, from which it applies; a row may then
+            have none. By default a row has its best label, and those whose probability is at least
+            ``choices_["label_threshold"]`` times the square root of the best one's; the number has the best
+            mean F1 on rows that `fit` or `extremax.calibrate` kept back, and is 0.5 where there are none. A
+            row without any known feature has the labels of at least half of the training rows.
         """
         features = self.to_features(X)
         rows, ids, _ = self._labels_above(features, threshold)
@@ -140,24 +142,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return prob
 
     def _labels_above(self, features: Features, threshold: float | None) -> tuple[Int64, Int32, Float64]:
-        """Return row, class and probability of the labels from a threshold on."""
+        """Return row, class and probability of the labels that apply."""
         options: ConstraintTable = {"threshold": [Interval(float, 0.0, 1.0, closed="right"), None]}
         check_parameters("predict_labels", {"threshold": threshold}, options)
-        model = self._inner.model_
-        least = model.labels.threshold if threshold is None else float(threshold)
-        rows, ids, prob = model.labels_above(features, least, n_threads=self._inner._threads)
-        empty = model.empty_rows(features)
-        if len(empty) == 0:
-            return rows, ids, prob
-        frequencies = model.label_frequencies
-        often = np.argsort(-frequencies, kind="stable").astype(np.int32)
-        often = often[frequencies[often] >= least]
-        kept = ~np.isin(rows, empty)
-        rows = np.concatenate([rows[kept], np.repeat(empty, len(often))])
-        ids = np.concatenate([ids[kept], np.tile(often, len(empty))])
-        prob = np.concatenate([prob[kept], np.tile(frequencies[often], len(empty))])
-        order = np.argsort(rows, kind="stable")
-        return rows[order], ids[order], prob[order]
+        return self._inner.model_.labels_above(features, threshold, n_threads=self._inner._threads)
 
     def decision_function(self, X: Any) -> Float32:
         """Return debiased scores, (n_samples, n_classes); for two classes the second's minus the first's."""

@@ -20,7 +20,13 @@ a label applies.  `LabelCalibration` gives a probability to each label by itself
 
     P(y applies to x) = sigmoid(intercept + slope (s_y - L) + level L),    L = log sum_y exp s_y,
 
-a logistic regression on rows that the model was not trained on.
+a logistic regression on rows that the model was not trained on.  With the best label of a row having
+probability p_1, a row is given the labels with
+
+    P(y applies to x) >= min(threshold sqrt(p_1), p_1),
+
+so at least one: half-way between one threshold for all rows, which leaves uncertain rows empty, and one
+relative to the best label, which gives them too many.  The threshold has the best mean F1 on the same rows.
 """
 
 from __future__ import annotations
@@ -112,7 +118,7 @@ class LabelCalibration(NamedTuple):
         Coefficients of the log-odds: of one, of the log-softmax of the label, and of the logarithm of its
         normaliser.
     threshold : float
-        Probability from which a label is predicted: the best micro F1 on the same rows.
+        Times the square root of the row's highest probability: the least probability of a predicted label.
     n_rows : int
         Rows that chose them; 0 where there were none: `without_rows`.
     """
@@ -144,6 +150,17 @@ class LabelCalibration(NamedTuple):
         found: Float64 = expit(odds)
         return found
 
+    def least_prob(self, best: Float64) -> Float64:
+        """Return the least probability of a predicted label from that of the best label of the row.
+
+        Examples
+        --------
+        >>> LabelCalibration.without_rows(1.0).least_prob(np.array([1.0, 0.25, 0.01])).tolist()
+        [0.5, 0.25, 0.01]
+        """
+        found: Float64 = np.minimum(self.threshold * np.sqrt(best), best)
+        return found
+
     def state(self) -> State:
         """Return what a model folder stores."""
         return State(self._asdict())
@@ -155,9 +172,9 @@ class LabelCalibration(NamedTuple):
 
 
 def fit_label_calibration(
-    log_softmax: Float64, normalizer: Float64, applies: Bool, n_labels: int, *, config: CalibrationConfig
+    log_softmax: Float64, normalizer: Float64, applies: Bool, n_labels: Int64, *, config: CalibrationConfig
 ) -> LabelCalibration:
-    """Fit the logistic regression, and the threshold with the best micro F1.
+    """Fit the logistic regression, and the threshold with the best mean F1 of the rows.
 
     Parameters
     ----------
@@ -165,8 +182,8 @@ def fit_label_calibration(
         Of the best classes of each row, and whether they are labels of it.
     normalizer : (n_rows,)
         Log of the sum of exp(scores) of all classes.
-    n_labels : int
-        Labels of all rows, also those that are not among the best classes.
+    n_labels : (n_rows,)
+        Labels of each row, including those that are not among its best classes.
 
     Examples
     --------
@@ -174,7 +191,7 @@ def fit_label_calibration(
     >>> level = rng.normal(size=500)
     >>> scores = np.log(rng.dirichlet(np.full(20, 0.3), size=500))
     >>> truth = rng.random((500, 20)) < expit(3.0 + 1.5 * scores + level[:, None])
-    >>> found = fit_label_calibration(scores, level, truth, truth.sum(), config=CalibrationConfig())
+    >>> found = fit_label_calibration(scores, level, truth, truth.sum(axis=1), config=CalibrationConfig())
     >>> bool(abs(found.slope - 1.5) < 0.2 and abs(found.level - 1.0) < 0.2)
     True
     """
@@ -201,22 +218,25 @@ def fit_label_calibration(
     return found._replace(threshold=best_threshold(found.prob(log_softmax, normalizer), applies, n_labels))
 
 
-def best_threshold(prob: Float64, applies: Bool, n_labels: int) -> float:
-    """Return the probability from which labels must be predicted for the best micro F1.
+def best_threshold(prob: Float64, applies: Bool, n_labels: Int64) -> float:
+    """Return the threshold of `LabelCalibration` with the best mean F1 of the rows.
+
+    Arguments are those of `fit_label_calibration`, with the probabilities of labels in place of scores.
 
     Examples
     --------
-    >>> best_threshold(np.array([[0.9, 0.4, 0.2]]), np.array([[True, True, False]]), 2)
+    >>> best_threshold(np.array([[0.81, 0.36, 0.18]]), np.array([[True, True, False]]), np.array([2]))
     0.3
     """
-    flat = prob.ravel()
-    order = np.argsort(-flat, kind="stable")
-    sorted_prob, hits = flat[order], np.cumsum(applies.ravel()[order])
-    f1 = 2.0 * hits / (np.arange(1, len(flat) + 1) + n_labels)
-    f1[:-1][sorted_prob[:-1] == sorted_prob[1:]] = -1.0  # equal probabilities are predicted together
-    last = int(np.argmax(f1))
-    below = sorted_prob[last + 1] if last + 1 < len(flat) else 0.0
-    return float(round(0.5 * (sorted_prob[last] + below), 6))
+    f1 = 2.0 * np.cumsum(applies, axis=1) / (np.arange(1, prob.shape[1] + 1) + n_labels[:, None])
+    gain = np.diff(f1, axis=1).ravel()  # of one label more in its row; the first is always predicted
+    limit = (prob[:, 1:] / np.sqrt(np.maximum(prob[:, :1], 1e-300))).ravel()  # highest threshold with it
+    order = np.argsort(-limit, kind="stable")
+    limits = np.concatenate([[1.0], limit[order], [0.0]])
+    total = np.concatenate([[0.0], np.cumsum(gain[order])])
+    total[limits[:-1] == limits[1:]] = -np.inf  # equal ones are predicted together
+    last = int(np.argmax(total))
+    return float(round(0.5 * (limits[last] + limits[last + 1]), 6))
 
 
 def mix_uniform(

@@ -1,12 +1,13 @@
 """`evaluate`: every figure about a fitted model on labelled rows; `calibrate`: probabilities that match
 frequencies.
 
-With one label per row, accuracy@1 and log-likelihood are what to look at. With several, the ranking figures
-of the Extreme Classification Repository: precision, nDCG and propensity-scored precision at k."""
+With one label per row, look at accuracy@1 and log-likelihood. With several, at the ranking figures of the
+Extreme Classification Repository (precision, nDCG and propensity-scored precision at k), and at the F1 of the
+predicted labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ from extremax.runtime.threads import resolve_threads
 if TYPE_CHECKING:
     from extremax.base import Classifier
 
-KS = (1, 3, 5)
+KS = (1, 3, 5, 10)
+RECALL_K = 100  # recall asks whether the labels are among the candidates that somebody would look through
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,13 @@ class Report:
     calibration_error : float
         Expected calibration error of the best class: the mean distance between its probability and the share
         of pairs whose label it is.
-    micro_f1, macro_f1 : float or None
-        F1 of the labels that `predict_labels` gives: of all pairs together, and the mean over labels that are
-        true or predicted. Like the next two only where rows have several labels.
+    samples_f1, micro_f1, macro_f1 : float or None
+        F1 of the labels that `predict_labels` gives: the mean over rows, of all pairs together, and the mean
+        over labels that are true or predicted. Like the next two, only where rows have several labels.
     label_calibration_error : float or None
         Expected calibration error of the probabilities of single labels, of those above 1%.
     label_threshold : float or None
-        The probability from which labels are predicted.
+        Times the square root of a row's highest probability: that from which labels are predicted.
     ece : dict
         Expected calibration error of the first k predictions (arXiv 2411.04276): the same over all of them,
         each a prediction of its own; ``ece[1]`` is `calibration_error`.
@@ -60,6 +62,9 @@ class Report:
         Share of rows with a true label among the first k predictions.
     precision, ndcg : dict
         Of the first k predictions the share that is true; discounted gain over that of a perfect ranking.
+    f1, recall : dict
+        F1 of the first k predictions, the mean over rows; share of the true labels among the first 100. Empty
+        where rows have one label.
     propensity_scored_precision : dict
         Precision in which a rare label counts more, over the best that is possible; empty where the training
         counts of the classes are not known.
@@ -71,6 +76,7 @@ class Report:
     n_unknown: int
     log_likelihood: float
     calibration_error: float
+    samples_f1: float | None = None
     micro_f1: float | None = None
     macro_f1: float | None = None
     label_calibration_error: float | None = None
@@ -79,6 +85,8 @@ class Report:
     accuracy: dict[int, float] = field(default_factory=dict)
     precision: dict[int, float] = field(default_factory=dict)
     ndcg: dict[int, float] = field(default_factory=dict)
+    f1: dict[int, float] = field(default_factory=dict)
+    recall: dict[int, float] = field(default_factory=dict)
     propensity_scored_precision: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -118,7 +126,7 @@ def evaluate(
         As in `ExtremeClassifier.fit`; for an `Model`, which has no label names, class numbers. Labels
         of unknown classes are left out, and so are rows without any other; both are counted.
     ks : sequence of int
-        How many predictions the figures at k look at.
+        Values of k.
     propensity : (n_classes,) array, optional
         For propensity-scored precision; by default `extremax.metrics.label_propensities` of the training
         counts that the model has stored, with the parameters that the Extreme Classification Repository uses
@@ -151,9 +159,9 @@ def evaluate(
     core, targets, threads = prepare(model, X, y)
     data = targets.usable().compact()
     n_classes, n_samples, rows = core.n_classes, data.n_rows, data.rows
-    ranked = core.rank_pairs(
-        data, k=max(ks), n_threads=threads if n_jobs is None else resolve_threads(n_jobs)
-    )
+    several = data.label_edges is not None
+    threads = threads if n_jobs is None else resolve_threads(n_jobs)
+    ranked = core.rank_pairs(data, k=max(*ks, RECALL_K if several else 1), n_threads=threads)
     finite = np.isfinite(ranked.log_prob[:, 0])
     if not finite.all():
         row = int(np.argmin(finite))
@@ -164,15 +172,25 @@ def evaluate(
     truth = sparse.csr_array((np.ones(len(rows), np.int8), data.y, offsets), shape=(n_samples, n_classes))
     chances = _propensity(core, propensity)
     # Over pairs: a class of probability p is right for a share p of them, also where each row has several.
-    is_label = ranked.labels[rows] == data.y[:, None]
-    confidence = np.minimum(np.exp(ranked.log_prob.astype(np.float64)), 1.0)[rows]
+    is_label = ranked.labels[rows, : max(ks)] == data.y[:, None]
+    confidence = np.minimum(np.exp(ranked.log_prob[:, : max(ks)].astype(np.float64)), 1.0)[rows]
     errors = {
         k: metrics.expected_calibration_error(
             is_label[:, :k].ravel(), confidence[:, :k].ravel(), n_bins=n_bins
         )
         for k in sorted({1, *ks})
     }
-    several = {} if data.label_edges is None else _label_figures(core, data, truth, threads, n_bins)
+
+    def at_ks(metric: Callable[..., float], *more: Any) -> dict[int, float]:
+        return {k: metric(truth, ranked.labels, *more, k=k) for k in ks}
+
+    figures: dict[str, Any] = {}
+    if several:
+        figures = _label_figures(core, data, truth, threads, n_bins)
+        figures |= {
+            "f1": at_ks(metrics.f1_at_k),
+            "recall": {RECALL_K: metrics.recall_at_k(truth, ranked.labels, k=RECALL_K)},
+        }
     return Report(
         n_samples=n_samples,
         n_pairs=len(rows),
@@ -180,14 +198,14 @@ def evaluate(
         n_unknown=int((targets.y < 0).sum()),
         log_likelihood=float(ranked.pair_log_prob.astype(np.float64).mean()),
         calibration_error=errors[1],
-        **several,
+        **figures,
         ece={k: errors[k] for k in ks},
-        accuracy={k: metrics.accuracy_at_k(truth, ranked.labels, k=k) for k in ks},
-        precision={k: metrics.precision_at_k(truth, ranked.labels, k=k) for k in ks},
-        ndcg={k: metrics.ndcg_at_k(truth, ranked.labels, k=k) for k in ks},
+        accuracy=at_ks(metrics.accuracy_at_k),
+        precision=at_ks(metrics.precision_at_k),
+        ndcg=at_ks(metrics.ndcg_at_k),
         propensity_scored_precision={}
         if chances is None
-        else {k: metrics.propensity_scored_precision_at_k(truth, ranked.labels, chances, k=k) for k in ks},
+        else at_ks(metrics.propensity_scored_precision_at_k, chances),
     )
 
 
@@ -195,19 +213,18 @@ def _label_figures(
     model: Model, data: Examples, truth: sparse.csr_array, n_threads: int, n_bins: int
 ) -> dict[str, float]:
     """Return figures of the probabilities of single labels, and of the labels that they predict."""
-    threshold, least = model.labels.threshold, model.label_min_prob
-    rows, labels, prob = model.labels_above(data.X, min(threshold, least), n_threads=n_threads)
+    rows, labels, _ = model.labels_above(data.X, None, n_threads=n_threads)
+    predicted = sparse.csr_array((np.ones(len(rows), np.int8), (rows, labels)), shape=truth.shape)
+    rows, labels, prob = model.labels_above(data.X, model.label_min_prob, n_threads=n_threads)
     applies = np.asarray(metrics.label_hits(truth[rows], labels[:, None]))[:, 0]
-    counted, chosen = prob >= least, prob >= threshold
-    ones = np.ones(int(chosen.sum()), np.int8)
-    predicted = sparse.csr_array((ones, (rows[chosen], labels[chosen])), shape=truth.shape)
     return {
+        "samples_f1": metrics.samples_f1(truth, predicted),
         "micro_f1": metrics.micro_f1(truth, predicted),
         "macro_f1": metrics.macro_f1(truth, predicted),
         "label_calibration_error": metrics.expected_calibration_error(
-            applies[counted], np.minimum(prob[counted], 1.0), n_bins=n_bins
+            applies, np.minimum(prob, 1.0), n_bins=n_bins
         ),
-        "label_threshold": threshold,
+        "label_threshold": model.labels.threshold,
     }
 
 

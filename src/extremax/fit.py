@@ -247,7 +247,7 @@ def calibrate_model(model: Model, held_out: Examples, context: Context) -> Model
     of_row = f", slope {slope:.3f}" if slope else ""
     log(f"temperature {temperature:.3f}{of_row}, uniform mixing {uniform_mix:g}, {by}")
     if model.label_calibration is not None:
-        log(f"labels apply from a probability of {model.labels.threshold:.3f}, {by}")
+        log(f"labels apply from {model.labels.threshold:.3f} times the root of the best probability, {by}")
     return model
 
 

@@ -9,6 +9,8 @@ All values are fractions of one, where the repository prints per cent.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
@@ -81,6 +83,37 @@ def precision_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
     """
     truth = _indicator(Y)
     return float(label_hits(truth, _first_k(labels, truth.shape[0], k)).sum(axis=1).mean() / k)
+
+
+def recall_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
+    """Return recall@k: the fraction of the true labels that is among the first k, averaged over rows.
+
+    A row without true labels counts as 0.
+
+    Examples
+    --------
+    >>> recall_at_k(sparse.csr_array([[1, 0, 1], [0, 1, 0]]), [[0, 1], [1, 2]], k=2)
+    0.75
+    """
+    truth = _indicator(Y)
+    hits = label_hits(truth, _first_k(labels, truth.shape[0], k)).sum(axis=1)
+    return float((hits / np.maximum(np.diff(truth.indptr), 1)).mean())
+
+
+def f1_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
+    """Return F1@k: the F1 of the first k labels of a row against its true ones, averaged over rows.
+
+    A row has ``2 hits / (predicted + true)``, as Annif and the average "samples" of scikit-learn.
+
+    Examples
+    --------
+    >>> f1_at_k(sparse.csr_array([[1, 0, 1, 0], [0, 1, 0, 0]]), [[0, 1], [2, 3]], k=2)
+    0.25
+    """
+    truth = _indicator(Y)
+    ranked = _first_k(labels, truth.shape[0], k)
+    hits = label_hits(truth, ranked).sum(axis=1)
+    return float(_f1(hits, np.diff(truth.indptr), (ranked >= 0).sum(axis=1)).mean())
 
 
 def ndcg_at_k(Y: sparse.csr_array, labels: ArrayLike, *, k: int) -> float:
@@ -219,9 +252,7 @@ def micro_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
     >>> micro_f1(truth, sparse.csr_array([[1, 0, 0], [0, 1, 0]]))
     0.8
     """
-    hits, true, guessed = _label_counts(Y, predicted)
-    total = int(true.sum() + guessed.sum())
-    return 2.0 * int(hits.sum()) / total if total else 0.0
+    return float(_f1(*_label_counts(Y, predicted).sum(axis=1)))
 
 
 def macro_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
@@ -233,25 +264,43 @@ def macro_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
     >>> round(macro_f1(truth, sparse.csr_array([[1, 0, 0, 0], [0, 1, 0, 0]])), 4)
     0.6667
     """
-    hits, true, guessed = _label_counts(Y, predicted)
-    used = true + guessed > 0
-    return float((2.0 * hits[used] / (true[used] + guessed[used])).mean()) if used.any() else 0.0
+    counts = _label_counts(Y, predicted)
+    used = counts.any(axis=0)
+    return float(_f1(*counts[:, used]).mean()) if used.any() else 0.0
+
+
+def samples_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
+    """Return the mean F1 of the rows; one with neither true nor predicted labels counts as 0.
+
+    Examples
+    --------
+    >>> truth = sparse.csr_array([[1, 0, 1], [0, 1, 0]])
+    >>> round(samples_f1(truth, sparse.csr_array([[1, 0, 0], [0, 1, 0]])), 4)
+    0.8333
+    """
+    return float(_f1(*_label_counts(Y, predicted, by_row=True)).mean())
+
+
+def _f1(hits: NDArray[np.integer], true: NDArray[np.integer], predicted: NDArray[np.integer]) -> Any:
+    """Return ``2 hits / (true + predicted)``, 0 where there is nothing to count."""
+    return 2.0 * hits / np.maximum(true + predicted, 1)
 
 
 def _label_counts(
-    Y: sparse.csr_array, predicted: sparse.csr_array
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each label the rows where it is true and predicted, true, and predicted."""
+    Y: sparse.csr_array, predicted: sparse.csr_array, *, by_row: bool = False
+) -> NDArray[np.int64]:
+    """Count the pairs that are true and predicted, true, and predicted: (3, n_classes), or (3, n) by row."""
     truth, guess = _indicator(Y), _indicator(predicted)
     if truth.shape != guess.shape:
         raise ValueError(
             f"truth has shape {truth.shape} and predictions {guess.shape}; both have a row per sample and a"
             " column per class."
         )
-    n_classes = truth.shape[1]
     both = _indicator(truth.astype(bool).multiply(guess.astype(bool)))
-    hits, true, guessed = (np.bincount(m.indices, minlength=n_classes) for m in (both, truth, guess))
-    return hits, true, guessed
+    if by_row:
+        return np.stack([np.diff(pairs.indptr) for pairs in (both, truth, guess)])
+    n_classes = truth.shape[1]
+    return np.stack([np.bincount(pairs.indices, minlength=n_classes) for pairs in (both, truth, guess)])
 
 
 def _mean(values: NDArray[np.generic], sample_weight: ArrayLike | None) -> float:

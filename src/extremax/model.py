@@ -370,31 +370,43 @@ class Model:
         return LabelCalibration.without_rows(mean)
 
     def labels_above(
-        self, X: Features, threshold: float, *, n_threads: int = 1
+        self, X: Features, threshold: float | None, *, n_threads: int = 1
     ) -> tuple[Int64, Int32, Float64]:
         """Return row, class and probability of all labels that apply with at least this probability.
 
-        Rows ascend; in a row, the most probable label comes first.
+        Without a threshold those of `LabelCalibration.least_prob`.  Rows ascend; in a row, the most probable
+        label comes first.  An empty row has the labels that so many training rows have, by default half.
         """
         rows: list[Int64] = []
         labels: list[Int32] = []
         prob: list[Float64] = []
+        is_empty = np.zeros(X.shape[0], bool)
+        is_empty[self.empty_rows(X)] = True
         for first, last in split(X.shape[0], _LABEL_ROWS):
             width = 0
             while True:  # as many of the best classes as it takes for the last one to be below
                 width = min(self.n_classes, max(_LABEL_WIDTH, 4 * width))
                 found = self.predictor(n_threads).rank_scores(X[first:last], width)
                 p = self.labels.prob(found.log_softmax, found.normalizer)
-                if width == self.n_classes or not (p[:, -1] >= threshold).any():
+                above = p >= (self.labels.least_prob(p[:, :1]) if threshold is None else threshold)
+                above[is_empty[first:last]] = False
+                if width == self.n_classes or not above[:, -1].any():
                     break
-            above, column = np.nonzero(p >= threshold)
-            rows.append(above.astype(np.int64) + first)
-            labels.append(found.labels[above, column])
-            prob.append(p[above, column])
-        empty = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0))
+            row, column = np.nonzero(above)
+            rows.append(row.astype(np.int64) + first)
+            labels.append(found.labels[row, column])
+            prob.append(p[row, column])
+        if is_empty.any():
+            frequencies = self.label_frequencies
+            often = np.argsort(-frequencies, kind="stable").astype(np.int32)
+            often = often[frequencies[often] >= (0.5 if threshold is None else threshold)]
+            rows.append(np.repeat(np.flatnonzero(is_empty), len(often)))
+            labels.append(np.tile(often, int(is_empty.sum())))
+            prob.append(np.tile(frequencies[often], int(is_empty.sum())))
         if not rows:
-            return empty
-        return np.concatenate(rows), np.concatenate(labels), np.concatenate(prob)
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0)
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        return np.concatenate(rows)[order], np.concatenate(labels)[order], np.concatenate(prob)[order]
 
     @property
     def label_min_prob(self) -> float:

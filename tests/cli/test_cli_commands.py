@@ -386,11 +386,17 @@ def test_evaluation_of_several_labels(features: Path, tmp_path: Path) -> None:
         *(f"{best[i, 1]},{best[i, 0]} " + " ".join(f"{j}:{x}" for j, x in enumerate(X[i])) for i in range(2)),
     ]
     (tmp_path / "test.txt").write_text("\n".join(lines) + "\n")
-    figures = json.loads(
-        cli("evaluate", features / "model", tmp_path / "test.txt", "--json", "-k", "1,2,4").stdout
-    )
+    command = ["evaluate", features / "model", tmp_path / "test.txt", "-k", "1,2,4"]
+    figures = json.loads(cli(*command, "--json").stdout)
     assert figures["precision@1"] == figures["precision@2"] == figures["ndcg@4"] == 1.0
     assert figures["precision@4"] == 0.5
+    assert figures["f1@2"] == figures["recall@100"] == 1.0
+    shown = [line.split("\t") for line in cli(*command).stdout.splitlines()]
+    by_k = shown.index(["figure", "@1", "@2", "@4"])
+    assert ["f1", "0.6667", "1.0000", "0.6667"] in shown[by_k:]
+    assert ["recall@100", "1.0000"] in shown[:by_k]
+    names = {f"{line[0]}@{k}" for line in shown[by_k + 1 :] for k in (1, 2, 4)}
+    assert names | {line[0] for line in shown[1:by_k]} == figures.keys()
 
 
 def test_inspection_tells_sizes_and_tree(tree_model: Path) -> None:

@@ -18,7 +18,7 @@ _LABELS = ("label", "confused_with")
 def evaluate(
     model: ModelArgument,
     data: DataArgument,
-    k: Annotated[str, typer.Option("--k", "-k", help="Values of k, separated by commas.")] = "1,3,5",
+    k: Annotated[str, typer.Option("--k", "-k", help="Values of k, separated by commas.")] = "1,3,5,10",
     by_class: Annotated[
         Path | None,
         typer.Option(
@@ -41,6 +41,14 @@ def evaluate(
     ndcg@k             precision with a discount by rank
     propensity_scored_precision@k  precision with more weight for rare labels
     calibration_error  mean distance of confidence and accuracy
+    ece@k              the same for the first k
+
+    \b
+    With several labels per row:
+    f1@k               F1 of the first k, the mean over rows
+    recall@100         fraction of the true labels among the first 100
+    samples_f1, micro_f1, macro_f1  F1 of the labels that predict --threshold
+                       auto gives: by row, of all pairs, by label
 
     \b
     The table of --by-class has a row for each class that occurs in DATA or
@@ -77,7 +85,13 @@ def evaluate(
     if opening.as_json:
         terminal.show_json(report.as_dict())
     else:
-        terminal.print_table(["figure", "value"], report.as_dict().items())
+        ks = report.precision.keys()
+        by_k = {name: at for name, at in vars(report).items() if isinstance(at, dict) and at.keys() == ks}
+        others = [item for item in report.as_dict().items() if item[0].split("@")[0] not in by_k]
+        terminal.print_table(["figure", "value"], others)
+        terminal.print_table(
+            ["figure", *(f"@{k}" for k in ks)], [[name, *at.values()] for name, at in by_k.items()]
+        )
 
 
 def _cell(name: str, value: Any) -> Any:

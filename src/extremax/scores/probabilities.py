@@ -298,7 +298,7 @@ class Predictor:
         truth = sparse.csr_array((ones, examples.y, offsets), shape=(examples.n_rows, n_classes))
         applies = label_hits(truth, found.labels)
         return fit_label_calibration(
-            found.log_softmax, found.normalizer, applies, examples.n_pairs, config=config
+            found.log_softmax, found.normalizer, applies, np.diff(offsets), config=config
         )
 
 
