@@ -16,15 +16,25 @@ import numpy as np
 
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import sum_columns
-from extremax.kernels.topk import finish_rows, scan_scores, temper_rows
+from extremax.kernels.topk import (
+    STRIP,
+    clear_heap,
+    finish_row,
+    merge_strip,
+    row_inverse_temperature,
+    sort_heap,
+    sum_strip,
+)
 
 
 class ColumnTable(NamedTuple):
     """Columns of weights, and which of them a row uses.
 
-    The first column holds the factors of the sum of a row's words, the next ones those of the projection.
+    The first column holds the biases, the second the factors of the sum of a row's words, the next ones those
+    of the projection.
     """
 
+    labels: np.ndarray  # (n_classes,) int32: 0, 1, 2, ...
     tiles: np.ndarray  # (n_tiles, n_columns, TILE) float32
     place: np.ndarray  # (n_features,) int32: column of a feature, or -1
     line: np.ndarray  # (n_features,) int32: line of the projection that a feature has, or -1
@@ -51,9 +61,9 @@ class RowParts(NamedTuple):
 
 @njit
 def list_parts(rows, table, offsets, parts):
-    """Fill the parts of each row: the sum of its words, its projection, its own columns, its postings.
+    """Fill the parts of each row: bias, sum of its words, projection, its own columns, its postings.
 
-    `parts` has places for one column per entry, one more and all of the projection per row, and one posting
+    `parts` has places for one column per entry, two more and all of the projection per row, and one posting
     per entry.
     """
     at, rest, n_projected = 0, 0, table.projection.shape[1]
@@ -68,14 +78,15 @@ def list_parts(rows, table, offsets, parts):
             if table.line[f] >= 0:
                 reads = True
                 square += np.float64(x) * x
-        parts.columns[at], parts.factors[at] = 0, mass
-        at += 1
+        parts.columns[at], parts.factors[at] = 0, np.float32(1.0)
+        parts.columns[at + 1], parts.factors[at + 1] = 1, mass
+        at += 2
         if reads:
             scale = np.float32(1.0)
             if table.unit_rows:
                 scale = np.float32(1.0 / math.sqrt(square if square > 1e-18 else 1e-18))
             for j in range(n_projected):
-                parts.columns[at + j], parts.factors[at + j] = 1 + j, np.float32(0.0)
+                parts.columns[at + j], parts.factors[at + j] = 2 + j, np.float32(0.0)
             for p in range(start, stop):
                 line = table.line[rows.indices[p]]
                 if line >= 0:
@@ -104,8 +115,8 @@ def sum_tiles(table, parts, first, last, out):
 
 
 @njit
-def find_best(postings, parts, first, biases, tempering, scores, states, strip, labels, result):
-    """Add what postings hold to the scores of some rows, and find the best classes: all steps in one call.
+def find_best(postings, parts, first, labels, tempering, scores, targets, line, result):
+    """Add what postings hold to the scores of some rows, and find the best classes.
 
     Parameters
     ----------
@@ -113,29 +124,44 @@ def find_best(postings, parts, first, biases, tempering, scores, states, strip, 
         Of all rows of a block; the scores hold the columns already.
     first : int
         Row of the block that is the first of these n.
-    biases : (n_classes,) float32
-        ``b``.
+    labels : (n_classes,) int32
+        All classes.
     tempering : (float, float, float)
         See `extremax.kernels.topk.row_inverse_temperature`.
     scores : (n, n_classes or more) float32
-        Scores without biases; changed.
-    states : RowState
-        With a leading axis of one group, nothing merged into it yet.
-    strip : (STRIP,) float32
-        Scratch.
-    labels : (n, k) int32
-        Filled.
-    result : tuple of arrays
-        Filled: log-probabilities (n, k) of the labels and (n,) of the targets, inverse temperatures (n,).
+        Of the columns alone.
+    targets : (n,) int32
+        A class of each row, or -1.
+    line : (n_classes or more,) float32
+        Scratch: a row's scores, which stay in the second-level cache from step to step.
+    result : extremax.scores.scan.ScanResult
+        Filled, for these rows.
     """
-    for i in range(labels.shape[0]):
-        line = scores[i]
+    n_classes = labels.size
+    for i in range(targets.size):
+        own = scores[i]
+        for y in range(n_classes):
+            line[y] = own[y]
         for p in range(parts.firsts[first + i], parts.firsts[first + i + 1]):
             x = parts.values[p]
             for q in range(parts.low[p], parts.high[p]):
                 # unsigned: no look for indices from the end
                 line[np.uint32(postings.classes[q])] += x * postings.values[q]
-    scan_scores(scores, biases, np.float32(tempering[0]), states, strip)
-    if tempering[1] != 0.0:
-        temper_rows(scores, biases, tempering, states, result[2])
-    finish_rows(states, result[2], labels, result[0], result[1])
+        inverse, peak, mass = np.float32(tempering[0]), np.float32(-np.inf), 0.0
+        best, best_labels = result.log_prob[i], result.labels[i]
+        clear_heap(best, best_labels)
+        for start in range(0, n_classes, STRIP):
+            stop = min(start + STRIP, n_classes)
+            peak, mass = merge_strip(
+                line[start:stop], labels[start:stop], best, best_labels, inverse, peak, mass
+            )
+        sort_heap(best, best_labels, best.size)
+        if tempering[1] != 0.0:
+            inverse = row_inverse_temperature(tempering, -math.log(mass))
+            peak, mass = best[0] * inverse, 0.0
+            for start in range(0, n_classes, STRIP):
+                mass += sum_strip(line[start : min(start + STRIP, n_classes)], inverse, peak)
+        log_mass = finish_row(best, best_labels, inverse, peak, mass)
+        target = line[targets[i]] if targets[i] >= 0 else np.float32(np.nan)
+        result.target_log_prob[i] = (target * inverse - peak) - log_mass
+        result.inverse_temperature[i] = inverse

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
-from extremax.kernels import column_scores, sparse_scores, topk
+from extremax.kernels import column_scores, sparse_scores
 from extremax.kernels import postings as kernel
 from extremax.kernels.column_scores import ColumnTable, RowParts
 from extremax.kernels.row_updates import CSRRows
@@ -274,7 +274,7 @@ class ColumnBlock:
         self.n_tiles = len(table.tiles)
         rows = _row_range(X, first, last) if sparse.issparse(X) else csr_rows(X[first:last])
         n_entries, n_ends = len(rows.data), self.n_rows + 1
-        size = n_entries + self.n_rows * (1 + table.projection.shape[1])
+        size = n_entries + self.n_rows * (2 + table.projection.shape[1])
         self.parts = RowParts(
             np.empty(n_ends, np.int64), np.empty(size, np.int32), np.empty(size, np.float32),
             np.empty(n_ends, np.int64), np.empty(n_entries, np.int64), np.empty(n_entries, np.int64),
@@ -290,21 +290,17 @@ class ColumnBlock:
         self,
         first: int,
         tempering: tuple[float, float, float],
-        targets: Int32,
         scores: Float32,
-        labels: Int32,
-        result: tuple[Float32, ...],
+        targets: Int32,
+        line: Float32,
+        result: Any,
     ) -> None:
         """Find the best classes of some rows from `first` on, whose tiles are filled; see the kernel.
 
         The arrays are those of these rows.
         """
-        weights, strip = self.weights, np.empty(topk.STRIP, np.float32)
-        states = topk.empty_states(1, len(targets), labels.shape[1], targets)
-        column_scores.find_best(
-            weights.postings, self.parts, first, weights.biases, tempering, scores, states, strip, labels,
-            result,
-        )  # fmt: skip
+        postings, labels = self.weights.postings, self.table.labels
+        column_scores.find_best(postings, self.parts, first, labels, tempering, scores, targets, line, result)
 
 
 @register("weights", "sparse")
@@ -632,36 +628,33 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
     """Return the columns of weights that `SparseWeights.column_table` describes."""
     postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
-    n_factors = 0 if dense is None else dense.factors.shape[1]
-    column_bytes = 4 * TILE * n_tiles
-    n_most = min((max_bytes // column_bytes) - 1 - n_factors, 8 * weights.n_entries // column_bytes)
+    fixed = [weights.biases, weights.length_biases, *(() if dense is None else dense.factors.T)]
+    n_fixed, column_bytes = len(fixed), 4 * TILE * n_tiles
+    n_most = max(0, min(max_bytes // column_bytes - n_fixed, 8 * weights.n_entries // column_bytes))
     lengths = np.diff(postings.offsets)
     frequent = np.flatnonzero(lengths > min_fraction * n_classes)
-    if len(frequent) > n_most:
-        order = np.argsort(-lengths[frequent], kind="stable")
-        frequent = np.sort(frequent[order[: max(n_most, 0)]])
-    n_columns = 1 + n_factors + len(frequent)
+    longest = np.argsort(-lengths[frequent], kind="stable")[:n_most]
+    frequent = np.sort(frequent[longest])
+    n_columns = n_fixed + len(frequent)
     tiles = aligned_empty(n_tiles * n_columns * TILE).reshape(n_tiles, n_columns, TILE)
     tiles[...] = 0.0
-    for tile, start in enumerate(range(0, n_classes, TILE)):
-        part = slice(start, min(start + TILE, n_classes))
-        width = part.stop - start
-        tiles[tile, 0, :width] = weights.length_biases[part]
-        if dense is not None:
-            tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
-    for column, f in enumerate(frequent, 1 + n_factors):
+    tile_of, lane = np.divmod(np.arange(n_classes), TILE)
+    for column, values in enumerate(fixed):
+        tiles[tile_of, column, lane] = values
+    for column, f in enumerate(frequent, n_fixed):
         part = slice(*postings.offsets[f : f + 2])
         classes = postings.classes[part]
-        tiles[classes // TILE, column, classes % TILE] = postings.values[part]
+        tiles[tile_of[classes], column, lane[classes]] = postings.values[part]
     place = np.full(weights.n_features, -1, np.int32)
-    place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
+    place[frequent] = n_fixed + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)
     unit_rows = False
     if dense is not None:
-        place[n_words:] = 1 + dense.n_projected + np.arange(dense.n_dense, dtype=np.int32)
+        place[n_words:] = n_fixed - dense.n_dense + np.arange(dense.n_dense, dtype=np.int32)
         line[dense.columns] = np.arange(len(dense.columns), dtype=np.int32)
         projection, unit_rows = np.require(dense.projection, np.float32, ["C", "W"]), dense.unit_rows
-    return ColumnTable(tiles, place, line, projection, n_words, unit_rows)
+    labels = np.arange(n_classes, dtype=np.int32)
+    return ColumnTable(labels, tiles, place, line, projection, n_words, unit_rows)
 
 
 def restore_dense(state: State, n_sparse: int) -> DensePart:
