@@ -47,17 +47,19 @@ def csr_rows(X: Features, n_dense: int = 0) -> CSRRows:
     matrix = _as_csr(X)
     if n_dense:
         matrix = matrix[:, : matrix.shape[1] - n_dense]
-    parts = ((matrix.data, np.float32), (matrix.indices, np.int32), (matrix.indptr, np.int64))
-    # Writable: a read-only array is another type to numba, which would compile the kernel again.
-    return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
+    return _kernel_rows(matrix.data, matrix.indices, matrix.indptr)
 
 
 def _row_range(X: Any, first: int, last: int) -> CSRRows:
-    """Return some rows of a CSR matrix as the kernels take them; what has to be copied are these alone."""
+    """Return some rows of a CSR matrix as the kernels take them; nothing else of it is copied."""
     start, stop = X.indptr[first], X.indptr[last]
-    ends = X.indptr[first : last + 1].astype(np.int64) - np.int64(start)
-    values = np.require(X.data[start:stop], np.float32, ["C", "W"])
-    return CSRRows(values, np.require(X.indices[start:stop], np.int32, ["C", "W"]), ends)
+    return _kernel_rows(X.data[start:stop], X.indices[start:stop], X.indptr[first : last + 1] - start)
+
+
+def _kernel_rows(values: NDArray[Any], indices: NDArray[Any], offsets: NDArray[Any]) -> CSRRows:
+    parts = ((values, np.float32), (indices, np.int32), (offsets, np.int64))
+    # Writable: a read-only array is another type to numba, which would compile the kernel again.
+    return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +194,19 @@ def transpose_structure(offsets: Int64, indices: Int32, n: int) -> tuple[Int64, 
     return transpose_entries(offsets, indices, np.empty(0, np.float32), n)[:2]
 
 
+def _contributions(postings: Postings, mean: Float32) -> Float32:
+    """Return the magnitude of each weight times the mean of its feature."""
+    sizes: Float32 = np.abs(postings.values)
+    sizes *= np.repeat(mean, np.diff(postings.offsets))
+    return sizes
+
+
 def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
     """Return postings without weights whose mean contribution to a score is below a threshold.
 
     `mean` is that of each feature over the rows that have it.
     """
-    sizes = np.abs(postings.values)
-    sizes *= np.repeat(mean, np.diff(postings.offsets))
+    sizes = _contributions(postings, mean)
     kept = sizes >= np.float32(threshold)
     if kept.all():
         return postings
@@ -225,13 +233,10 @@ def unit_rows(X: Any) -> Any:
 
 def dense_columns(X: Any, n_dense: int) -> Float32:
     """Return the last columns of a CSR matrix, explicit in every row, as an array (n_rows, n_dense)."""
-    ends = X.indptr[1:].astype(np.int64)
-    if X.shape[0] and (np.diff(X.indptr) < n_dense).any():
-        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
-    at = ends[:, None] - np.arange(n_dense, 0, -1)
-    if X.shape[0] and (X.indices[at] != np.arange(X.shape[1] - n_dense, X.shape[1])).any():
-        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
-    found: Float32 = X.data[at]
+    first, last = X.shape[1] - n_dense, X.shape[1]
+    at = X.indptr[1:, None].astype(np.int64) - np.arange(n_dense, 0, -1)
+    is_explicit = (np.diff(X.indptr) >= n_dense).all() and (X.indices[at] == np.arange(first, last)).all()
+    found: Float32 = X.data[at] if is_explicit else X[:, first:].toarray()
     return found
 
 
@@ -429,11 +434,9 @@ class SparseWeights:
 
     def class_weights(self, label: int) -> tuple[Int32, Float32]:
         """Return the features on which a class has a weight, and the weights."""
-        none = np.empty(0, np.int32), np.empty(0, np.float32)
-        n = sparse_scores.count_of_class(self.postings, label, *none)
-        features, values = np.empty(n, np.int32), np.empty(n, np.float32)
-        sparse_scores.count_of_class(self.postings, label, features, values)
-        return features, values
+        offsets, classes, values = self.postings
+        at = np.flatnonzero(classes == label)
+        return (np.searchsorted(offsets, at, side="right") - 1).astype(np.int32), values[at]
 
     def class_vectors(self) -> sparse.csr_matrix:
         """Return one row per class: its weights on sparse columns, then those of the dense part."""
@@ -578,8 +581,7 @@ class SparseWeights:
         entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
         if entries >= self.n_entries:
             return 0.0
-        contribution = np.abs(self.postings.values)
-        contribution *= np.repeat(feature_mean, np.diff(self.postings.offsets))
+        contribution = _contributions(self.postings, feature_mean)
         if entries == 0:
             return float(np.nextafter(contribution.max(initial=0.0), np.float32(np.inf)))
         contribution.partition(self.n_entries - entries)
