@@ -151,7 +151,7 @@ def test_rows_by_columns_equal_tiles(slope):
 def test_long_columns_are_taken_the_longest_first():
     case = Case(300)
     table = case.weights.column_table(LIMITS)
-    n_fixed = 2 + N_PROJECTED + N_DENSE
+    n_fixed = 1 + N_PROJECTED + N_DENSE
     taken = np.flatnonzero(table.place[:N_WORDS] >= 0)
     np.testing.assert_array_equal(taken, np.flatnonzero(case.lengths > 0.4))
     assert table.tiles.shape == (-(-300 // TILE), n_fixed + len(taken), TILE)
@@ -179,4 +179,4 @@ def test_words_without_weights_have_no_postings():
     block = ColumnBlock(case.weights, case.weights.column_table(LIMITS), row, 0, 1)
     assert isinstance(block.parts, RowParts)
     assert block.parts.firsts.tolist() == [0, 0]
-    assert block.parts.starts.tolist() == [0, 2]  # bias and sum of the row alone
+    assert block.parts.starts.tolist() == [0, 1]  # the sum of the row alone

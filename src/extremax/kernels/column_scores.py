@@ -30,8 +30,7 @@ from extremax.kernels.topk import (
 class ColumnTable(NamedTuple):
     """Columns of weights, and which of them a row uses.
 
-    The first column holds the biases, the second the factors of the sum of a row's words, the next ones those
-    of the projection.
+    The first column holds the factors of the sum of a row's words, the next ones those of the projection.
     """
 
     labels: np.ndarray  # (n_classes,) int32: 0, 1, 2, ...
@@ -61,9 +60,9 @@ class RowParts(NamedTuple):
 
 @njit
 def list_parts(rows, table, offsets, parts):
-    """Fill the parts of each row: bias, sum of its words, projection, its own columns, its postings.
+    """Fill the parts of each row: the sum of its words, its projection, its own columns, its postings.
 
-    `parts` has places for one column per entry, two more and all of the projection per row, and one posting
+    `parts` has places for one column per entry, one more and all of the projection per row, and one posting
     per entry.
     """
     at, rest, n_projected = 0, 0, table.projection.shape[1]
@@ -78,15 +77,14 @@ def list_parts(rows, table, offsets, parts):
             if table.line[f] >= 0:
                 reads = True
                 square += np.float64(x) * x
-        parts.columns[at], parts.factors[at] = 0, np.float32(1.0)
-        parts.columns[at + 1], parts.factors[at + 1] = 1, mass
-        at += 2
+        parts.columns[at], parts.factors[at] = 0, mass
+        at += 1
         if reads:
             scale = np.float32(1.0)
             if table.unit_rows:
                 scale = np.float32(1.0 / math.sqrt(square if square > 1e-18 else 1e-18))
             for j in range(n_projected):
-                parts.columns[at + j], parts.factors[at + j] = 2 + j, np.float32(0.0)
+                parts.columns[at + j], parts.factors[at + j] = 1 + j, np.float32(0.0)
             for p in range(start, stop):
                 line = table.line[rows.indices[p]]
                 if line >= 0:
@@ -115,7 +113,7 @@ def sum_tiles(table, parts, first, last, out):
 
 
 @njit
-def find_best(postings, parts, first, labels, tempering, scores, targets, line, result):
+def find_best(postings, parts, first, classes, tempering, scores, targets, line, result):
     """Add what postings hold to the scores of some rows, and find the best classes.
 
     Parameters
@@ -124,8 +122,8 @@ def find_best(postings, parts, first, labels, tempering, scores, targets, line, 
         Of all rows of a block; the scores hold the columns already.
     first : int
         Row of the block that is the first of these n.
-    labels : (n_classes,) int32
-        All classes.
+    classes : (labels, biases)
+        All classes, and ``b``, which is added last: sums of smaller numbers round less.
     tempering : (float, float, float)
         See `extremax.kernels.topk.row_inverse_temperature`.
     scores : (n, n_classes or more) float32
@@ -137,6 +135,7 @@ def find_best(postings, parts, first, labels, tempering, scores, targets, line, 
     result : extremax.scores.scan.ScanResult
         Filled, for these rows.
     """
+    labels, biases = classes
     n_classes = labels.size
     for i in range(targets.size):
         own = scores[i]
@@ -152,9 +151,10 @@ def find_best(postings, parts, first, labels, tempering, scores, targets, line, 
         clear_heap(best, best_labels)
         for start in range(0, n_classes, STRIP):
             stop = min(start + STRIP, n_classes)
-            peak, mass = merge_strip(
-                line[start:stop], labels[start:stop], best, best_labels, inverse, peak, mass
-            )
+            strip, bias = line[start:stop], biases[start:stop]
+            for j in range(strip.size):
+                strip[j] += bias[j]
+            peak, mass = merge_strip(strip, labels[start:stop], best, best_labels, inverse, peak, mass)
         sort_heap(best, best_labels, best.size)
         if tempering[1] != 0.0:
             inverse = row_inverse_temperature(tempering, -math.log(mass))

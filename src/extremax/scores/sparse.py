@@ -279,7 +279,7 @@ class ColumnBlock:
         self.n_tiles = len(table.tiles)
         rows = _row_range(X, first, last) if sparse.issparse(X) else csr_rows(X[first:last])
         n_entries, n_ends = len(rows.data), self.n_rows + 1
-        size = n_entries + self.n_rows * (2 + table.projection.shape[1])
+        size = n_entries + self.n_rows * (1 + table.projection.shape[1])
         self.parts = RowParts(
             np.empty(n_ends, np.int64), np.empty(size, np.int32), np.empty(size, np.float32),
             np.empty(n_ends, np.int64), np.empty(n_entries, np.int64), np.empty(n_entries, np.int64),
@@ -304,8 +304,10 @@ class ColumnBlock:
 
         The arrays are those of these rows.
         """
-        postings, labels = self.weights.postings, self.table.labels
-        column_scores.find_best(postings, self.parts, first, labels, tempering, scores, targets, line, result)
+        postings, classes = self.weights.postings, (self.table.labels, self.weights.biases)
+        column_scores.find_best(
+            postings, self.parts, first, classes, tempering, scores, targets, line, result
+        )
 
 
 @register("weights", "sparse")
@@ -630,7 +632,7 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
     """Return the columns of weights that `SparseWeights.column_table` describes."""
     postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
-    fixed = [weights.biases, weights.length_biases, *(() if dense is None else dense.factors.T)]
+    fixed = [weights.length_biases, *(() if dense is None else dense.factors.T)]
     n_fixed, column_bytes = len(fixed), 4 * TILE * n_tiles
     n_most = max(0, min(max_bytes // column_bytes - n_fixed, 8 * weights.n_entries // column_bytes))
     lengths = np.diff(postings.offsets)
