@@ -339,7 +339,7 @@ class SearchConfig:
     tree_beam_width: int = 64  # nodes per level of the label tree
     beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
     row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
-    row_block: int = 256  # rows that read the columns of sparse weights together, at most ...
+    row_block: int = 512  # rows that read the columns of sparse weights together, at most ...
     row_block_scores: int = 1 << 24  # ... and their scores, 64 MB
     column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
     column_bytes: int = 512 << 20  # bytes of such columns, at most

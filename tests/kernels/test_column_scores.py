@@ -1,4 +1,4 @@
-"""Scores by columns and postings against products in float64, and all steps in one call."""
+"""Best classes by columns and postings, against products in float64 and the kernels of tiles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from extremax.kernels import topk
 from extremax.kernels.column_scores import RowParts
 from extremax.kernels.simd import TILE
 from extremax.runtime.scratch import aligned_empty
+from extremax.scores.scan import ScanResult
 from extremax.scores.sparse import ColumnBlock, DensePart, SparseWeights
 from extremax.tuned import SearchConfig
 
@@ -56,12 +57,19 @@ class Case:
         return self.weights.column_table(SearchConfig(column_fraction=0.4, column_bytes=n_bytes))
 
     def scores(self, first, last, cut):
-        """Return scores without biases, tiles in two parts, rows one by one."""
+        """Return the scores of the columns, tiles in two parts."""
         block = ColumnBlock(self.weights, self.weights.column_table(LIMITS), self.X, first, last)
         scores = aligned_empty(block.n_rows * block.n_tiles * TILE).reshape(block.n_rows, -1)
         block.sum_tiles(min(cut, block.n_tiles), block.n_tiles, scores)
         block.sum_tiles(0, min(cut, block.n_tiles), scores)
         return block, scores
+
+    def find_best(self, tempering, k, targets):
+        """Return the best classes of all rows, and the scores of the last row."""
+        block, scores = self.scores(0, N_ROWS, 3)
+        found, line = ScanResult.empty(N_ROWS, k, np.float32(0.0)), np.empty(len(self.biases), np.float32)
+        block.find_best(0, tempering, scores, targets, line, found)
+        return found, line
 
 
 CASES = [
@@ -78,16 +86,16 @@ CASES = [
 @pytest.mark.parametrize("n_classes", [1, TILE - 1, TILE, 300])
 def test_best_classes_match_the_product(options, n_classes):
     case = Case(n_classes, **options)
-    tempering, k = (1 / 1.3, 0.2, 0.1), min(5, n_classes)
-    block, scores = case.scores(0, N_ROWS, 3)
-    found = _results(N_ROWS, k, tempering[0])
     targets = np.arange(N_ROWS, dtype=np.int32) % n_classes
-    block.find_best(0, tempering, targets, scores, found[0], found[1:])
-    np.testing.assert_allclose(scores[:, :n_classes], case.table, atol=2e-5)
-    expected = reference.log_softmax((case.table + case.biases) * found[3][:, None].astype(np.float64))
-    np.testing.assert_allclose(found[2], expected[np.arange(N_ROWS), targets], atol=3e-5)
-    np.testing.assert_allclose(found[1], np.take_along_axis(expected, found[0], axis=1), atol=3e-5)
-    np.testing.assert_allclose(found[1], -np.sort(-expected, axis=1)[:, :k], atol=3e-5)
+    found, line = case.find_best((1 / 1.3, 0.2, 0.1), min(5, n_classes), targets)
+    np.testing.assert_allclose(line, case.table[-1] + case.biases, atol=2e-5)
+    inverse = found.inverse_temperature[:, None].astype(np.float64)
+    expected = reference.log_softmax((case.table + case.biases) * inverse)
+    np.testing.assert_allclose(found.target_log_prob, expected[np.arange(N_ROWS), targets], atol=3e-5)
+    np.testing.assert_allclose(found.log_prob, np.take_along_axis(expected, found.labels, axis=1), atol=3e-5)
+    np.testing.assert_allclose(
+        found.log_prob, -np.sort(-expected, axis=1)[:, : found.labels.shape[1]], atol=3e-5
+    )
 
 
 @pytest.mark.invariance
@@ -99,27 +107,45 @@ def test_neither_tiles_nor_other_rows_change_a_bit():
         np.testing.assert_array_equal(part, whole[first:last])
 
 
-@pytest.mark.invariance
+@pytest.mark.identity
 @pytest.mark.parametrize("slope", [0.0, 0.3])
-def test_all_steps_in_one_call_change_no_bit(slope):
-    case, k, tempering = Case(1100), 4, (1 / 1.3, slope, 0.1)  # several strips
+def test_rows_by_columns_equal_tiles(slope):
+    """The same scores through the kernels of dense weights: several strips, several tiles."""
+    case, k, tempering = Case(1100), 4, (1 / 1.3, slope, 0.1)
     targets = np.full(N_ROWS, -1, np.int32)
     targets[:3] = 7, 1099, 0
-    block, scores = case.scores(0, N_ROWS, 1)
-    found = _results(N_ROWS, k, tempering[0])
-    block.find_best(0, tempering, targets, scores, found[0], found[1:])  # leaves the sums in `scores`
+    found, _ = case.find_best(tempering, k, targets)
+    products = case.table.astype(np.float32)
     state = topk.empty_states(1, N_ROWS, k, targets)
-    scores = np.ascontiguousarray(scores[:, :1100])
+    scaling = topk.Scaling(np.float32(1.0), np.float32(tempering[0]))
+    columns = topk.Columns(np.arange(1100, dtype=np.int32), case.biases, 0)
+    noise = topk.LogNoise(np.zeros((1, 1100), np.float32), 0, 0, 0)
+    group = state._replace(
+        heap_scores=state.heap_scores[0],
+        heap_labels=state.heap_labels[0],
+        peak=state.peak[0],
+        mass=state.mass[0],
+    )
     strip = np.empty(topk.STRIP, np.float32)
-    topk.scan_scores(scores, case.biases, np.float32(tempering[0]), state, strip)
-    expected = _results(N_ROWS, k, tempering[0])
+    topk.scan_tile(products, columns, noise, scaling, 0, N_ROWS, group, strip)
+    expected = ScanResult.empty(N_ROWS, k, scaling.inverse_temperature)
     if slope:
-        topk.temper_rows(scores, case.biases, tempering, state, expected[3])
-        assert len(np.unique(expected[3])) == N_ROWS
-    topk.finish_rows(state, expected[3], *expected[:3])
-    for array, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(array, other)
-    assert np.isfinite(found[2][:3]).all()
+        topk.temper_groups(state, tempering, expected.inverse_temperature)
+        assert len(np.unique(expected.inverse_temperature)) == N_ROWS
+        topk.sum_tile(
+            products,
+            case.biases,
+            scaling.features,
+            expected.inverse_temperature,
+            state.peak[0],
+            state.mass[0],
+        )
+    expected.finish(state, 0, N_ROWS)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    for array, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(array, other, atol=3e-5)
+    assert np.isfinite(found.target_log_prob[:3]).all()
+    assert np.isnan(found.target_log_prob[3:]).all()
 
 
 def test_long_columns_are_taken_the_longest_first():
@@ -154,8 +180,3 @@ def test_words_without_weights_have_no_postings():
     assert isinstance(block.parts, RowParts)
     assert block.parts.firsts.tolist() == [0, 0]
     assert block.parts.starts.tolist() == [0, 1]  # the sum of the row alone
-
-
-def _results(n_rows, k, inverse_temperature):
-    log_prob = np.zeros((n_rows, k), np.float32), np.zeros(n_rows, np.float32)
-    return np.zeros((n_rows, k), np.int32), *log_prob, np.full(n_rows, np.float32(inverse_temperature))

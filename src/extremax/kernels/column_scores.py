@@ -16,7 +16,15 @@ import numpy as np
 
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import sum_columns
-from extremax.kernels.topk import finish_rows, scan_scores, temper_rows
+from extremax.kernels.topk import (
+    STRIP,
+    clear_heap,
+    finish_row,
+    merge_strip,
+    row_inverse_temperature,
+    sort_heap,
+    sum_strip,
+)
 
 
 class ColumnTable(NamedTuple):
@@ -25,6 +33,7 @@ class ColumnTable(NamedTuple):
     The first column holds the factors of the sum of a row's words, the next ones those of the projection.
     """
 
+    labels: np.ndarray  # (n_classes,) int32: 0, 1, 2, ...
     tiles: np.ndarray  # (n_tiles, n_columns, TILE) float32
     place: np.ndarray  # (n_features,) int32: column of a feature, or -1
     line: np.ndarray  # (n_features,) int32: line of the projection that a feature has, or -1
@@ -104,8 +113,8 @@ def sum_tiles(table, parts, first, last, out):
 
 
 @njit
-def find_best(postings, parts, first, biases, tempering, scores, states, strip, labels, result):
-    """Add what postings hold to the scores of some rows, and find the best classes: all steps in one call.
+def find_best(postings, parts, first, classes, tempering, scores, targets, line, result):
+    """Add what postings hold to the scores of some rows, and find the best classes.
 
     Parameters
     ----------
@@ -113,29 +122,46 @@ def find_best(postings, parts, first, biases, tempering, scores, states, strip, 
         Of all rows of a block; the scores hold the columns already.
     first : int
         Row of the block that is the first of these n.
-    biases : (n_classes,) float32
-        ``b``.
+    classes : (labels, biases)
+        All classes, and ``b``, which is added last: sums of smaller numbers round less.
     tempering : (float, float, float)
         See `extremax.kernels.topk.row_inverse_temperature`.
     scores : (n, n_classes or more) float32
-        Scores without biases; changed.
-    states : RowState
-        With a leading axis of one group, nothing merged into it yet.
-    strip : (STRIP,) float32
-        Scratch.
-    labels : (n, k) int32
-        Filled.
-    result : tuple of arrays
-        Filled: log-probabilities (n, k) of the labels and (n,) of the targets, inverse temperatures (n,).
+        Of the columns alone.
+    targets : (n,) int32
+        A class of each row, or -1.
+    line : (n_classes or more,) float32
+        Scratch: a row's scores, which stay in the second-level cache from step to step.
+    result : extremax.scores.scan.ScanResult
+        Filled, for these rows.
     """
-    for i in range(labels.shape[0]):
-        line = scores[i]
+    labels, biases = classes
+    n_classes = labels.size
+    for i in range(targets.size):
+        own = scores[i]
+        for y in range(n_classes):
+            line[y] = own[y]
         for p in range(parts.firsts[first + i], parts.firsts[first + i + 1]):
             x = parts.values[p]
             for q in range(parts.low[p], parts.high[p]):
                 # unsigned: no look for indices from the end
                 line[np.uint32(postings.classes[q])] += x * postings.values[q]
-    scan_scores(scores, biases, np.float32(tempering[0]), states, strip)
-    if tempering[1] != 0.0:
-        temper_rows(scores, biases, tempering, states, result[2])
-    finish_rows(states, result[2], labels, result[0], result[1])
+        inverse, peak, mass = np.float32(tempering[0]), np.float32(-np.inf), 0.0
+        best, best_labels = result.log_prob[i], result.labels[i]
+        clear_heap(best, best_labels)
+        for start in range(0, n_classes, STRIP):
+            stop = min(start + STRIP, n_classes)
+            strip, bias = line[start:stop], biases[start:stop]
+            for j in range(strip.size):
+                strip[j] += bias[j]
+            peak, mass = merge_strip(strip, labels[start:stop], best, best_labels, inverse, peak, mass)
+        sort_heap(best, best_labels, best.size)
+        if tempering[1] != 0.0:
+            inverse = row_inverse_temperature(tempering, -math.log(mass))
+            peak, mass = best[0] * inverse, 0.0
+            for start in range(0, n_classes, STRIP):
+                mass += sum_strip(line[start : min(start + STRIP, n_classes)], inverse, peak)
+        log_mass = finish_row(best, best_labels, inverse, peak, mass)
+        target = line[targets[i]] if targets[i] >= 0 else np.float32(np.nan)
+        result.target_log_prob[i] = (target * inverse - peak) - log_mass
+        result.inverse_temperature[i] = inverse

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
-from extremax.kernels.topk import NO_LABEL, _replace_worst, _sort_heap, exp_nonpositive
+from extremax.kernels.topk import NO_LABEL, _replace_worst, exp_nonpositive, sort_heap
 
 N_CENTROIDS = 16
 # Position of the byte of a class among those of its block: even and odd positions are summed separately.
@@ -421,7 +421,7 @@ def choose_classes(scores, found, counts, order, inverse_temperatures, tail, lab
                 label = order[found[i, j]]
                 if score > best_scores[0] or label < best_labels[0]:
                     _replace_worst(best_scores, best_labels, k, score, label)
-        _sort_heap(best_scores, best_labels, k)
+        sort_heap(best_scores, best_labels, k)
         peak = best_scores[0] * inverse_temperature
         mass = _ZERO
         for j in range(n):

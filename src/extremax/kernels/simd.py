@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from extremax.kernels.compile import JIT_DISABLED, helper, inline
 
-TILE = 32  # classes whose scores stay in registers
+TILE = 64  # classes whose scores stay in registers
 
 if JIT_DISABLED or numba.config.BOUNDSCHECK:  # as loops, every access of which is checked
 

@@ -12,11 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from extremax.kernels.compile import helper, inline, njit
-from extremax.kernels.topk import (
-    LOWEST,
-    ordered,
-    unordered,
-)
+from extremax.kernels.topk import LOWEST, ordered, unordered
 
 
 class Postings(NamedTuple):
@@ -194,23 +190,6 @@ def sum_squares(postings, out):
     """Add the squared weights of each class to `out` (n_classes,) float64."""
     for q in range(postings.classes.size):
         out[postings.classes[q]] += np.float64(postings.values[q]) * postings.values[q]
-
-
-@njit
-def count_of_class(postings, label, features, values):
-    """Fill the features and weights of one class; return how many there are.
-
-    Empty arrays are not filled, so that a first call counts.
-    """
-    n = 0
-    for f in range(postings.offsets.size - 1):
-        at = find_class(postings.classes, postings.offsets[f], postings.offsets[f + 1], label)
-        if at >= 0:
-            if n < features.size:
-                features[n] = f
-                values[n] = postings.values[at]
-            n += 1
-    return n
 
 
 @njit

@@ -151,13 +151,52 @@ def _replace_worst(scores, labels, k, score, label):
 
 
 @helper
-def _sort_heap(scores, labels, k):
+def sort_heap(scores, labels, k):
     """Sort a heap in place, best first."""
     for size in range(k - 1, 0, -1):
         score, label = scores[0], labels[0]
         _replace_worst(scores, labels, size, scores[size], labels[size])
         scores[size] = score
         labels[size] = label
+
+
+@helper
+def clear_heap(scores, labels):
+    """Make a heap of empty places."""
+    for r in range(scores.size):
+        scores[r] = _MINUS_INF
+        labels[r] = NO_LABEL
+
+
+@helper
+def sum_strip(scores, inverse_temperature, peak):
+    """Return the sum of exp(score / temperature - peak) in float32; no score is above the peak."""
+    total = _ZERO
+    for j in range(scores.size):
+        total += exp_nonpositive(scores[j] * inverse_temperature - peak)
+    return total
+
+
+@helper
+def merge_strip(scores, labels, heap_scores, heap_labels, inverse_temperature, peak, mass):
+    """Merge the scores of some classes into a heap; return the new peak and mass."""
+    highest = LOWEST
+    for j in range(scores.size):
+        rank = ordered(scores[j])
+        highest = rank if rank > highest else highest
+    best = unordered(highest)
+    if best >= heap_scores[0]:
+        for j in range(scores.size):
+            value = scores[j]
+            if value > heap_scores[0] or (value == heap_scores[0] and labels[j] < heap_labels[0]):
+                _replace_worst(heap_scores, heap_labels, heap_scores.size, value, labels[j])
+    summit = best * inverse_temperature
+    if summit > peak:
+        mass *= math.exp(peak - summit)
+        peak = summit
+    if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
+        mass += sum_strip(scores, inverse_temperature, peak)
+    return peak, mass
 
 
 @njit
@@ -178,13 +217,10 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
         Scratch.
     """
     width = tile.shape[1]
-    k = state.heap_scores.shape[1]
-    scale, inverse_temperature = scaling.features, scaling.inverse_temperature
+    scale = scaling.features
     for i in range(first_row, last_row):
         first = log_noise.first_column
         noise_row = log_noise.values[(i - log_noise.first_row) * log_noise.row_step, first : first + width]
-        heap_scores, heap_labels = state.heap_scores[i], state.heap_labels[i]
-        threshold = heap_scores[0]
         peak, mass = state.peak[i], state.mass[i]
         for start in range(0, width, STRIP):
             # Slices, not start + j: an index that the compiler cannot prove positive prevents vectorisation.
@@ -193,74 +229,19 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
             noise = noise_row[start : start + STRIP]
             for j in range(products.size):
                 strip[j] = debias(products[j] * scale + biases[j], noise[j])
-            highest = LOWEST
-            for j in range(products.size):
-                rank = ordered(strip[j])
-                highest = rank if rank > highest else highest
-            best = unordered(highest)
-            if best >= threshold:
-                labels = columns.labels[start : start + STRIP]
-                for j in range(products.size):
-                    value = strip[j]
-                    if value > threshold or (value == threshold and labels[j] < heap_labels[0]):
-                        _replace_worst(heap_scores, heap_labels, k, value, labels[j])
-                        threshold = heap_scores[0]
-            summit = best * inverse_temperature
-            if summit > peak:
-                mass *= math.exp(peak - summit)
-                peak = summit
-            if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
-                total = _ZERO
-                for j in range(products.size):
-                    total += exp_nonpositive(strip[j] * inverse_temperature - peak)
-                mass += total
+            peak, mass = merge_strip(
+                strip[: products.size],
+                columns.labels[start : start + STRIP],
+                state.heap_scores[i],
+                state.heap_labels[i],
+                scaling.inverse_temperature,
+                peak,
+                mass,
+            )
         state.peak[i], state.mass[i] = peak, mass
         place = state.target[i] - columns.start
         if 0 <= place < width:
             state.target_score[i] = debias(tile[i, place] * scale + columns.biases[place], noise_row[place])
-
-
-@njit
-def scan_scores(scores, biases, inverse_temperature, state, strip):
-    """Merge scores of all classes, in their order, into the state of their rows; see `scan_tile`.
-
-    `scores` (n, n_classes or more) are products without biases; nothing else is added.  The arrays of the
-    state have a leading axis of one group.
-    """
-    k, n_classes = state.heap_scores.shape[2], biases.size
-    for i in range(scores.shape[0]):
-        heap_scores, heap_labels = state.heap_scores[0, i], state.heap_labels[0, i]
-        threshold = heap_scores[0]
-        peak, mass = state.peak[0, i], state.mass[0, i]
-        for start in range(0, n_classes, STRIP):
-            stop = start + STRIP if start + STRIP < n_classes else n_classes
-            products, bias = scores[i, start:stop], biases[start:stop]
-            highest = LOWEST
-            for j in range(products.size):
-                value = products[j] + bias[j]
-                strip[j] = value
-                rank = ordered(value)
-                highest = rank if rank > highest else highest
-            best = unordered(highest)
-            if best >= threshold:
-                for j in range(products.size):
-                    value = strip[j]
-                    if value > threshold or (value == threshold and start + j < heap_labels[0]):
-                        _replace_worst(heap_scores, heap_labels, k, value, np.int32(start + j))
-                        threshold = heap_scores[0]
-            summit = best * inverse_temperature
-            if summit > peak:
-                mass *= math.exp(peak - summit)
-                peak = summit
-            if not summit < peak - _NEGLIGIBLE:  # true for NaN, which then shows in the sum
-                total = _ZERO
-                for j in range(products.size):
-                    total += exp_nonpositive(strip[j] * inverse_temperature - peak)
-                mass += total
-        state.peak[0, i], state.mass[0, i] = peak, mass
-        place = state.target[i]
-        if 0 <= place < n_classes:
-            state.target_score[i] = scores[i, place] + biases[place]
 
 
 @inline
@@ -271,40 +252,6 @@ def row_inverse_temperature(tempering, log_top):
     """
     inverse_temperature, slope, offset = tempering
     return np.float32(inverse_temperature * math.exp(-slope * math.log(math.exp(log_top) + offset)))
-
-
-@njit
-def temper_rows(scores, biases, tempering, state, inverse_temperature):
-    """Give each row the temperature of its confidence, and sum the exponentials of its scores anew.
-
-    Parameters
-    ----------
-    scores, biases
-        As `scan_scores` took them, with ``tempering[0]`` as inverse temperature.
-    tempering : (float, float, float)
-        See `row_inverse_temperature`.
-    state : RowState
-        With a leading axis of one group; ``peak`` and ``mass`` are replaced.
-    inverse_temperature : (n,) float32
-        Filled.
-    """
-    n_classes = biases.size
-    for i in range(scores.shape[0]):
-        inverse = row_inverse_temperature(tempering, -math.log(state.mass[0, i]))
-        best = _MINUS_INF
-        for j in range(state.heap_scores.shape[2]):
-            if state.heap_scores[0, i, j] > best:
-                best = state.heap_scores[0, i, j]
-        peak, mass = best * inverse, 0.0
-        for start in range(0, n_classes, STRIP):
-            stop = start + STRIP if start + STRIP < n_classes else n_classes
-            products, bias = scores[i, start:stop], biases[start:stop]
-            total = _ZERO
-            for j in range(products.size):
-                total += exp_nonpositive((products[j] + bias[j]) * inverse - peak)
-            mass += total
-        state.peak[0, i], state.mass[0, i] = peak, mass
-        inverse_temperature[i] = inverse
 
 
 @njit
@@ -353,37 +300,45 @@ def sum_tile(tile, biases, scale, inverse_temperature, peak, mass):
             mass[i] += total
 
 
+@helper
+def finish_row(scores, labels, inverse_temperature, peak, mass):
+    """Turn the sorted scores of a heap into log-probabilities; return the log of the mass.
+
+    Where k is larger than the number of classes, the last places become -1 and minus infinity.
+    """
+    log_mass = math.log(mass)
+    for r in range(scores.size):
+        scores[r] = (scores[r] * inverse_temperature - peak) - log_mass
+        if labels[r] == NO_LABEL:
+            labels[r] = -1
+            scores[r] = _MINUS_INF
+    return log_mass
+
+
 @njit
 def finish_rows(states, inverse_temperatures, labels, log_prob, target_log_prob):
     """Join the groups of classes, sort best first, normalise by the log-sum-exp over all classes.
 
-    The arrays of ``states`` have a leading axis of groups, which are joined in order.  Where k is larger than
-    the number of classes, the last places of ``labels`` and ``log_prob`` (n, k) become -1 and minus infinity.
+    The arrays of ``states`` have a leading axis of groups, which are joined in order; ``labels`` and
+    ``log_prob`` (n, k) are filled.
     """
     n_groups, n, k = states.heap_scores.shape
     for i in range(n):
-        scores, best = states.heap_scores[0, i], states.heap_labels[0, i]
-        inverse_temperature = inverse_temperatures[i]
-        peak, mass = states.peak[0, i], states.mass[0, i]
-        for g in range(1, n_groups):
+        scores, best, inverse = log_prob[i], labels[i], inverse_temperatures[i]
+        clear_heap(scores, best)
+        peak, mass = _MINUS_INF, 0.0
+        for g in range(n_groups):
             for r in range(k):
                 score, label = states.heap_scores[g, i, r], states.heap_labels[g, i, r]
                 if score > scores[0] or (score == scores[0] and label < best[0]):
                     _replace_worst(scores, best, k, score, label)
             if states.peak[g, i] > peak:
-                mass = mass * math.exp(peak - states.peak[g, i]) + states.mass[g, i]
+                mass *= math.exp(peak - states.peak[g, i])
                 peak = states.peak[g, i]
-            else:
-                mass += states.mass[g, i] * math.exp(states.peak[g, i] - peak)
-        _sort_heap(scores, best, k)
-        log_mass = math.log(mass)
-        for r in range(k):
-            labels[i, r] = best[r]
-            log_prob[i, r] = (scores[r] * inverse_temperature - peak) - log_mass
-            if best[r] == NO_LABEL:
-                labels[i, r] = -1
-                log_prob[i, r] = _MINUS_INF
-        target_log_prob[i] = (states.target_score[i] * inverse_temperature - peak) - log_mass
+            mass += states.mass[g, i] * math.exp(states.peak[g, i] - peak)
+        sort_heap(scores, best, k)
+        log_mass = finish_row(scores, best, inverse, peak, mass)
+        target_log_prob[i] = (states.target_score[i] * inverse - peak) - log_mass
 
 
 @njit
@@ -398,8 +353,7 @@ def choose_candidates(scores, candidates, inverse_temperatures, first_row, last_
     for i in range(first_row, last_row):
         best_scores, best_labels = log_prob[i], labels[i]
         inverse_temperature = inverse_temperatures[i]
-        best_scores[:] = _MINUS_INF
-        best_labels[:] = NO_LABEL
+        clear_heap(best_scores, best_labels)
         peak = _MINUS_INF
         for j in range(width):
             label, score = candidates[i, j], scores[i, j]
@@ -411,10 +365,5 @@ def choose_candidates(scores, candidates, inverse_temperatures, first_row, last_
         for j in range(width):
             if candidates[i, j] >= 0:
                 mass += exp_nonpositive(scores[i, j] * inverse_temperature - peak)
-        _sort_heap(best_scores, best_labels, k)
-        log_mass = math.log(mass)
-        for r in range(k):
-            best_scores[r] = (best_scores[r] * inverse_temperature - peak) - log_mass
-            if best_labels[r] == NO_LABEL:
-                best_labels[r] = -1
-                best_scores[r] = _MINUS_INF
+        sort_heap(best_scores, best_labels, k)
+        finish_row(best_scores, best_labels, inverse_temperature, peak, mass)

@@ -10,7 +10,7 @@ a time if it depends on the row, or once for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -291,8 +291,14 @@ def scan(
     result = ScanResult.empty(n_rows, k, scorer.inverse_temperature)
     weights = scorer.weights
     if isinstance(weights, SparseWeights) and scorer.noise_term is None:
-        open_block = partial(ColumnBlock, weights, weights.column_table(config), X)
-        _scan_columns(scorer, open_block, columns, n_threads, config, result)
+        table = weights.column_table(config)
+        block_rows = min(max(config.row_block_scores // n_classes, n_threads), config.row_block)
+        is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BYTES
+        scratch = _row_scratch if is_small else Scratch(Buffers)
+        for first, last in split(n_rows, block_rows):
+            columns_block = ColumnBlock(weights, table, X, first, last)
+            part = result.rows(first, last)
+            _scan_columns(scorer, columns_block, columns[first:last], part, scratch, n_threads, config)
         return result
     tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
     if targets is not None and tiles.order is not None:
@@ -320,49 +326,36 @@ def scan(
 
 def _scan_columns(
     scorer: Scorer,
-    open_block: Callable[[int, int], ColumnBlock],
+    block: ColumnBlock,
     targets: Int32,
+    result: ScanResult,
+    scratch: Scratch[Buffers],
     n_threads: int,
     config: SearchConfig,
-    result: ScanResult,
 ) -> None:
-    """Scan all classes of a block of rows at a time, by columns.
+    """Scan all classes for a block of rows, by columns.
 
     Threads share first the classes, for all rows of the block, then the rows: the columns of some classes are
     read from memory once per block.
     """
-    n_rows, n_classes = len(targets), scorer.n_classes
-    most = min(config.row_block, config.block_rows)
-    block_rows = min(max(config.row_block_scores // n_classes, n_threads), most)
-    is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BYTES
-    scratch = _row_scratch if is_small else Scratch(Buffers)
+    n_classes = scorer.n_classes
+    tiles = split(block.n_tiles, max(1, config.row_task_scores // (block.n_rows * TILE)))
+    rows = split(block.n_rows, max(1, config.row_task_scores // n_classes))
     with scratch.use() as buffers:
-        for first, last in split(n_rows, block_rows):
-            block = open_block(first, last)
-            scores = buffers.get("products", block.n_rows, block.n_tiles * TILE)
-            tiles = split(block.n_tiles, max(1, config.row_task_scores // (block.n_rows * TILE)))
-            run(partial(_sum_tiles, block, tiles, scores), len(tiles), n_threads)
-            tasks = split(block.n_rows, max(1, config.row_task_scores // n_classes))
-            part, own = result.rows(first, last), targets[first:last]
-            run(partial(_find_best, block, tasks, scorer.tempering, own, scores, part), len(tasks), n_threads)
+        scores = buffers.get("products", block.n_rows, block.n_tiles * TILE)
 
+        def sum_tiles(i: int) -> None:
+            block.sum_tiles(*tiles[i], scores)
 
-def _sum_tiles(block: ColumnBlock, tasks: list[tuple[int, int]], scores: Float32, i: int) -> None:
-    block.sum_tiles(*tasks[i], scores)
+        def find_best(i: int) -> None:
+            first, last = rows[i]
+            with scratch.use() as own:
+                line = own.get("line", 1, n_classes)[0]
+                part = result.rows(first, last)
+                block.find_best(first, scorer.tempering, scores[first:last], targets[first:last], line, part)
 
-
-def _find_best(
-    block: ColumnBlock,
-    tasks: list[tuple[int, int]],
-    tempering: tuple[float, float, float],
-    targets: Int32,
-    scores: Float32,
-    result: ScanResult,
-    i: int,
-) -> None:
-    first, last = tasks[i]
-    labels, *others = result.rows(first, last)
-    block.find_best(first, tempering, targets[first:last], scores[first:last], labels, tuple(others))
+        run(sum_tiles, len(tiles), n_threads)
+        run(find_best, len(rows), n_threads)
 
 
 def _group_state(states: topk.RowState, group: int) -> topk.RowState:

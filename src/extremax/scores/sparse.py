@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.errors import ModelFileError
-from extremax.kernels import column_scores, sparse_scores, topk
+from extremax.kernels import column_scores, sparse_scores
 from extremax.kernels import postings as kernel
 from extremax.kernels.column_scores import ColumnTable, RowParts
 from extremax.kernels.row_updates import CSRRows
@@ -47,17 +47,19 @@ def csr_rows(X: Features, n_dense: int = 0) -> CSRRows:
     matrix = _as_csr(X)
     if n_dense:
         matrix = matrix[:, : matrix.shape[1] - n_dense]
-    parts = ((matrix.data, np.float32), (matrix.indices, np.int32), (matrix.indptr, np.int64))
-    # Writable: a read-only array is another type to numba, which would compile the kernel again.
-    return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
+    return _kernel_rows(matrix.data, matrix.indices, matrix.indptr)
 
 
 def _row_range(X: Any, first: int, last: int) -> CSRRows:
-    """Return some rows of a CSR matrix as the kernels take them; what has to be copied are these alone."""
+    """Return some rows of a CSR matrix as the kernels take them; nothing else of it is copied."""
     start, stop = X.indptr[first], X.indptr[last]
-    ends = X.indptr[first : last + 1].astype(np.int64) - np.int64(start)
-    values = np.require(X.data[start:stop], np.float32, ["C", "W"])
-    return CSRRows(values, np.require(X.indices[start:stop], np.int32, ["C", "W"]), ends)
+    return _kernel_rows(X.data[start:stop], X.indices[start:stop], X.indptr[first : last + 1] - start)
+
+
+def _kernel_rows(values: NDArray[Any], indices: NDArray[Any], offsets: NDArray[Any]) -> CSRRows:
+    parts = ((values, np.float32), (indices, np.int32), (offsets, np.int64))
+    # Writable: a read-only array is another type to numba, which would compile the kernel again.
+    return CSRRows(*(np.require(array, dtype, ["C", "W"]) for array, dtype in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +194,19 @@ def transpose_structure(offsets: Int64, indices: Int32, n: int) -> tuple[Int64, 
     return transpose_entries(offsets, indices, np.empty(0, np.float32), n)[:2]
 
 
+def _contributions(postings: Postings, mean: Float32) -> Float32:
+    """Return the magnitude of each weight times the mean of its feature."""
+    sizes: Float32 = np.abs(postings.values)
+    sizes *= np.repeat(mean, np.diff(postings.offsets))
+    return sizes
+
+
 def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
     """Return postings without weights whose mean contribution to a score is below a threshold.
 
     `mean` is that of each feature over the rows that have it.
     """
-    sizes = np.abs(postings.values)
-    sizes *= np.repeat(mean, np.diff(postings.offsets))
+    sizes = _contributions(postings, mean)
     kept = sizes >= np.float32(threshold)
     if kept.all():
         return postings
@@ -225,13 +233,10 @@ def unit_rows(X: Any) -> Any:
 
 def dense_columns(X: Any, n_dense: int) -> Float32:
     """Return the last columns of a CSR matrix, explicit in every row, as an array (n_rows, n_dense)."""
-    ends = X.indptr[1:].astype(np.int64)
-    if X.shape[0] and (np.diff(X.indptr) < n_dense).any():
-        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
-    at = ends[:, None] - np.arange(n_dense, 0, -1)
-    if X.shape[0] and (X.indices[at] != np.arange(X.shape[1] - n_dense, X.shape[1])).any():
-        return X[:, X.shape[1] - n_dense :].toarray()  # type: ignore[no-any-return]
-    found: Float32 = X.data[at]
+    first, last = X.shape[1] - n_dense, X.shape[1]
+    at = X.indptr[1:, None].astype(np.int64) - np.arange(n_dense, 0, -1)
+    is_explicit = (np.diff(X.indptr) >= n_dense).all() and (X.indices[at] == np.arange(first, last)).all()
+    found: Float32 = X.data[at] if is_explicit else X[:, first:].toarray()
     return found
 
 
@@ -290,21 +295,19 @@ class ColumnBlock:
         self,
         first: int,
         tempering: tuple[float, float, float],
-        targets: Int32,
         scores: Float32,
-        labels: Int32,
-        result: tuple[Float32, ...],
+        targets: Int32,
+        line: Float32,
+        result: Any,
     ) -> None:
         """Find the best classes of some rows from `first` on, whose tiles are filled; see the kernel.
 
         The arrays are those of these rows.
         """
-        weights, strip = self.weights, np.empty(topk.STRIP, np.float32)
-        states = topk.empty_states(1, len(targets), labels.shape[1], targets)
+        postings, classes = self.weights.postings, (self.table.labels, self.weights.biases)
         column_scores.find_best(
-            weights.postings, self.parts, first, weights.biases, tempering, scores, states, strip, labels,
-            result,
-        )  # fmt: skip
+            postings, self.parts, first, classes, tempering, scores, targets, line, result
+        )
 
 
 @register("weights", "sparse")
@@ -433,11 +436,9 @@ class SparseWeights:
 
     def class_weights(self, label: int) -> tuple[Int32, Float32]:
         """Return the features on which a class has a weight, and the weights."""
-        none = np.empty(0, np.int32), np.empty(0, np.float32)
-        n = sparse_scores.count_of_class(self.postings, label, *none)
-        features, values = np.empty(n, np.int32), np.empty(n, np.float32)
-        sparse_scores.count_of_class(self.postings, label, features, values)
-        return features, values
+        offsets, classes, values = self.postings
+        at = np.flatnonzero(classes == label)
+        return (np.searchsorted(offsets, at, side="right") - 1).astype(np.int32), values[at]
 
     def class_vectors(self) -> sparse.csr_matrix:
         """Return one row per class: its weights on sparse columns, then those of the dense part."""
@@ -582,8 +583,7 @@ class SparseWeights:
         entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
         if entries >= self.n_entries:
             return 0.0
-        contribution = np.abs(self.postings.values)
-        contribution *= np.repeat(feature_mean, np.diff(self.postings.offsets))
+        contribution = _contributions(self.postings, feature_mean)
         if entries == 0:
             return float(np.nextafter(contribution.max(initial=0.0), np.float32(np.inf)))
         contribution.partition(self.n_entries - entries)
@@ -632,36 +632,33 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
     """Return the columns of weights that `SparseWeights.column_table` describes."""
     postings, dense, n_classes = weights.postings, weights.dense, weights.n_classes
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
-    n_factors = 0 if dense is None else dense.factors.shape[1]
-    column_bytes = 4 * TILE * n_tiles
-    n_most = min((max_bytes // column_bytes) - 1 - n_factors, 8 * weights.n_entries // column_bytes)
+    fixed = [weights.length_biases, *(() if dense is None else dense.factors.T)]
+    n_fixed, column_bytes = len(fixed), 4 * TILE * n_tiles
+    n_most = max(0, min(max_bytes // column_bytes - n_fixed, 8 * weights.n_entries // column_bytes))
     lengths = np.diff(postings.offsets)
     frequent = np.flatnonzero(lengths > min_fraction * n_classes)
-    if len(frequent) > n_most:
-        order = np.argsort(-lengths[frequent], kind="stable")
-        frequent = np.sort(frequent[order[: max(n_most, 0)]])
-    n_columns = 1 + n_factors + len(frequent)
+    longest = np.argsort(-lengths[frequent], kind="stable")[:n_most]
+    frequent = np.sort(frequent[longest])
+    n_columns = n_fixed + len(frequent)
     tiles = aligned_empty(n_tiles * n_columns * TILE).reshape(n_tiles, n_columns, TILE)
     tiles[...] = 0.0
-    for tile, start in enumerate(range(0, n_classes, TILE)):
-        part = slice(start, min(start + TILE, n_classes))
-        width = part.stop - start
-        tiles[tile, 0, :width] = weights.length_biases[part]
-        if dense is not None:
-            tiles[tile, 1 : 1 + n_factors, :width] = dense.factors[part].T
-    for column, f in enumerate(frequent, 1 + n_factors):
+    tile_of, lane = np.divmod(np.arange(n_classes), TILE)
+    for column, values in enumerate(fixed):
+        tiles[tile_of, column, lane] = values
+    for column, f in enumerate(frequent, n_fixed):
         part = slice(*postings.offsets[f : f + 2])
         classes = postings.classes[part]
-        tiles[classes // TILE, column, classes % TILE] = postings.values[part]
+        tiles[tile_of[classes], column, lane[classes]] = postings.values[part]
     place = np.full(weights.n_features, -1, np.int32)
-    place[frequent] = 1 + n_factors + np.arange(len(frequent), dtype=np.int32)
+    place[frequent] = n_fixed + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)
     unit_rows = False
     if dense is not None:
-        place[n_words:] = 1 + dense.n_projected + np.arange(dense.n_dense, dtype=np.int32)
+        place[n_words:] = n_fixed - dense.n_dense + np.arange(dense.n_dense, dtype=np.int32)
         line[dense.columns] = np.arange(len(dense.columns), dtype=np.int32)
         projection, unit_rows = np.require(dense.projection, np.float32, ["C", "W"]), dense.unit_rows
-    return ColumnTable(tiles, place, line, projection, n_words, unit_rows)
+    labels = np.arange(n_classes, dtype=np.int32)
+    return ColumnTable(labels, tiles, place, line, projection, n_words, unit_rows)
 
 
 def restore_dense(state: State, n_sparse: int) -> DensePart:
