@@ -311,8 +311,12 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
         options = NgramOptions(**self.to_options())
         sample = texts[:: max(1, len(texts) // _COUNTED)]
-        blocks = [_group(sample[first:last], options) for first, last in text_blocks(sample)]
-        found = [part for block in blocks for part in np.split(block.rows.columns, block.rows.ends[:-1])]
+        found = [
+            buckets.copy()
+            for first, last in text_blocks(sample)
+            for rows in [_group(sample[first:last], options).rows]
+            for buckets in np.split(rows.columns, rows.ends[:-1])
+        ]
         factor = len(texts) / max(len(sample), 1)
         entries = int(factor * sum(map(len, found)))
         # Columns grow as a power of the number of texts: that between half of the sample and all of it.
@@ -725,8 +729,7 @@ class _Rows:
 
 
 def _empty_seen(n_buckets: int) -> Seen:
-    bits = np.zeros(1 << (_FILTER_BITS - 3), np.uint8)
-    return Seen(np.zeros(n_buckets, np.int32), np.zeros((n_buckets, 3), np.int32), bits)
+    return Seen(np.zeros((n_buckets, 4), np.int32), np.zeros(1 << (_FILTER_BITS - 3), np.uint8))
 
 
 def _fold(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -76,17 +76,25 @@ class Seen(NamedTuple):
 
     Attributes
     ----------
-    n_texts : int32 (3 * n_buckets,)
-        Number of texts that have each bucket.
-    first : int32 (3 * n_buckets, 3)
-        The first text of each bucket, counted from 0, and start and length of its n-gram there.
+    table : int32 (3 * n_buckets, 4)
+        Number of texts that have each bucket; the first of them, counted from 0, and start and length of the
+        n-gram there.
     filter : uint8 (n_bits / 8,)
         Bloom filter of all character n-grams and single words.
     """
 
-    n_texts: Any
-    first: Any
+    table: Any
     filter: Any
+
+    @property
+    def n_texts(self) -> Any:
+        """Number of texts that have each bucket."""
+        return self.table[:, 0]
+
+    @property
+    def first(self) -> Any:
+        """The first text of each bucket, and start and length of its n-gram there."""
+        return self.table[:, 1:]
 
 
 class Weighing(NamedTuple):
@@ -258,7 +266,7 @@ def learn_texts(found, ends, first_text, firsts, buckets, row_ends, seen, says):
     ends : int64 (n_texts,)
         End of the n-grams of each text.
     first_text : int
-        Number of the first of these texts; calls with the same `seen` come in ascending order.
+        Number of the first of these texts.
     firsts, buckets, row_ends
         Filled by `group_ngrams`.
     seen : Seen
@@ -267,7 +275,7 @@ def learn_texts(found, ends, first_text, firsts, buckets, row_ends, seen, says):
         Filled; false for a text that has neither characters nor words, but runs of marks at most.
     """
     keys, starts, lengths, orders = found
-    n_texts, first, bits = seen
+    table, bits = seen
     mask = 8 * bits.size - 1
     start, begin = 0, 0
     for t in range(ends.size):
@@ -280,11 +288,12 @@ def learn_texts(found, ends, first_text, firsts, buckets, row_ends, seen, says):
                     bits[p >> 3] |= np.uint8(1 << (p & 7))
         for i in range(begin, row_ends[t]):
             bucket = buckets[i]
-            if n_texts[bucket] == 0:
-                first[bucket, 0] = first_text + t
-                first[bucket, 1] = starts[firsts[i]]
-                first[bucket, 2] = lengths[firsts[i]]
-            n_texts[bucket] += 1
+            # Threads finish blocks in any order.
+            if table[bucket, 0] == 0 or first_text + t < table[bucket, 1]:
+                table[bucket, 1] = first_text + t
+                table[bucket, 2] = starts[firsts[i]]
+                table[bucket, 3] = lengths[firsts[i]]
+            table[bucket, 0] += 1
         start, begin = ends[t], row_ends[t]
 
 
