@@ -18,10 +18,10 @@ inside a model without pickle.  No result depends on the thread count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -69,8 +69,7 @@ _SAMPLE = 1000  # texts that may lower it
 _COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
-@dataclass(frozen=True)
-class NgramOptions:
+class NgramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of `NgramFeatures`, which documents them."""
 
     char_ngrams: tuple[int, int] = (2, 5)
@@ -447,16 +446,15 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``NgramFeatures(**features.to_options())`` makes another."""
-        return {field.name: getattr(self, field.name) for field in fields(NgramOptions)}
+        return {name: getattr(self, name) for name in NgramOptions.__struct_fields__}
 
     def state(self) -> State:
         """Return what a model folder stores: a JSON header and arrays."""
         self._check_fitted()
-        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self._fitted).items()}
         header = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
-            "options": options,
+            "options": msgspec.to_builtins(self._fitted),
             "n_texts": self.n_texts_,
             "least_known": self.least_known_,
         }
@@ -481,8 +479,12 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             raise ValueError(
                 f"header says kind {kind!r}, version {version!r}; this reads {KIND!r}, {FORMAT_VERSION}."
             )
-        features = cls(**_check_options(checks.get_mapping(header, "options")))
-        features._fitted = NgramOptions(**features.to_options())
+        try:
+            options = msgspec.convert(checks.get_mapping(header, "options"), NgramOptions)
+        except msgspec.ValidationError as error:
+            checks.reject(f"options of n-grams: {error}")
+        features = cls(**msgspec.structs.asdict(options))
+        features._fitted = options
         u1 = ("buckets", "text_counts", "filter", "named", "name_lengths", "name_utf8")
         arrays = {name: checks.get_array(arrays, name, "u1", (None,)) for name in u1} | {
             "large_text_counts": checks.get_array(arrays, "large_text_counts", "i8", (None,))
@@ -593,25 +595,6 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             total.n_texts[:] += other.n_texts
             total.filter[:] |= other.filter
         return total
-
-
-def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a header, of the types that `NgramOptions` expects."""
-    found: dict[str, Any] = {}
-    for name in options:
-        if name == "char_ngrams":
-            found[name] = tuple(checks.get_list(options, name, (int,)))
-        elif name == "group_weights":
-            found[name] = tuple(checks.get_list(options, name, (float, int)))
-        elif name == "least_known":
-            found[name] = None if options[name] is None else checks.get_float(options, name)
-        elif name in ("marks", "count_unknown"):
-            if type(options[name]) is not bool:
-                checks.reject(f"{name!r} is {checks.shown(options[name])}")
-            found[name] = options[name]
-        else:
-            found[name] = checks.get_int(options, name)
-    return found
 
 
 def cut_out(text: str, start: int, length: int) -> str:
