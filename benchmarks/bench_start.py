@@ -3,8 +3,8 @@
     python benchmarks/bench_start.py
 
 3,000 texts in 300 classes for `TextClassifier`, 3,000 dense rows in 100 classes for `ExtremeClassifier`, with
-an empty and with a filled cache of compiled kernels, and the kernels that compile longest.  ``--tiny`` fits
-the dense rows with the cache that there is.
+an empty and with a filled cache of compiled kernels, the seconds that each module compiles, and the kernels
+that compile longest.  ``--tiny`` fits the dense rows with the cache that there is.
 """
 
 from __future__ import annotations
@@ -74,8 +74,15 @@ def start(kind: str, case: str, **environment: str) -> None:
     write_rows(
         NAME, [{"case": f"{kind}, {case}", "beside imports s": total, **figures, "compiled": len(compiled)}]
     )
-    for name, seconds in sorted(compiled.items(), key=lambda item: -item[1])[:LONGEST]:
-        print(f"    {seconds:6.2f} s  {name}")
+    modules: dict[str, float] = {}
+    for name, seconds in compiled.items():
+        module = name.rpartition(".")[0]
+        modules[module] = modules.get(module, 0.0) + seconds
+    for title, table in (("by module", modules), ("longest kernels", compiled)):
+        if table:
+            print(f"  compiled {sum(table.values()):.1f} s, {title}:")
+        for name, seconds in sorted(table.items(), key=lambda item: -item[1])[:LONGEST]:
+            print(f"    {seconds:6.2f} s  {name}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

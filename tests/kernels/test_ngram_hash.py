@@ -7,7 +7,7 @@ import pytest
 
 from extremax.features.text import code_points
 from extremax.kernels import ngram_hash
-from extremax.kernels.ngram_hash import Found, Seen, Sizes, Sorting, Weighing
+from extremax.kernels.ngram_hash import Found, Seen, Sizes, Weighing
 
 pytestmark = pytest.mark.small
 
@@ -17,7 +17,7 @@ SIZES = Sizes(2, 3, 2, 1, BITS)
 
 def find_all(texts, sizes=SIZES):
     codes, kinds, text_ends = code_points(texts)
-    found = Found(*(np.zeros(5000, kind) for kind in (np.uint64, np.int32, np.int32, np.int32, np.uint8)))
+    found = Found(*(np.zeros(5000, kind) for kind in (np.uint64, np.int32, np.int32, np.uint8)))
     ends = np.zeros(len(texts), np.int64)
     ngram_hash.find_ngrams(codes, kinds, text_ends, sizes, np.zeros((2, 8), np.uint64), found, ends)
     return found, ends
@@ -28,37 +28,48 @@ def find(text, sizes=SIZES):
     return Found(*(array[:n] for array in found))
 
 
-def sorting():
-    return Sorting(np.zeros(5000, np.int32), np.zeros(257, np.int32))
+def buckets_of(found):
+    groups = np.minimum(found.orders, 2).astype(np.int64)
+    return (groups << BITS) + (found.keys >> np.uint64(64 - BITS)).astype(np.int64)
+
+
+def group(texts):
+    """N-grams and their ends; the first n-gram of each bucket, buckets, counts and the ends of these."""
+    found, ends = find_all(texts)
+    firsts, buckets, counts = (np.full(5000, -1, kind) for kind in (np.int32, np.int32, np.float32))
+    row_ends, work = np.zeros(len(texts), np.int64), np.full(2 * 5000 + ngram_hash.N_DIGITS, -1)
+    ngram_hash.group_ngrams(found.keys, found.orders, ends, BITS, work, firsts, buckets, counts, row_ends)
+    return found, ends, firsts, buckets, counts, row_ends
 
 
 def empty_seen():
-    return Seen(np.zeros((3 << BITS, 5), np.int32), np.zeros(1 << 12, np.uint8))
+    return Seen(np.zeros((3 << BITS, 4), np.int32), np.zeros(1 << 12, np.uint8))
 
 
-def count(texts, first_text=0, seen=None):
-    seen = empty_seen() if seen is None else seen
-    kept = np.zeros(5000, np.int32), np.zeros(5000, np.float32), np.zeros(len(texts), np.int64)
-    ngram_hash.count_texts(*find_all(texts), first_text, seen, sorting(), False, *kept)
-    assert not seen.table[:, 1].any()
-    return seen
+def learn(texts, first_text=0, seen=None):
+    seen, says = empty_seen() if seen is None else seen, np.zeros(len(texts), np.bool_)
+    found, ends, firsts, buckets, _, row_ends = group(texts)
+    ngram_hash.learn_texts(found, ends, first_text, firsts, buckets, row_ends, seen, says)
+    return seen, says
 
 
-def weigh(texts, seen, least_known=0.0, weights=(1.0, 1.0), unknown=0.0):
-    buckets = np.flatnonzero(seen.n_texts)
-    places = np.full(3 << BITS, -1, np.int32)
-    places[buckets] = np.arange(len(buckets))
-    idf = np.ones(len(buckets), np.float32)
-    n_characters = int((buckets < 1 << BITS).sum())
-    weighing = Weighing(
-        places, idf, n_characters, np.array(weights, np.float32), seen.filter, least_known, unknown
-    )
-    columns, values = np.zeros(5000, np.int32), np.zeros(5000, np.float32)
-    counts, row_ends = np.zeros(len(buckets), np.int32), np.zeros(len(texts), np.int64)
-    squares = np.full((len(texts), 2), np.nan)
-    ngram_hash.weigh_texts(*find_all(texts), weighing, counts, sorting(), columns, values, row_ends, squares)
-    assert not counts.any()
-    ngram_hash.weigh_counts(row_ends, weighing, squares, columns, values)
+def known(texts, seen, least_known):
+    found, ends = find_all(texts)
+    says = np.zeros(len(texts), np.bool_)
+    ngram_hash.find_known(found.keys, found.orders, ends, seen.filter, least_known, says)
+    return says.tolist()
+
+
+def weigh(texts, seen, weights=(1.0, 1.0), unknown=0.0):
+    used = np.flatnonzero(seen.n_texts)
+    places = np.full(3 << BITS, ngram_hash.NO_TOKENS, np.int32)
+    places[: 1 << BITS] = ngram_hash.NO_CHARACTERS
+    places[used] = np.arange(len(used))
+    n_characters = int((used < 1 << BITS).sum())
+    weighing = Weighing(places, np.ones(len(used), np.float32), n_characters, np.array(weights, np.float32))
+    *_, buckets, values, row_ends = group(texts)
+    columns = places[buckets]
+    ngram_hash.weigh_rows(weighing, unknown * np.arange(5000.0), row_ends, columns, values)
     starts = np.concatenate([[0], row_ends[:-1]])
     return [
         (columns[a:b].copy(), values[a:b].copy()) for a, b in zip(starts, row_ends, strict=True)
@@ -73,7 +84,7 @@ def test_places_of_ngrams():
     tokens = ["to", "b", "to b", "b,", "c", ",c"]
     assert pieces == [*characters, *tokens]
     assert found.orders.tolist() == [0] * 12 + [1, 1, 2, 2, 1, 2]
-    assert ((found.buckets >= 1 << BITS) == (found.orders > 0)).all()
+    assert ((buckets_of(found) >= 1 << BITS) == (found.orders > 0)).all()
     # the same n-gram has the same hash wherever it is; the word "to" is not the characters "to"
     again = find("b to")
     assert found.keys[12] == again.keys[list(again.orders).index(1) + 1]
@@ -88,36 +99,43 @@ def test_marks_are_no_tokens_if_so_chosen():
 
 def test_each_text_counts_once_and_the_first_is_remembered():
     texts = ["ab ab", "cd", "ab"]
-    seen = count(texts)
-    buckets = find("ab").buckets
+    seen, says = learn(texts)
+    buckets = buckets_of(find("ab"))
+    assert says.all()
     assert (seen.n_texts[buckets] == 2).all()
     assert (seen.first[buckets, 0] == 0).all()
+    np.testing.assert_array_equal(seen.first[buckets, 1:], np.stack(find("ab")[1:3], axis=1))
     # blocks in any order give the same
-    other = count(texts[:2], 0, count(texts[2:], 2))
-    np.testing.assert_array_equal(seen.n_texts, other.n_texts)
-    used = seen.n_texts > 0
-    np.testing.assert_array_equal(seen.first[used], other.first[used])
-    np.testing.assert_array_equal(seen.filter, other.filter)
+    other, _ = learn(texts[:2], 0, learn(texts[2:], 2)[0])
+    for one, two in zip(seen, other, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
-def test_buckets_and_counts_of_each_text_are_kept():
+def test_a_text_of_marks_alone_says_nothing_if_characters_are_off():
+    seen, says = empty_seen(), np.ones(3, np.bool_)
+    found, ends = find_all(["a", "-- --", ""], SIZES._replace(shortest=0, longest=0))
+    nothing = np.zeros(0, np.int32)
+    ngram_hash.learn_texts(found, ends, 0, nothing, nothing, np.zeros(3, np.int64), seen, says)
+    assert says.tolist() == [True, False, False]
+
+
+def test_buckets_and_counts_of_each_text():
     texts = ["ab ab", "", "cd ab c"]
-    buckets, counts = np.full(200, -1, np.int32), np.full(200, np.nan, np.float32)
-    ends = np.zeros(3, np.int64)
-    ngram_hash.count_texts(*find_all(texts), 0, empty_seen(), sorting(), True, buckets, counts, ends)
-    start = 0
-    for text, end in zip(texts, ends, strict=True):
-        expected, n = np.unique(find(text).buckets, return_counts=True)
+    found, ends, firsts, buckets, counts, row_ends = group(texts)
+    start, begin = 0, 0
+    for end, stop in zip(row_ends, ends, strict=True):
+        expected, first, n = np.unique(buckets_of(found)[begin:stop], return_index=True, return_counts=True)
         np.testing.assert_array_equal(buckets[start:end], expected)
+        np.testing.assert_array_equal(firsts[start:end], begin + first)
         np.testing.assert_array_equal(counts[start:end], n)
-        start = end
+        start, begin = end, stop
     assert counts[0] == 2
 
 
 def test_rows_are_sorted_and_of_unit_length():
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list("abcdefgh "), n)) for n in (3, 40, 200)]
-    rows, n_characters = weigh([*texts, ""], count(texts), weights=(3.0, 4.0))
+    rows, n_characters = weigh([*texts, ""], learn(texts)[0], weights=(3.0, 4.0))
     for columns, values in rows[:3]:
         assert (np.diff(columns) > 0).all()
         parts = [values[columns < n_characters], values[columns >= n_characters]]
@@ -127,7 +145,7 @@ def test_rows_are_sorted_and_of_unit_length():
 
 
 def test_repeated_ngrams_have_a_logarithm():
-    (columns, values), (_, once) = weigh(["ab ab ab", "ab cd"], count(["ab", "cd"]))[0]
+    (columns, values), (_, once) = weigh(["ab ab ab", "ab cd"], learn(["ab", "cd"])[0])[0]
     (word,) = columns[-1:]
     assert len(columns) > 3
     assert word == columns.max()
@@ -135,12 +153,21 @@ def test_repeated_ngrams_have_a_logarithm():
     assert values[-1] == pytest.approx(np.sqrt(0.5), abs=1e-6)  # the only word: all of its group
 
 
+def test_ngrams_without_a_column_are_dropped_and_may_count_in_the_length():
+    seen, _ = learn(["ab"])
+    ((columns, plain),), n_characters = weigh(["ab xy"], seen)
+    ((again, shorter),), _ = weigh(["ab xy"], seen, unknown=1.0)
+    np.testing.assert_array_equal(columns, np.arange(6))  # of "ab" alone
+    np.testing.assert_array_equal(columns, again)
+    assert np.sqrt((plain**2).sum()) == pytest.approx(1.0, abs=1e-6)
+    # five of ten n-grams of characters are known, and one of three of words
+    lengths = [(part**2).sum() for part in np.split(shorter, [n_characters])]
+    assert lengths == pytest.approx([0.5 * 5 / 10, 0.5 / 3], abs=1e-6)
+
+
 def test_filter_forgets_nothing_and_tells_strangers():
-    texts = ["the cat sat", "on a mat"]
-    seen = count(texts)
-    known = weigh(["cat", "the", "a mat and more words"], seen, least_known=1.0)[0]
-    assert all(len(columns) for columns, _ in known)
-    strangers = weigh(["zzz", "", "qqq xxx"], seen, least_known=0.5)[0]
-    assert all(len(columns) == 0 for columns, _ in strangers)
-    parts = weigh(["atc"], seen, least_known=0.1)[0]
-    assert len(parts[0][0]) > 0
+    seen, _ = learn(["the cat sat", "on a mat"])
+    assert all(known(["cat", "the", "a mat and more words"], seen, 1.0))
+    assert not any(known(["zzz", "", "qqq xxx"], seen, 0.5))
+    assert known(["atc"], seen, 0.1) == [True]
+    assert known(["atc"], seen, 1.0) == [False]

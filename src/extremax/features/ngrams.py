@@ -17,12 +17,11 @@ inside a model without pickle.  No result depends on the thread count.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -32,16 +31,19 @@ from sklearn.exceptions import NotFittedError
 from extremax.features.text import check_texts, code_points, text_blocks
 from extremax.kernels.ngram_hash import (
     MOST_TOKENS,
+    N_DIGITS,
     N_GROUPS,
+    NO_CHARACTERS,
+    NO_TOKENS,
     Found,
     Seen,
     Sizes,
-    Sorting,
     Weighing,
-    count_texts,
+    find_known,
     find_ngrams,
-    weigh_counts,
-    weigh_texts,
+    group_ngrams,
+    learn_texts,
+    weigh_rows,
 )
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
@@ -55,9 +57,9 @@ FORMAT_VERSION = 1
 _FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4 MiB
 _FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
 _MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
-_GROUP_BLOCKS = 16  # blocks per thread between two calls of `progress`
-_JOINED_BLOCKS = 2  # blocks per thread whose rows are in memory beside those of the blocks before
-_CACHES = ("idf_", "_weighing", "_tables")
+_GROUP_BLOCKS = 16  # blocks per thread whose rows are made between two calls of `progress`
+_TASK_ROWS = 4096  # rows that are weighed at a time
+_CACHES = ("idf_", "_weighing")
 _BYTE = 255  # counts from here on are stored apart
 _LONGEST_NAME = 255  # bytes
 # Of single misspelt words of ICD-10-CM, one in a hundred has fewer known character n-grams; half of the words
@@ -67,8 +69,7 @@ _SAMPLE = 1000  # texts that may lower it
 _COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
-@dataclass(frozen=True)
-class NgramOptions:
+class NgramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of `NgramFeatures`, which documents them."""
 
     char_ngrams: tuple[int, int] = (2, 5)
@@ -113,12 +114,11 @@ class NgramOptions:
         return Sizes(*self.char_ngrams, self.word_ngrams, int(self.marks), self.hash_bits)
 
     def most_ngrams(self, n_characters: int) -> int:
-        """Return the greatest number of n-grams that a text of so many characters can have."""
+        """Return the greatest number of n-grams in so many characters, a space behind each text included."""
         low, high = self.char_ngrams
-        # A word of l characters has at most l + 1 n-grams of each length from two; every second character
-        # may be a word.
-        most = (high - low + 1) * (2 * n_characters + 2) * (high > 0)
-        return most + self.word_ngrams * n_characters
+        # A word of l characters and a space has at most l + 1 n-grams of each length from two, and l + 2 of
+        # length one.
+        return n_characters * ((high - low + 2) * (high > 0) + self.word_ngrams)
 
 
 class Occurrences(NamedTuple):
@@ -288,14 +288,14 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         texts: Sequence[str],
         n_jobs: int | None,
         progress: Callable[[int, int], None] | None,
-        kept: list[_Part] | None = None,
+        rows: _Rows | None = None,
     ) -> None:
-        """Find the columns and their weights; append buckets and counts of the texts to `kept`."""
+        """Find the columns and their weights; append buckets and counts of the texts to `rows`."""
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
         self._fitted = NgramOptions(**self.to_options())
-        seen = self._count(texts, resolve_threads(n_jobs), progress, kept)
+        seen = self._learn(texts, resolve_threads(n_jobs), progress, rows)
         self._forget_caches()
         self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
         self.text_counts_ = seen.n_texts[self.buckets_].astype(np.int64)
@@ -311,10 +311,10 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         options = NgramOptions(**self.to_options())
         sample = texts[:: max(1, len(texts) // _COUNTED)]
         found = [
-            np.unique(ngrams.buckets[start:end])
+            buckets.copy()
             for first, last in text_blocks(sample)
-            for ngrams, edges in [_find(code_points(sample[first:last]), options)]
-            for start, end in itertools.pairwise(edges)
+            for rows in [_group(sample[first:last], options).rows]
+            for buckets in np.split(rows.columns, rows.ends[:-1])
         ]
         factor = len(texts) / max(len(sample), 1)
         entries = int(factor * sum(map(len, found)))
@@ -322,17 +322,16 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         half, every = (len(np.unique(np.concatenate(part))) if part else 1 for part in (found[::2], found))
         power = np.log2(every / max(half, 1)) if every > half > 0 else 0.0
         columns = min(int(every * factor**power), entries, options.n_buckets)
-        counting = min(n_threads, _MOST_TABLES) * (20 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
-        kept = (28 + 4 * n_threads) * columns
+        counting = min(n_threads, _MOST_TABLES) * (16 * options.n_buckets + (1 << (_FILTER_BITS - 3)))
+        kept = 28 * columns
         return {"text features": 8 * entries + 8 * len(texts), "tables of n-grams": counting + kept}
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the fitted features and of their tables."""
+        """Bytes of the fitted features."""
         first = 0 if self._first is None else self._first.nbytes
-        tables = 4 * len(self.buckets_) * len(self._tables.all)
         arrays = self.buckets_, self.text_counts_, self.idf_, self._filter, self._weighing.places
-        return int(first + tables + sum(array.nbytes for array in arrays))
+        return int(first + sum(array.nbytes for array in arrays))
 
     def _choose_least_known(self, texts: Sequence[str]) -> float:
         """Return the fraction of known character n-grams that nearly every training text has by the others.
@@ -345,12 +344,13 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         repeated[self.buckets_] = self.text_counts_ > 1
         fractions = []
         for first, last in text_blocks(sample):
-            found, edges = _find(code_points(sample[first:last]), self.options)
-            for start, end in itertools.pairwise(edges):
-                own = found.buckets[start:end][found.orders[start:end] == 0]
-                if len(own):
-                    fractions.append(float(repeated[own].mean()))
-        return min(_LEAST_KNOWN, float(np.quantile(fractions, _LEAST_KNOWN_QUANTILE))) if fractions else 0.0
+            buckets, counts, ends = _group(sample[first:last], self.options).rows
+            text = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+            counts = counts * (buckets < 1 << self.options.hash_bits)
+            known, every = (np.bincount(text, c, len(ends)) for c in (counts * repeated[buckets], counts))
+            fractions.append(known[every > 0] / every[every > 0])
+        found = np.concatenate(fractions)
+        return min(_LEAST_KNOWN, float(np.quantile(found, _LEAST_KNOWN_QUANTILE))) if len(found) else 0.0
 
     def transform(self, texts: Sequence[str], *, n_jobs: int | None = None) -> sp.csr_matrix:
         """Return TF-IDF of the texts, CSR float32 (n_texts, n_features), columns rising.
@@ -363,13 +363,12 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         blocks = text_blocks(texts)
         # Counting processors takes as long as a short text.
         n_threads = 1 if len(blocks) == 1 and n_jobs != 0 else resolve_threads(n_jobs)
-        weighing, tables, rows = self._weighing, self._tables, _Rows(len(texts))
-        for first, last in split(len(blocks), _JOINED_BLOCKS * n_threads):
+        rows, weighing = _Rows(len(texts)), self._weighing
+        for first, last in split(len(blocks), _GROUP_BLOCKS * n_threads):
             parts: list[Any] = [None] * (last - first)
 
             def weigh(i: int, first: int = first, parts: list[Any] = parts) -> None:
-                with tables.use() as counts:
-                    parts[i] = self._weigh_block(texts[slice(*blocks[first + i])], weighing, counts)
+                parts[i] = self._weigh_block(texts[slice(*blocks[first + i])], weighing)
 
             run(weigh, last - first, n_threads)
             rows.add(parts)
@@ -384,35 +383,30 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         progress: Callable[[int, int], None] | None = None,
     ) -> sp.csr_matrix:
         """Fit to the texts and return their features, for half the work of both; `y` is not used."""
-        parts: list[Any] = []
-        self._fit(texts, n_jobs, progress, parts)
-        weighing = self._weighing
+        rows = _Rows(len(texts))
+        self._fit(texts, n_jobs, progress, rows)
+        weighing, tasks = self._weighing, split(len(texts), _TASK_ROWS)
 
         def weigh(i: int) -> None:
-            columns = weighing.places[parts[i].columns]
-            nothing = np.zeros((len(parts[i].ends), 2))
-            weigh_counts(parts[i].ends, weighing, nothing, columns, parts[i].values)
-            parts[i] = parts[i]._replace(columns=columns)
+            part = rows.part(*tasks[i])
+            part.columns[:] = weighing.places[part.columns]
+            weigh_rows(weighing, np.zeros(1), part.ends, part.columns, part.values)
 
-        run(weigh, len(parts), resolve_threads(n_jobs))
-        rows = _Rows(len(texts))
-        while parts:
-            some, parts[:_JOINED_BLOCKS] = parts[:_JOINED_BLOCKS], []
-            rows.add(some)
+        run(weigh, len(tasks), resolve_threads(n_jobs))
         return rows.matrix(self.n_features)
 
     def occurrences(self, text: str) -> Occurrences:
         """Return the known n-grams of a text, with their places."""
         self._check_fitted()
         check_texts([text])
-        found, (_, n) = _find(code_points([text]), self.options)
-        columns = self._weighing.places[found.buckets[:n]]
-        known = columns >= 0
-        return Occurrences(
-            text.lower(),
-            columns[known],
-            *(array[:n][known] for array in (found.starts, found.lengths, found.orders)),
+        bits = self.options.hash_bits
+        keys, *places, orders = _find([text], self.options)[0]
+        buckets = (np.minimum(orders, N_GROUPS - 1).astype(np.int64) << bits) + (keys >> (64 - bits)).astype(
+            np.int64
         )
+        columns = self._weighing.places[buckets]
+        known = columns >= 0
+        return Occurrences(text.lower(), columns[known], *(array[known] for array in (*places, orders)))
 
     # -- names ---------------------------------------------------------------------------------------------
 
@@ -452,16 +446,15 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``NgramFeatures(**features.to_options())`` makes another."""
-        return {field.name: getattr(self, field.name) for field in fields(NgramOptions)}
+        return {name: getattr(self, name) for name in NgramOptions.__struct_fields__}
 
     def state(self) -> State:
         """Return what a model folder stores: a JSON header and arrays."""
         self._check_fitted()
-        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self._fitted).items()}
         header = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
-            "options": options,
+            "options": msgspec.to_builtins(self._fitted),
             "n_texts": self.n_texts_,
             "least_known": self.least_known_,
         }
@@ -486,8 +479,12 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             raise ValueError(
                 f"header says kind {kind!r}, version {version!r}; this reads {KIND!r}, {FORMAT_VERSION}."
             )
-        features = cls(**_check_options(checks.get_mapping(header, "options")))
-        features._fitted = NgramOptions(**features.to_options())
+        try:
+            options = msgspec.convert(checks.get_mapping(header, "options"), NgramOptions)
+        except msgspec.ValidationError as error:
+            checks.reject(f"options of n-grams: {error}")
+        features = cls(**msgspec.structs.asdict(options))
+        features._fitted = options
         u1 = ("buckets", "text_counts", "filter", "named", "name_lengths", "name_utf8")
         arrays = {name: checks.get_array(arrays, name, "u1", (None,)) for name in u1} | {
             "large_text_counts": checks.get_array(arrays, "large_text_counts", "i8", (None,))
@@ -539,64 +536,58 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         """Square of the weight of an n-gram of one training text, if unknown ones count as such."""
         return float(1.0 + np.log((1.0 + self.n_texts_) / 2.0)) ** 2 if self.options.count_unknown else 0.0
 
-    @cached_property
-    def _tables(self) -> Scratch[Int32]:
-        """Counts by column, kept from call to call: fresh pages would cost more than a short text."""
-        make: Any = partial(np.zeros, len(self.buckets_), np.int32)
-        return Scratch(make)
-
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name not in _CACHES}
 
     @cached_property
     def _weighing(self) -> Weighing:
-        places = np.full(self.options.n_buckets, -1, dtype=np.int32)
+        places = np.full(self.options.n_buckets, NO_TOKENS, dtype=np.int32)
+        places[: 1 << self.options.hash_bits] = NO_CHARACTERS
         places[self.buckets_] = np.arange(len(self.buckets_), dtype=np.int32)
-        return Weighing(
-            read_only(places, np.int32),
-            read_only(self.idf_),
-            self.n_character_columns,
-            read_only(self.options.group_weights),
-            read_only(self._filter, np.uint8),
-            self.least_known_,
-            self._unknown_square,
-        )
+        weights = read_only(self.options.group_weights)
+        return Weighing(read_only(places, np.int32), read_only(self.idf_), self.n_character_columns, weights)
 
-    def _weigh_block(self, texts: Sequence[str], weighing: Weighing, counts: Int32) -> _Part:
-        found, edges = _find(code_points(texts), self.options)
-        columns, values = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.float32)
-        ends, squares = np.empty(len(texts), np.int64), np.empty((len(texts), 2))
-        sorting = _sorting(edges)
-        weigh_texts(found, edges[1:], weighing, counts, sorting, columns, values, ends, squares)
-        weigh_counts(ends, weighing, squares, columns, values)
-        return _Part(columns[: ends[-1]].copy(), values[: ends[-1]].copy(), ends)
+    def _weigh_block(self, texts: Sequence[str], weighing: Weighing) -> _Part:
+        found, ends, _, rows = _group(texts, self.options)
+        says = np.empty(len(texts), np.bool_)
+        bits = read_only(self._filter, np.uint8)
+        find_known(found.keys, found.orders, ends, bits, self.least_known_, says)
+        buckets, values, row_ends = _drop(rows, says)
+        columns = weighing.places[buckets]
+        squares = np.full(int(np.diff(ends, prepend=0).max()) + 1, self._unknown_square)
+        squares[0] = 0.0
+        weigh_rows(weighing, np.cumsum(squares), row_ends, columns, values)
+        return _Part(columns[: row_ends[-1]], values[: row_ends[-1]], row_ends)
 
-    def _count(
+    def _learn(
         self,
         texts: Sequence[str],
         n_threads: int,
         progress: Callable[[int, int], None] | None,
-        kept: list[_Part] | None,
+        rows: _Rows | None,
     ) -> Seen:
-        """Return what the training texts hold, by bucket, and append buckets and counts of each to `kept`."""
+        """Return what the training texts hold, by bucket, and append buckets and counts of each to `rows`."""
         n_buckets = self.options.n_buckets
         tables = Scratch(lambda: _empty_seen(n_buckets))
         blocks = text_blocks(texts)
         n_threads = min(n_threads, _MOST_TABLES)
-        for first in range(0, len(blocks), _GROUP_BLOCKS * n_threads):
-            group = blocks[first : first + _GROUP_BLOCKS * n_threads]
-            parts: list[Any] = [None] * len(group)
+        for first, last in split(len(blocks), _GROUP_BLOCKS * n_threads):
+            parts: list[Any] = [None] * (last - first)
 
-            def count(i: int, group: list[tuple[int, int]] = group, parts: list[Any] = parts) -> None:
+            def learn(i: int, first: int = first, parts: list[Any] = parts) -> None:
+                start, stop = blocks[first + i]
+                found, ends, firsts, own = _group(texts[start:stop], self.options)
+                says = np.empty(stop - start, np.bool_)
                 with tables.use() as seen:
-                    parts[i] = self._count_block(texts[slice(*group[i])], group[i][0], seen, kept is not None)
+                    learn_texts(found, ends, start, firsts, own.columns, own.ends, seen, says)
+                parts[i] = _drop(own, says)
 
-            run(count, len(group), n_threads)
-            if kept is not None:
-                kept += parts
+            run(learn, last - first, n_threads)
+            if rows is not None:
+                rows.add(parts)
             if progress is not None:
-                progress(group[-1][1], len(texts))
+                progress(blocks[last - 1][1], len(texts))
         total, *others = tables.all
         for other in others:
             earlier = (other.n_texts > 0) & ((total.n_texts == 0) | (other.first[:, 0] < total.first[:, 0]))
@@ -604,32 +595,6 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             total.n_texts[:] += other.n_texts
             total.filter[:] |= other.filter
         return total
-
-    def _count_block(self, texts: Sequence[str], first_text: int, seen: Seen, keeps: bool) -> _Part:
-        found, edges = _find(code_points(texts), self.options)
-        buckets, counts = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.float32)
-        ends = np.empty(len(texts), np.int64)
-        count_texts(found, edges[1:], first_text, seen, _sorting(edges), keeps, buckets, counts, ends)
-        return _Part(buckets[: ends[-1]].copy(), counts[: ends[-1]].copy(), ends)
-
-
-def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a header, of the types that `NgramOptions` expects."""
-    found: dict[str, Any] = {}
-    for name in options:
-        if name == "char_ngrams":
-            found[name] = tuple(checks.get_list(options, name, (int,)))
-        elif name == "group_weights":
-            found[name] = tuple(checks.get_list(options, name, (float, int)))
-        elif name == "least_known":
-            found[name] = None if options[name] is None else checks.get_float(options, name)
-        elif name in ("marks", "count_unknown"):
-            if type(options[name]) is not bool:
-                checks.reject(f"{name!r} is {checks.shown(options[name])}")
-            found[name] = options[name]
-        else:
-            found[name] = checks.get_int(options, name)
-    return found
 
 
 def cut_out(text: str, start: int, length: int) -> str:
@@ -657,59 +622,89 @@ def spell(ngram: str, of_characters: bool) -> str:
     return f"{'' if begins else '…'}{inside}{'' if ends else '…'}"
 
 
-def _find(
-    characters: tuple[NDArray[np.uint32], NDArray[np.uint8], Int64], options: NgramOptions
-) -> tuple[Found, Int64]:
-    """Return the n-grams of texts, and where those of each begin and end."""
-    codes, kinds, text_ends = characters
-    most = sum(map(options.most_ngrams, np.diff(text_ends, prepend=0).tolist()))
-    kinds_of = (np.uint64, np.int32, np.int32, np.int32, np.uint8)
-    found = Found(*(np.empty(most, kind) for kind in kinds_of))
-    edges = np.zeros(len(text_ends) + 1, np.int64)
-    recent = np.empty((2, MOST_TOKENS), np.uint64)
-    find_ngrams(codes, kinds, text_ends, options.sizes, recent, found, edges[1:])
-    return found, edges
-
-
-def _sorting(edges: Int64) -> Sorting:
-    """Return working memory to sort the n-grams of the longest of some texts."""
-    longest = int(np.diff(edges).max())
-    return Sorting(np.empty(longest, np.int32), np.empty((1 << max(longest, 1).bit_length()) + 1, np.int32))
-
-
 class _Part(NamedTuple):
-    """Rows of a block."""
+    """Rows of a block: columns or buckets, weights or counts, and the end of each row."""
 
     columns: Int32
     values: Float32
     ends: Int64
 
 
+class _Block(NamedTuple):
+    """N-grams of a block, the end of each text's, the first in each bucket of a row, and the rows."""
+
+    found: Found
+    ends: Int64
+    firsts: Int32
+    rows: _Part
+
+
+def _find(texts: Sequence[str], options: NgramOptions) -> tuple[Found, Int64]:
+    """Return the n-grams of texts, and the end of those of each."""
+    codes, kinds, text_ends = code_points(texts)
+    most = options.most_ngrams(len(codes))
+    found = Found(*(np.empty(most, kind) for kind in (np.uint64, np.int32, np.int32, np.uint8)))
+    ends = np.empty(len(texts), np.int64)
+    recent = np.empty((2, MOST_TOKENS), np.uint64)
+    find_ngrams(codes, kinds, text_ends, options.sizes, recent, found, ends)
+    return Found(*(array[: ends[-1]] for array in found)), ends
+
+
+def _group(texts: Sequence[str], options: NgramOptions) -> _Block:
+    """Return the n-grams of texts, and their buckets with the number of n-grams in each."""
+    found, ends = _find(texts, options)
+    firsts, buckets, counts = (np.empty(ends[-1], kind) for kind in (np.int32, np.int32, np.float32))
+    row_ends = np.empty(len(texts), np.int64)
+    work = np.empty(2 * int(np.diff(ends, prepend=0).max()) + N_DIGITS, np.int64)
+    group_ngrams(found.keys, found.orders, ends, options.hash_bits, work, firsts, buckets, counts, row_ends)
+    n = row_ends[-1]
+    return _Block(found, ends, firsts, _Part(buckets[:n], counts[:n], row_ends))
+
+
+def _drop(rows: _Part, says: NDArray[np.bool_]) -> _Part:
+    """Empty the rows of texts that say nothing to the model."""
+    if says.all():
+        return rows
+    sizes = np.diff(rows.ends, prepend=0)
+    kept = np.repeat(says, sizes)
+    return _Part(rows.columns[kept], rows.values[kept], np.cumsum(sizes * says))
+
+
 class _Rows:
     """Rows of all blocks so far, in arrays that grow; the system moves large ones without a copy."""
 
     def __init__(self, n_rows: int) -> None:
-        self._ends, self._n_rows, self._size = np.zeros(1 + n_rows, np.int64), 0, 0
+        self._ends, self._n_rows = np.zeros(1 + n_rows, np.int64), 0
         self._columns, self._values = np.empty(0, np.int32), np.empty(0, np.float32)
 
     def add(self, parts: list[_Part]) -> None:
-        """Append the rows of some blocks, which are given up one by one."""
-        room = self._size + sum(len(part.columns) for part in parts)
+        """Append the rows of some blocks."""
+        size = int(self._ends[self._n_rows])
+        room = size + sum(len(part.columns) for part in parts)
         if room > len(self._columns):
-            for array in (self._columns, self._values):
-                array.resize(max(room, 3 * len(array) // 2), refcheck=False)  # no other variable has them
-        while parts:
-            part = parts.pop(0)
-            stop = self._size + len(part.columns)
-            self._columns[self._size : stop], self._values[self._size : stop] = part.columns, part.values
-            self._ends[self._n_rows + 1 : self._n_rows + 1 + len(part.ends)] = part.ends + self._size
-            self._n_rows, self._size = self._n_rows + len(part.ends), stop
+            self._resize(max(room, 3 * len(self._columns) // 2))
+        for part in parts:
+            first, last = self._n_rows, self._n_rows + len(part.ends)
+            self._ends[first + 1 : last + 1] = part.ends + self._ends[first]
+            self._n_rows = last
+            stored = self.part(first, last)
+            stored.columns[:], stored.values[:] = part.columns, part.values
+
+    def part(self, first: int, last: int) -> _Part:
+        """Return some rows: views of columns and values, which may be changed, and ends."""
+        start, stop = self._ends[first], self._ends[last]
+        ends = self._ends[first + 1 : last + 1] - start
+        return _Part(self._columns[start:stop], self._values[start:stop], ends)
+
+    def _resize(self, size: int) -> None:
+        for array in (self._columns, self._values):
+            array.resize(size, refcheck=False)  # no view of them is left
 
     def matrix(self, n_columns: int) -> sp.csr_matrix:
         """Return the rows as a matrix; the object must not be used any more."""
-        for array in (self._columns, self._values):
-            array.resize(self._size, refcheck=False)
-        kind = np.int32 if self._size <= np.iinfo(np.int32).max else np.int64
+        size = int(self._ends[-1])
+        self._resize(size)
+        kind = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         indices, indptr = self._columns.astype(kind, copy=False), self._ends.astype(kind)
         X = sp.csr_matrix((self._values, indices, indptr), shape=(self._n_rows, n_columns))
         X.has_sorted_indices = X.has_canonical_format = True
@@ -717,7 +712,7 @@ class _Rows:
 
 
 def _empty_seen(n_buckets: int) -> Seen:
-    return Seen(np.zeros((n_buckets, 5), dtype=np.int32), np.zeros(1 << (_FILTER_BITS - 3), dtype=np.uint8))
+    return Seen(np.zeros((n_buckets, 4), np.int32), np.zeros(1 << (_FILTER_BITS - 3), np.uint8))
 
 
 def _fold(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:

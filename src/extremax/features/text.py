@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from extremax.kernels.ngram_hash import BLANK, OTHER, WORD
 from extremax.types import Int64
 
-_BLOCK_TEXTS, _BLOCK_CHARACTERS = 4096, 1 << 17  # texts and characters per task
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = (
+    4096,
+    1 << 15,
+)  # texts and characters per task: n-grams of a block stay in the cache
 _UNKNOWN = 255
+_SPACE = np.uint32(ord(" "))
 _kinds = np.full(0x110000, _UNKNOWN, dtype=np.uint8)  # kind of every code point, filled as they appear
 
 
@@ -40,10 +44,14 @@ def text_blocks(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.uint8], Int64]:
-    """Return the code points of the texts in lower case, one after the other, their kinds and the ends."""
+    """Return the code points of the texts in lower case, their kinds, and the ends of the texts.
+
+    One space stands before the first text and behind each, at its end; every blank is a space.
+    """
     lowered = [text.lower() for text in texts]
-    codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    ends = np.cumsum([len(text) for text in lowered], dtype=np.int64)
+    padded = f" {' '.join(lowered)} "
+    codes = np.frombuffer(padded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    ends = np.cumsum([len(text) + 1 for text in lowered], dtype=np.int64)
     kinds = _kinds[codes]
     if (kinds == _UNKNOWN).any():
         for code in np.unique(codes[kinds == _UNKNOWN]).tolist():
@@ -52,4 +60,4 @@ def code_points(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.ui
                 BLANK if character.isspace() else WORD if character.isalnum() or character == "_" else OTHER
             )
         kinds = _kinds[codes]
-    return codes, kinds, ends
+    return np.where(kinds == BLANK, _SPACE, codes), kinds, ends
