@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -101,8 +102,7 @@ SAMPLING = [name for name, solver in SOLVERS.items() if solver.uses_noise]
         MinibatchSoftmax(n_shared=None, learning_rate=0.3),
         *(
             SOLVERS[name](noise=noise, n_negatives=32 if name == "nce" else 8, learning_rate=0.3)
-            for name in SAMPLING
-            for noise in ("tree", "uniform", "frequency", "mixture")
+            for name, noise in zip(SAMPLING, itertools.cycle(("tree", "uniform", "frequency", "mixture")))
         ),
     ],
     ids=repr,
