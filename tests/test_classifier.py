@@ -641,16 +641,6 @@ def test_unfitted_rejects(data, tmp_path):
             call(ExtremeClassifier())
 
 
-def test_import_stays_light():
-    code = "import sys, extremax; print(sorted({'torch', 'matplotlib', 'optuna'} & set(sys.modules)))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
-
-
 def test_same_model_in_another_process(data, tmp_path):
     X, y = data[:2]
     np.savez(tmp_path / "data.npz", X=X, y=y)

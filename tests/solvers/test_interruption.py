@@ -93,16 +93,6 @@ class At(Watcher):
             self.action(moment)
 
 
-def test_weights_in_training_coordinates_would_show(data):
-    """The assertions above can tell the two coordinate systems apart."""
-    X, y = data
-    clf = make("minibatch_softmax").fit(X, y)
-    assert clf.score(X, y) > 0.9
-    weights = clf.model_.weights
-    clf._fitted.state.whitening.to_training(weights.weights, weights.biases, 1)
-    assert clf.score(X, y) < 0.5
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("epoch", "rows"), [(1, 1), (3, 200), (3, 400)])
 def test_ctrl_c_inside_an_epoch(data, solver, epoch, rows):
