@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
 # numpy checks every index of an interpreted kernel: so `make test` runs the small tests interpreted, too, and
 # `make test-all` also compiled with bounds checks.
-# schemathesis, a plugin of pytest, takes half a second to load and has nothing to do in small tests.
+# schemathesis, a plugin of pytest, takes half a second to load and tests the server alone.
 SMALL_WORKERS ?= auto
 SMALL_RUN = $(BIN)/python -m pytest -q -p no:schemathesis -m "$(KIND)" -n $(SMALL_WORKERS)
 KIND ?= small and not slow
@@ -51,12 +51,12 @@ test-all: lint
 	$(MAKE) tests-interpreted KIND=small
 
 quick: lint .cache/kernels-fresh
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis -n auto --dist loadfile -m "not slow" $(QUICK)
 
 SATELLITES := $(addprefix --ignore=tests/,nn dask serve report experiments browser)
 CORE := tests $(SATELLITES) $(addprefix --ignore=tests/test_,docs.py docs_shell.py examples.py benchmarks.py)
 core: install .cache/kernels-fresh
-	$(ONE_THREAD) $(BIN)/python -m pytest -q $(PYTEST_ARGS) $(CORE)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis $(PYTEST_ARGS) $(CORE)
 
 # Kernels are seen where they are interpreted.  The satellites are left out in pyproject.toml.
 coverage: install .cache/kernels-fresh
