@@ -1,6 +1,7 @@
 # make test    create .venv, install, then lint, types and the suite, kernels compiled anew
 # make test-all  the same with the tests marked `slow`, and with all tests marked `small` bounds-checked
 # make quick   the checks that a change needs first: lint, architecture, saved models, one test of every part
+# make core    the suite without the satellites and without documentation, examples and benchmarks
 # make test-browser  the pages in a Chromium, which must be installed; `make test` skips them without one
 # make coverage  lines and branches of the core that its tests reach
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
@@ -24,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SMALL = $(shell grep -rl --include='test_*.py' 'mark\.small' tests)
 # numpy checks every index of an interpreted kernel: so `make test` runs the small tests interpreted, too, and
 # `make test-all` also compiled with bounds checks.
-# schemathesis, a plugin of pytest, takes half a second to load and has nothing to do in small tests.
+# schemathesis, a plugin of pytest, takes half a second to load and tests the server alone.
 SMALL_WORKERS ?= auto
 SMALL_RUN = $(BIN)/python -m pytest -q -p no:schemathesis -m "$(KIND)" -n $(SMALL_WORKERS)
 KIND ?= small and not slow
@@ -36,8 +37,8 @@ JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_params.py \
   tests/scores/test_dense.py tests/storage tests/solvers/test_minibatch.py tests/scores/test_exact.py
 
-.PHONY: test test-all test-annif test-browser quick coverage bench fuzz demo docs install lint types tests tests-boundscheck tests-interpreted \
-  format clean
+.PHONY: test test-all test-annif test-browser quick core coverage bench fuzz demo docs install lint types tests \
+  tests-boundscheck tests-interpreted format clean
 
 # mypy has one thread and some tests wait for a clock or a process, so that others run beside them. The small
 # tests are one process then: a second one would import everything once more.
@@ -50,10 +51,14 @@ test-all: lint
 	$(MAKE) tests-interpreted KIND=small
 
 quick: lint .cache/kernels-fresh
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow" $(QUICK)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis -n auto --dist loadfile -m "not slow" $(QUICK)
+
+SATELLITES := $(addprefix --ignore=tests/,nn dask serve report experiments browser)
+CORE := tests $(SATELLITES) $(addprefix --ignore=tests/test_,docs.py docs_shell.py examples.py benchmarks.py)
+core: install .cache/kernels-fresh
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis $(PYTEST_ARGS) $(CORE)
 
 # Kernels are seen where they are interpreted.  The satellites are left out in pyproject.toml.
-SATELLITES := $(addprefix --ignore=tests/,nn dask serve report experiments browser)
 coverage: install .cache/kernels-fresh
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n auto --dist loadfile $(SATELLITES) --cov=extremax --cov-report=
 	NUMBA_DISABLE_JIT=1 $(SMALL_RUN) --dist worksteal $(SMALL) --cov=extremax --cov-append --cov-report=term

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -101,8 +102,7 @@ SAMPLING = [name for name, solver in SOLVERS.items() if solver.uses_noise]
         MinibatchSoftmax(n_shared=None, learning_rate=0.3),
         *(
             SOLVERS[name](noise=noise, n_negatives=32 if name == "nce" else 8, learning_rate=0.3)
-            for name in SAMPLING
-            for noise in ("tree", "uniform", "frequency", "mixture")
+            for name, noise in zip(SAMPLING, itertools.cycle(("tree", "uniform", "frequency", "mixture")))
         ),
     ],
     ids=repr,
@@ -530,14 +530,13 @@ def test_works_inside_scikit_learn(data):
 
 
 def test_predict_proba_refuses_what_does_not_fit_rejects():
-    n_classes = 50_000
-    rng = np.random.default_rng(0)
-    y = np.arange(n_classes)
-    X = rng.normal(size=(n_classes, 2)).astype(np.float32)
+    y = np.arange(1000)
+    X = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
     clf = ExtremeClassifier(MinibatchSoftmax(noise="uniform"), n_epochs=0).fit(X, y)
+    X = np.zeros((2_500_000, 2), np.float32)
     for method in ("predict_proba", "predict_log_proba", "decision_function"):
         with pytest.raises(
-            ValueError, match=rf"{method} would return 50000 rows x 50000 classes.*Use predict_topk"
+            ValueError, match=rf"{method} would return 2500000 rows x 1000 classes.*Use predict_topk"
         ):
             getattr(clf, method)(X)
     assert clf.predict_topk(X[:3], k=2)[0].shape == (3, 2)
@@ -639,16 +638,6 @@ def test_unfitted_rejects(data, tmp_path):
     ):
         with pytest.raises(NotFittedError, match="is not fitted yet; call fit"):
             call(ExtremeClassifier())
-
-
-def test_import_stays_light():
-    code = "import sys, extremax; print(sorted({'torch', 'matplotlib', 'optuna'} & set(sys.modules)))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
 
 
 def test_same_model_in_another_process(data, tmp_path):

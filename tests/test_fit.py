@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
 
+from coverings import in_turn
 from extremax import ExtremeClassifier, calibrate, load_model
 from extremax.calibration import Calibration
 from extremax.errors import NotEnoughMemoryError
@@ -83,8 +84,9 @@ def trees(monkeypatch):
     return fitted
 
 
-@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
-@pytest.mark.parametrize("solver", ["negative_sampling", "augment_reduce", "minibatch_softmax"])
+@in_turn(
+    store=[np.asarray, sparse.csr_array], solver=["negative_sampling", "augment_reduce", "minibatch_softmax"]
+)
 def test_rows_are_projected_once(data, projected, solver, store):
     X, y = data
     own = {"n_shared": 8} if solver == "minibatch_softmax" else {}
@@ -301,8 +303,7 @@ BEFORE_THE_START = {
 
 
 @pytest.mark.error
-@pytest.mark.parametrize("first", ["fit", "partial_fit", "nothing"])
-@pytest.mark.parametrize("failure", BEFORE_THE_START)
+@in_turn(first=["fit", "partial_fit", "nothing"], failure=BEFORE_THE_START)
 def test_fit_that_fails_before_the_start_leaves_nothing(data, first, failure):
     X, y = data
     clf = ExtremeClassifier(n_epochs=1, random_state=0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from coverings import in_turn
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import format_bytes
@@ -70,8 +71,7 @@ def test_forms_and_threads_invariant(rows, fitted):
     assert best[:, 0].tolist() == [f"c{i:02d}" for i in fitted.predict(X[:5])]
 
 
-@pytest.mark.parametrize("noise", ["tree", "frequency"])
-@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "csr"])
+@in_turn(noise=["tree", "frequency"], store=[np.asarray, sparse.csr_array])
 def test_pairs_match_repeated_rows_recovers(store, noise):
     """Repeated rows scale and project the features a little differently, so draws differ: alike in
     quality, not in bits.

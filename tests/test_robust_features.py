@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from scipy import sparse
 
+from coverings import in_turn
 from extremax import ExtremeClassifier, load_model
 from extremax.solvers import NegativeSampling
 from extremax.tuned import DEFAULTS, replace_numbers
@@ -13,13 +16,24 @@ from extremax.tuned import DEFAULTS, replace_numbers
 N_CLASSES, N_FEATURES = 40, 24
 
 
-@pytest.fixture(scope="module")
-def data():
+@functools.cache
+def make_data():
     rng = np.random.default_rng(0)
     y = rng.integers(N_CLASSES, size=4000)
     # scikit-learn's linear discriminant has 99.6% here
     X = rng.normal(size=(N_CLASSES, N_FEATURES))[y] + 0.8 * rng.normal(size=(4000, N_FEATURES))
     return X.astype(np.float32), y
+
+
+@pytest.fixture
+def data():
+    return make_data()
+
+
+@functools.cache
+def ordinary_accuracy(solver):
+    """The accuracy on the features as they are."""
+    return accuracy(*make_data(), solver=solver)[0]
 
 
 def accuracy(X, y, **options):
@@ -53,7 +67,7 @@ def outlying_entry(X):
 
 @pytest.mark.planted
 @pytest.mark.parametrize("change", [large_column, column_far_away, many_scales, outlying_row, outlying_entry])
-@pytest.mark.parametrize("solver", ["auto", "candidate_softmax", "minibatch_softmax"])
+@pytest.mark.parametrize("solver", ["minibatch_softmax", "candidate_softmax"])
 def test_accuracy_survives(data, change, solver):
     X, y = data
     found, clf = accuracy(change(X), y, solver=solver)
@@ -62,11 +76,13 @@ def test_accuracy_survives(data, change, solver):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("change", [large_column, column_far_away, many_scales, outlying_row, outlying_entry])
-@pytest.mark.parametrize("solver", ["negative_sampling", "nce"])
+@in_turn(
+    change=[large_column, column_far_away, many_scales, outlying_row, outlying_entry],
+    solver=["negative_sampling", "nce"],
+)
 def test_negatives_of_each_row_reach_what_they_reach_on_ordinary_features(data, change, solver):
     X, y = data
-    ordinary, _ = accuracy(X, y, solver=solver)
+    ordinary = ordinary_accuracy(solver)
     found, clf = accuracy(change(X), y, solver=solver)
     assert ordinary > 0.92
     assert found > ordinary - 0.02

@@ -5,6 +5,7 @@ other files."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from coverings import in_turn
 from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.solvers import CandidateSoftmax, MinibatchSoftmax, NegativeSampling, SparseSoftmax
 from extremax.solvers.registry import SOLVERS
@@ -41,8 +43,7 @@ def check_model(clf: ExtremeClassifier, X: Any, y: Any) -> None:
     assert np.isfinite(clf.log_likelihood(X, y))
 
 
-@pytest.mark.parametrize("storage", ["dense", "sparse"])
-@pytest.mark.parametrize("optimizer", ["adagrad", "adagrad_row", "sgd"])
+@in_turn(storage=["dense", "sparse"], optimizer=["adagrad", "adagrad_row", "sgd"])
 def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
     X, y = make_data()
     features = sparse.csr_array(X) if storage == "sparse" else X
@@ -54,9 +55,10 @@ def test_every_optimizer_and_storage(storage: str, optimizer: str) -> None:
 
 SAMPLING = [
     cls(noise=noise, n_negatives=3, tree_components=4)
-    for cls in SOLVERS.values()
-    if cls.uses_noise
-    for noise in ("tree", "uniform", "frequency", "mixture")
+    for cls, noise in zip(
+        (cls for cls in SOLVERS.values() if cls.uses_noise),
+        itertools.cycle(("tree", "uniform", "frequency", "mixture")),
+    )
 ]
 OTHERS = [CandidateSoftmax(), SparseSoftmax(), MinibatchSoftmax(), MinibatchSoftmax(noise="uniform")]
 

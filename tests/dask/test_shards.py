@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from coverings import in_turn
 from extremax.classifier import ExtremeClassifier
 from extremax.dask.shards import (
     DrawingRows,
@@ -100,8 +101,7 @@ def assert_same_bits(state, shards):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("noise", ["uniform", "frequency", "tree", "mixture"])
-@pytest.mark.parametrize("is_sparse", [False, True])
+@in_turn(noise=["uniform", "frequency", "tree", "mixture"], is_sparse=[False, False, True, True])
 def test_shards_train_the_same_bits(noise, is_sparse) -> None:
     X, y = make_problem(is_sparse=is_sparse)
     routed = noise in ("frequency", "mixture")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from coverings import in_turn
 from extremax.data import PCA, planted_hierarchy
 from extremax.tuned import PCAConfig
 
@@ -99,8 +100,7 @@ def test_storage_and_threads_invariant(f, tmp_path):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("f", [30, 1500, 6000])
-@pytest.mark.parametrize("power", [-100, 60])
+@in_turn(f=[30, 1500, 6000], power=[-100, 60])
 def test_unit_of_the_features_invariant(f, power):
     """Squares of these numbers are zero or infinite in float32; a power of two changes no digit."""
     X = sparse_rows(300, f)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import reference
+from coverings import in_turn
 from extremax.kernels import pq as kernels
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
@@ -139,15 +140,15 @@ def in_another_process(code, path, **settings):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("settings", [{"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_CPU_NAME": "generic"}])
-def test_loop_and_shuffles_have_the_same_sums_same_everywhere(settings, tmp_path):
+def test_loop_and_shuffles_have_the_same_sums_same_everywhere(tmp_path):
     code = """
 import test_pq_kernels as tests
 from extremax.kernels import simd
 assert hasattr(simd._block_sums, "py_func")  # the loop
 np.save(sys.argv[1], tests.seeded_sums())
 """
-    np.testing.assert_array_equal(seeded_sums(), in_another_process(code, tmp_path / "sums.npy", **settings))
+    found = in_another_process(code, tmp_path / "sums.npy", NUMBA_CPU_NAME="generic")
+    np.testing.assert_array_equal(seeded_sums(), found)
 
 
 # -- codes and tables
@@ -366,8 +367,7 @@ def test_too_few_classes_are_all_found_without_padding():
 
 @pytest.mark.reference
 @pytest.mark.small
-@pytest.mark.parametrize("n_rows", [1, 4, 6, 7])
-@pytest.mark.parametrize("n_blocks", [1, 32, 37])
+@in_turn(n_rows=[1, 4, 6, 7], n_blocks=[1, 32, 37])
 def test_found_classes_match_reference(n_blocks, n_rows):
     case = Case(n_blocks=n_blocks, n_rows=n_rows, seed=n_rows)
     for rank in (0, 5, 18):  # a score that occurs: it reaches itself
@@ -510,8 +510,7 @@ def chosen(scores, found, counts, order, k, inverse_temperature, tail):
 
 @pytest.mark.reference
 @pytest.mark.small
-@pytest.mark.parametrize("k", [1, 4, 30])
-@pytest.mark.parametrize("inverse_temperature", [1.0, 0.4, 3.0])
+@in_turn(k=[1, 4, 30], inverse_temperature=[1.0, 0.4, 3.0])
 def test_chosen_classes_match_reference(k, inverse_temperature):
     rng = np.random.default_rng(k)
     n_rows, n_classes, most = 12, 60, 25

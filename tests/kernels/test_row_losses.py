@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import reference
+from coverings import in_turn, pairwise
 from extremax.kernels import row_losses
 from extremax.kernels.row_training import Pairs
 
@@ -68,10 +69,7 @@ def reference_loss(name, data, penalty, scores=None):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("penalty", [0.0, 0.05])
-@pytest.mark.parametrize("base", ["other", "noise", "none"])
-@pytest.mark.parametrize("n_negatives", [1, 2, 5])
+@pairwise(name=NAMES, penalty=[0.0, 0.05], base=["other", "noise", "none"], n_negatives=[1, 2, 5])
 def test_loss_matches_reference(name, penalty, base, n_negatives):
     data = batch(n_negatives=n_negatives, base=base)
     _, losses = evaluate(name, data, penalty)
@@ -82,10 +80,7 @@ def test_loss_matches_reference(name, penalty, base, n_negatives):
 
 
 @pytest.mark.gradient
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("penalty", [0.0, 0.05])
-@pytest.mark.parametrize("base", ["other", "noise", "none"])
-@pytest.mark.parametrize("n_negatives", [1, 2, 5])
+@pairwise(name=NAMES, penalty=[0.0, 0.05], base=["other", "noise", "none"], n_negatives=[1, 2, 5])
 def test_coefficients_gradient(name, penalty, base, n_negatives):
     data = batch(n_negatives=n_negatives, base=base)
     coefficients, _ = evaluate(name, data, penalty)
@@ -136,8 +131,7 @@ def test_row_weight_identity(name):
     assert not losses.any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", [100.0, 1000.0])
+@in_turn(name=NAMES, scale=[100.0, 1000.0])
 def test_extreme_scores_stay_finite(name, scale):
     signs = np.array([[1, 1, 1], [1, -1, 1], [-1, 1, 1], [-1, -1, 1], [-1, 1, -1], [-1, -1, -1]], np.float32)
     labels = np.tile(np.array([0, 1, 2], np.int32), (6, 1))
@@ -278,9 +272,7 @@ def all_draws(n_classes, n_negatives, base, seed):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("base", ["noise", "none"])
-@pytest.mark.parametrize("n_negatives", [1, 2, 3])
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pairwise(base=["noise", "none"], n_negatives=[1, 2, 3], n_classes=[2, 4])
 def test_draws_stand_for_all_other_classes_identity(n_classes, n_negatives, base):
     """In expectation over the draws, whatever the noise: the full sum of One-vs-Each, and the sum that eta
     follows.
@@ -300,9 +292,7 @@ def test_draws_stand_for_all_other_classes_identity(n_classes, n_negatives, base
 
 
 @pytest.mark.gradient
-@pytest.mark.parametrize("penalty", [0.0, 0.05])
-@pytest.mark.parametrize("base", ["other", "noise", "none"])
-@pytest.mark.parametrize("n_negatives", [1, 2, 5])
+@pairwise(penalty=[0.0, 0.05], base=["other", "noise", "none"], n_negatives=[1, 2, 5])
 def test_augment_reduce_gradient(n_negatives, base, penalty):
     data = batch(n_negatives=n_negatives, base=base)
     eta = np.random.default_rng(1).uniform(0.0, 5.0, len(data.scores)).astype(np.float32)

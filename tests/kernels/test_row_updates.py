@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import in_turn, pairwise
 from extremax.kernels import row_updates as updates
 from extremax.kernels.row_training import PerWeight
 from extremax.kernels.row_updates import ArrayRows, CSRRows, ModelArrays
@@ -81,9 +82,7 @@ def assert_close(model, expected):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("n_features", N_FEATURES)
-@pytest.mark.parametrize("width", [1, 3])
+@pairwise(storage=STORAGES, n_features=N_FEATURES, width=[1, 3])
 def test_scores_match_reference(storage, n_features, width):
     problem = Problem(n_features, width=width)
     scores = np.full((12, width), np.nan, np.float32)
@@ -117,10 +116,7 @@ def test_scores_write_only_their_rows_invariant(storage):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("n_features", N_FEATURES)
-@pytest.mark.parametrize("width", [1, 2, 5])
+@pairwise(optimizer=OPTIMIZERS, storage=STORAGES, n_features=N_FEATURES, width=[1, 2, 5])
 def test_update_matches_reference(optimizer, storage, n_features, width):
     problem = Problem(n_features, width=width, optimizer=optimizer)
     assert_close(problem.update(storage), problem.expected())
@@ -136,9 +132,7 @@ def test_update_of_one_row_matches_reference(optimizer, storage):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("n_parts", [2, 3, 8])  # 8: more parts than classes
+@pairwise(optimizer=OPTIMIZERS, storage=STORAGES, n_parts=[2, 3, 8])  # 8: more parts than classes
 def test_update_parts_invariant(optimizer, storage, n_parts):
     problem = Problem(37, n=20, optimizer=optimizer)
     whole = problem.update(storage)
@@ -156,8 +150,7 @@ def test_a_part_changes_only_its_classes(optimizer, storage):
         assert before.size == 0 or optimizer == "sgd" or np.any(ours[[1, 4]] != before[[1, 4]])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("n_features", N_FEATURES)
+@in_turn(optimizer=OPTIMIZERS, n_features=N_FEATURES)
 def test_dense_and_sparse_updates_agree(optimizer, n_features):
     problem = Problem(n_features, optimizer=optimizer)
     assert_close(problem.update("csr"), problem.update("dense"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coverings import in_turn
 from extremax.kernels import topk, tree_tiles
 from extremax.kernels.tree_fit import PADDING_BIAS
 from extremax.tree import LabelTree
@@ -37,8 +38,7 @@ def descend(tree, nodes, Z, start, column):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("n_classes", [1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 100])
-@pytest.mark.parametrize("tile_depth", [1, 2, 5, 20])
+@in_turn(n_classes=[1, 2, 3, 4, 5, 7, 8, 9, 31, 33, 100], tile_depth=[1, 2, 5, 20])
 def test_descend_matches_walk_from_the_root_identity(n_classes, tile_depth):
     tree = random_tree(n_classes)
     Z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)

@@ -805,14 +805,17 @@ def compare_mesh_step(layer, parts, mine, everything):
 CHECKS = {
     name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")
 }
-ONLY = {
-    "sum_of_exponentials": (3,),
-    "ranks_without_classes": (3,),
-    "mesh_of_two_dimensions": (4,),
-    "checkpoints": (2, 3, 1),
+# The sizes of the groups that make a check; three where nothing is said.
+SIZES = {
+    "drawn_classes": (2, 3),
+    "fused_step": (2, 3),
+    "training": (2, 3),
+    "accumulation_and_precision": (2,),
     "optimizers": (2,),
+    "checkpoints": (2, 3, 1),
+    "mesh_of_two_dimensions": (4,),
 }
-PAIRS = [(name, size) for size in (2, 3, 1, 4) for name in CHECKS if size in ONLY.get(name, (2, 3))]
+PAIRS = [(name, size) for size in (2, 3, 1, 4) for name in CHECKS if size in SIZES.get(name, (3,))]
 
 
 def run_rank(rank, size, folder, names):

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import extremax
+from coverings import in_turn
 from extremax.nn import ExtremeSoftmax
 
 sys.path.append(str(Path(__file__).parent))
@@ -233,8 +234,7 @@ def test_compiled_model_trains_the_same(backend, gradients):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("gradients", ["dense", "sparse", "fused"])
+@in_turn(reentrant=[False, True], gradients=["dense", "sparse", "fused"])
 def test_activation_checkpointing_repeats_the_classes(gradients, reentrant):
     """The recomputed pass draws no new classes and counts no step."""
     x, y = rows()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import load
 
 import extremax
+from coverings import in_turn
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
 from layer_kinds import KINDS
 
@@ -105,8 +107,7 @@ def test_training_again_counts_and_draws_again_invariant(one_process, gradients)
     assert draw() != first
 
 
-@pytest.mark.parametrize("old", KINDS)
-@pytest.mark.parametrize("new", KINDS)
+@pytest.mark.parametrize(("old", "new"), list(itertools.pairwise([*KINDS, *list(KINDS)[:1]])))
 def test_state_of_other_gradients_is_loaded_reference(one_process, old, new):
     """Tables come along; sums and moments come along where both have them, and start anew elsewhere."""
     first = ShardedExtremeSoftmax(4, 10, class_counts=range(1, 11), **KINDS[old])
@@ -150,8 +151,7 @@ def test_moments_stay_in_float32_on_the_cpu(one_process):
     assert int(layer.hidden_moments.n_steps) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float", "half", "bfloat16", "double"])
+@in_turn(kind=KINDS, dtype=["float", "half", "bfloat16", "double"])
 def test_types_of_weights_leave_counts_and_sums_invariant(one_process, kind, dtype):
     """Buffers stay bit for bit, in the type that they have, and steps of weights in any type go on."""
     layer = ShardedExtremeSoftmax(4, 10, class_counts=range(100_001, 100_011), **KINDS[kind])

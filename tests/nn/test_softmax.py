@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from coverings import in_turn
 from extremax.data import planted_hierarchy
 from extremax.nn import ExtremeSoftmax
 from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
@@ -393,8 +394,7 @@ def test_one_short_minibatch_does_no_harm(data, usual, whiten):
     assert reached[1] > reached[0] - 0.3
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-@pytest.mark.parametrize("length", [1e-15, 1e-20, 1e-25, 1e-36])
+@in_turn(whiten=[False, True], length=[1e-15, 1e-20, 1e-25, 1e-36])
 def test_tiny_hidden_states_make_whole_steps_invariant(data, length, whiten):
     """Their squares have no place in float32; steps are those of rows at unit mean square, or near them."""
     hidden, y = tensors(data, 40)
@@ -431,8 +431,7 @@ def test_hidden_states_that_are_not_finite_make_no_step_invariant(data, whiten):
         assert name == "n_steps" or torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-@pytest.mark.parametrize("factor", [np.inf, -np.inf, np.nan])
+@in_turn(whiten=[False, True], factor=[np.inf, -np.inf, np.nan])
 def test_gradients_that_are_not_finite_make_no_step_invariant(data, whiten, factor):
     """As of a loss scaled by too much. Gradients of hidden states tell of it; later steps are made."""
     hidden, y = tensors(data, 40)
@@ -869,12 +868,16 @@ def test_meta_device_and_reset_invariant(gradients):
         assert ExtremeSoftmax(WIDTH, N_CLASSES).weight.is_meta
 
 
-@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
-def test_double_precision_gradient(data, smoothing):
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_double_precision_gradient(smoothing):
     """Finite differences in float64, of the loss over drawn classes and of the exact one."""
-    layer = make_layer(dtype=torch.float64, label_smoothing=smoothing)
-    hidden, y = tensors(data, 3)
-    hidden = hidden.double().requires_grad_()
+    layer = ExtremeSoftmax(4, 20, n_shared=8, n_jobs=1, dtype=torch.float64, label_smoothing=smoothing)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for table in layer.parameters():
+            table.copy_(0.3 * torch.randn(table.shape, generator=generator, dtype=torch.float64))
+    hidden = torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([2, 11, 19])
 
     def loss(h, weight, bias):
         torch.manual_seed(0)

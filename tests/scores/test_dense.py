@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import pairwise
 from extremax.scores.base import Buffers
 from extremax.scores.dense import DenseWeights
 from extremax.storage.state import restore
@@ -29,10 +30,8 @@ def rows(n=9, n_features=12, used=12):
     return X
 
 
-@pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("used", [3, 12])  # few of the features of a sparse block, or all
-@pytest.mark.parametrize("reorder", [False, True])
-@pytest.mark.parametrize("copy_numbers", [1, 1 << 20])
+# used: few of the features of a sparse block, or all
+@pairwise(form=["dense", "csr"], used=[3, 12], reorder=[False, True], copy_numbers=[1, 1 << 20])
 def test_products_of_a_block_match_reference(weights, form, used, reorder, copy_numbers):
     X = rows(used=used)
     order = np.random.default_rng(2).permutation(40).astype(np.int32) if reorder else None
@@ -45,9 +44,7 @@ def test_products_of_a_block_match_reference(weights, form, used, reorder, copy_
     np.testing.assert_allclose(out, expected, atol=1e-5)  # float32 sums of 12 products
 
 
-@pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("width", [1, 5])
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pairwise(form=["dense", "csr"], width=[1, 5], n_threads=[1, 3])
 def test_scores_of_pairs_match_reference(weights, form, width, n_threads):
     rng = np.random.default_rng(3)
     X, row_index = rows(), rng.integers(9, size=30)

@@ -10,6 +10,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import pairwise
 from extremax.kernels.tree_tiles import cut_tree
 from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
 from extremax.scores.dense import DenseWeights
@@ -31,9 +32,7 @@ def in_form(X, form):
     return X if form == "dense" else sparse.csr_matrix(X)
 
 
-@pytest.mark.parametrize("which", NOISES)
-@pytest.mark.parametrize("k", [1, 5, 300])
-@pytest.mark.parametrize("form", ["dense", "csr"])
+@pairwise(which=NOISES, k=[1, 5, 300], form=["dense", "csr"])
 def test_exact_topk_matches_reference(problem, which, k, form):
     noise = problem.noises()[which]
     labels, log_prob = ExactSearch().topk(problem.scorer(noise, 1.3), in_form(problem.X, form), k)
@@ -42,9 +41,8 @@ def test_exact_topk_matches_reference(problem, which, k, form):
     assert_same_ranking(labels, log_prob, reference.log_softmax(problem.table(noise), 1.3))
 
 
-@pytest.mark.parametrize("scratch_bytes", [1, 30_000, 1 << 20])
-@pytest.mark.parametrize("tile_scores", [1, 4000, 1 << 22])
-@pytest.mark.parametrize("small_weights", [0, 1 << 22])  # tiles by classes, by subtrees
+# small_weights: tiles by classes, by subtrees
+@pairwise(scratch_bytes=[1, 30_000, 1 << 20], tile_scores=[1, 4000, 1 << 22], small_weights=[0, 1 << 22])
 def test_exact_topk_in_blocks_and_tiles_invariant(scratch_bytes, tile_scores, small_weights):
     p = make_problem(n=37, n_classes=1000)
     config = SearchConfig(scratch_bytes=scratch_bytes, tile_scores=tile_scores, small_weights=small_weights)

@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import pairwise
 from extremax import metrics
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
@@ -72,9 +73,7 @@ def test_evaluate_equals_metrics_of_the_full_table_identity(problem, which):
     assert 0.0 < got.accuracy < got.top_k_accuracy < 1.0
 
 
-@pytest.mark.parametrize("which", NOISES)
-@pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("uniform_mix", [0.0, 0.1])
+@pairwise(which=NOISES, form=["dense", "csr"], uniform_mix=[0.0, 0.1])
 def test_pairs_of_rows_with_several_labels_match_reference(problem, which, form, uniform_mix):
     rng = np.random.default_rng(1)
     noise, rows = problem.noises()[which], np.repeat(np.arange(60), rng.integers(0, 4, 60)).astype(np.int64)

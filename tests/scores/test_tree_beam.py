@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import pairwise
 from extremax.calibration import mix_uniform
 from extremax.scores import TreeBeamSearch
 from extremax.storage.state import restore
@@ -22,9 +23,7 @@ def problem():
     return make_problem()
 
 
-@pytest.mark.parametrize("which", NOISES)
-@pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("k", [1, 7, 310])
+@pairwise(which=NOISES, form=["dense", "csr"], k=[1, 7, 310])
 def test_beam_as_wide_as_the_tree_is_exact_search_identity(problem, which, form, k):
     noise = problem.noises()[which]
     X = problem.X if form == "dense" else sparse.csr_matrix(problem.X)

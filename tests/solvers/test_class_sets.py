@@ -179,7 +179,7 @@ def test_cells_are_used_where_they_hold_the_labels_of_new_rows():
 
 def test_cells_of_a_minibatch_reference():
     """Classes and inclusion probabilities against a loop over rows and leaves."""
-    data = planted_hierarchy(3000, 100, 12, seed=1, noise_scale=0.7)
+    data = planted_hierarchy(300, 100, 4, seed=1, noise_scale=0.7)
     tree = LabelTree.fit(data.X, data.y, n_classes=100, regularization=1.0, n_jobs=1)
     counts = np.bincount(data.y, minlength=100).astype(float)
     cells = TreeCells.build(tree, counts, 8, exponent=0.5)

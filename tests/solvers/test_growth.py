@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coverings import pairwise
 from extremax import ExtremeClassifier, LabelTree
 from extremax.examples import Examples
 from extremax.features.pca import PCA
@@ -23,9 +24,7 @@ def config_of():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("n_kept", [3, 7])
-@pytest.mark.parametrize("whitened", [False, True])
+@pairwise(scale=[1.0, 3.0], n_kept=[3, 7], whitened=[False, True])
 def test_spread_is_that_of_the_projection_and_flat_outside(scale, n_kept, whitened):
     """The whitening is that of the covariance written out, however the projection is scaled."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from coverings import in_turn
 from extremax import ExtremeClassifier, load_model
 from extremax.calibration import Calibration
 from extremax.errors import TrainingInterruptedWarning
@@ -92,16 +93,6 @@ class At(Watcher):
             self.action(moment)
 
 
-def test_weights_in_training_coordinates_would_show(data):
-    """The assertions above can tell the two coordinate systems apart."""
-    X, y = data
-    clf = make("minibatch_softmax").fit(X, y)
-    assert clf.score(X, y) > 0.9
-    weights = clf.model_.weights
-    clf._fitted.state.whitening.to_training(weights.weights, weights.biases, 1)
-    assert clf.score(X, y) < 0.5
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("epoch", "rows"), [(1, 1), (3, 200), (3, 400)])
 def test_ctrl_c_inside_an_epoch(data, solver, epoch, rows):
@@ -123,8 +114,7 @@ def test_ctrl_c_inside_an_epoch(data, solver, epoch, rows):
     clf.partial_fit(X, y)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@in_turn(solver=SOLVERS, n_jobs=[1, 2])
 def test_ctrl_c_at_random_moments(data, solver, n_jobs):
     """A signal from another thread, in the middle of whatever the main thread does."""
     X, y = data
@@ -192,8 +182,7 @@ def test_ctrl_c_while_a_moment_makes_its_model(data, monkeypatch):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("through_a_file", [False, True])
+@in_turn(solver=SOLVERS, through_a_file=[False, True])
 def test_fit_resumed_after_ctrl_c_between_epochs_has_the_same_bits(data, solver, through_a_file, tmp_path):
     X, y = data
     n_epochs = 9
@@ -271,8 +260,7 @@ def test_ctrl_c_before_the_first_epoch_leaves_nothing(data, monkeypatch):
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@in_turn(solver=SOLVERS, n_jobs=[1, 2])
 def test_moment_has_the_model_of_a_fit_that_stops_there(data, solver, n_jobs):
     X, y = data
     looks = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from coverings import pairwise
 from extremax import ExtremeClassifier, LabelTree, load_model
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
@@ -231,9 +232,8 @@ def test_penalty_shrinks_scores(data):
 # -- several labels
 
 
-@pytest.mark.small
 @pytest.mark.reference
-@pytest.mark.parametrize("n_shared", [12, 7])
+@pytest.mark.parametrize("n_shared", [pytest.param(12, marks=pytest.mark.small), 7])
 def test_labels_of_a_row_are_no_negatives_of_each_other_matches_reference(data, n_shared):
     X, y = data
     lists = [sorted({int(a), (int(a) + 1) % 12, *([3] if i % 3 == 0 else [])}) for i, a in enumerate(y)]
@@ -444,10 +444,12 @@ def test_shared_softmax_converges_to_the_softmax(n_shared):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("n_shared", [8, None])
-@pytest.mark.parametrize("noise", ["tree", "uniform", "frequency"])
-@pytest.mark.parametrize("precondition", [True, False])
-@pytest.mark.parametrize("numbers", [DEFAULTS, CELLS], ids=["no cells", "cells"])
+@pairwise(
+    n_shared=[8, None],
+    noise=["tree", "uniform", "frequency"],
+    precondition=[True, False],
+    numbers=[DEFAULTS, CELLS],
+)
 def test_every_setting_learns(data, n_shared, noise, precondition, numbers):
     class Classifier(ExtremeClassifier):
         _numbers = numbers

@@ -11,6 +11,7 @@ import pytest
 from scipy import sparse
 
 import reference
+from coverings import in_turn, pairwise
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.params import OPTIMIZERS
@@ -92,8 +93,7 @@ def replay(run, epochs, rate, max_batches=None):
 
 @pytest.mark.small
 @pytest.mark.reference
-@pytest.mark.parametrize("solver", LOSSES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@in_turn(solver=LOSSES, optimizer=OPTIMIZERS)
 def test_epochs_match_reference(solver, optimizer):
     data = examples(weight=np.random.default_rng(1).uniform(0.2, 2.0, 50))
     # windows of up to 16 rows: batches of 6, 6 and 4
@@ -108,8 +108,7 @@ def test_epochs_match_reference(solver, optimizer):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("kind", ["uniform", "tree", "mixture"])
-@pytest.mark.parametrize("storage", STORAGES)
+@in_turn(kind=["uniform", "tree", "mixture"], storage=STORAGES)
 def test_epochs_with_any_noise_and_storage_match_reference(kind, storage, tmp_path):
     run = start(examples(storage=storage, folder=tmp_path), kind)
     expected, _ = replay(run, epochs=1, rate=0.2)
@@ -138,9 +137,7 @@ def test_training_lowers_the_loss():
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("n_threads", [2, 3])
+@pairwise(storage=STORAGES, optimizer=OPTIMIZERS, n_threads=[2, 3])
 def test_thread_count_invariant(storage, optimizer, n_threads, tmp_path):
     options = {"optimizer": optimizer, "numbers": WINDOWS, "folder": tmp_path}
     one = trained(storage, n_threads=1, **options)
@@ -148,10 +145,9 @@ def test_thread_count_invariant(storage, optimizer, n_threads, tmp_path):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("n_threads", [1, 3])
-@pytest.mark.parametrize(("pairs", "fewest_looks"), [(1, 18), (40, 10), (100, 8)])
-def test_interval_between_two_looks_invariant(storage, n_threads, pairs, fewest_looks, tmp_path):
+@pairwise(storage=STORAGES, n_threads=[1, 3], looks=[(1, 18), (40, 10), (100, 8)])
+def test_interval_between_two_looks_invariant(storage, n_threads, looks, tmp_path):
+    pairs, fewest_looks = looks
     # One, two and five minibatches of 6 rows with 3 classes each, in four windows of 16, 16, 16 and 2 rows.
     whole = trained(storage, batch_size=6, folder=tmp_path, numbers=WINDOWS)
     numbers = replace_numbers(WINDOWS, rows={"progress_pairs": pairs})
@@ -173,8 +169,7 @@ def test_small_minibatches_thread_count_invariant():
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("solver", SAMPLING)
-@pytest.mark.parametrize("kind", ["frequency", "mixture"])
+@in_turn(solver=SAMPLING, kind=["frequency", "mixture"])
 def test_thread_count_of_solvers_and_noises_invariant(solver, kind):
     settings = {"solver": solver, "kind": kind, "n_rows": 9000, "batch_size": 1024, "epochs": 1}
     one = trained(n_threads=1, **settings)
@@ -183,8 +178,7 @@ def test_thread_count_of_solvers_and_noises_invariant(solver, kind):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("numbers", [DEFAULTS, WINDOWS], ids=["one window", "several"])
+@in_turn(optimizer=OPTIMIZERS, numbers=[DEFAULTS, WINDOWS])
 def test_memmap_invariant(optimizer, numbers, tmp_path):
     in_memory = trained("dense", optimizer=optimizer, numbers=numbers)
     on_disk = trained("memmap", optimizer=optimizer, numbers=numbers, folder=tmp_path)
@@ -192,8 +186,7 @@ def test_memmap_invariant(optimizer, numbers, tmp_path):
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("numbers", [DEFAULTS, WINDOWS], ids=["one window", "several"])
+@in_turn(optimizer=OPTIMIZERS, numbers=[DEFAULTS, WINDOWS])
 def test_sparse_agrees_with_dense(optimizer, numbers):
     csr = trained("csr", optimizer=optimizer, numbers=numbers)
     dense = trained(optimizer=optimizer, numbers=numbers)
@@ -203,8 +196,7 @@ def test_sparse_agrees_with_dense(optimizer, numbers):
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.csr_array])
-@pytest.mark.parametrize("index", [np.int32, np.int64])
+@in_turn(kind=[sparse.csr_matrix, sparse.csr_array], index=[np.int32, np.int64])
 def test_sparse_index_type_invariant(kind, index):
     data = examples()
     X = kind(data.X)
@@ -279,8 +271,7 @@ def test_loss_is_per_unit_of_weight():
 
 
 @pytest.mark.identity
-@pytest.mark.parametrize("storage", ["dense", "csr"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@in_turn(storage=["dense", "csr"], optimizer=OPTIMIZERS)
 def test_scaled_features_change_no_bit(storage, optimizer):
     # Features times 8, their scale divided by 8: powers of two are exact.
     data = examples(storage=storage)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+from coverings import pairwise
 from extremax.validation.features import check_features
 
 GRID = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -72,9 +73,11 @@ def test_memmap_stays_a_memmap_and_is_checked_in_blocks(tmp_path: Path) -> None:
         check_features(X)
 
 
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr", "dia"])
-@pytest.mark.parametrize("container", ["matrix", "array"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool])
+@pairwise(
+    kind=["csr", "csc", "coo", "lil", "dok", "bsr", "dia"],
+    container=["matrix", "array"],
+    dtype=[np.float32, np.float64, np.int64, bool],
+)
 def test_sparse_kinds_give_sorted_float32_csr(kind: str, container: str, dtype: type) -> None:
     dense = (GRID * (GRID % 2)).astype(dtype)
     X = getattr(sparse, f"{kind}_{container}")(dense)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coverings import in_turn
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.examples import Examples
@@ -85,8 +86,7 @@ def test_estimates_are_unbiased_identity() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("noise", ["uniform", "frequency", "tree"])
-@pytest.mark.parametrize("raw", [False, True])
+@in_turn(noise=["uniform", "frequency", "tree"], raw=[False, True])
 def test_drawn_gradients_match_sum_over_all_draws(data: Examples, noise: str, raw: bool) -> None:
     reading = "raw" if raw else "debiased"
     options = {"noise": noise, "n_negatives": 1, "score_penalty": PENALTY, "penalized_scores": reading}

@@ -6,6 +6,7 @@ import literal_reference
 import numpy as np
 import pytest
 
+from coverings import in_turn
 from extremax import LabelTree
 from extremax.tree.literal import fit_literal
 from extremax.tuned import TreeFitConfig
@@ -22,8 +23,7 @@ def clouds(n_classes, n_rows, k=4, seed=0):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("n_classes", [2, 3, 4, 5, 7, 8, 9, 13, 16, 21, 33])
-@pytest.mark.parametrize("regularization", [0.1, 3.0])
+@in_turn(n_classes=[2, 3, 4, 5, 7, 8, 9, 13, 16, 21, 33], regularization=[0.1, 3.0])
 def test_every_node_matches_reference(n_classes, regularization):
     Z, y = clouds(n_classes, 12 * n_classes)
     found = fit_literal(Z, y, regularization=regularization)
