@@ -74,8 +74,3 @@ def show_reasons(explanation: Any) -> None:
         terminal.write(f"\nwhy {part.label}{rather}")  # not a title, which a pipe would not show
         terminal.print_table(["word", "adds"], [[word, f"{value:+.2f}"] for word, value in [*words, total]])
         terminal.write("  ".join(f"{ngram} {value:+.2f}" for ngram, value in part.ngrams[:_TERMS]))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(ask)

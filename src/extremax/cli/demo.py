@@ -84,8 +84,3 @@ def demo(
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"
     terminal.log(f'classify your own text:  {command} ask {out / "model"} --why "short of breath"')
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(demo)

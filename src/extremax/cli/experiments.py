@@ -213,9 +213,3 @@ def plot(
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):
         terminal.write(str(path))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (run, tune, plot, reproduce):
-        app.command()(command)

@@ -33,8 +33,3 @@ def export(
 
     save_onnx(open_model(model), onnx, k=None if all_classes else k)
     terminal.log(f"wrote {onnx}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("export")(export)

@@ -170,8 +170,3 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         [[str(e["label"]), e[measure], e.get("rows"), description_of(clf, e["label"])] for e in found],
         title=f"classes hardest to distinguish from {label}, by {method}",
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(inspect)

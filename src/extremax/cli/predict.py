@@ -25,7 +25,6 @@ from extremax.cli.options import (
     Search,
     Threads,
     column_of,
-    unbundled,
 )
 
 SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the label tree, finds best."
@@ -306,8 +305,3 @@ def decimal(value: float) -> str:
     import numpy as np
 
     return str(np.format_float_positional(value, precision=7, fractional=False, trim="-"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(predict))

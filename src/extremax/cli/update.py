@@ -9,7 +9,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import classifier_of, find_labels, load_rows
-from extremax.cli.options import ModelArgument, Opening, Reading, unbundled
+from extremax.cli.options import ModelArgument, Opening, Reading
 
 _LABEL_FILE = "@"  # before the name of a file of labels
 
@@ -138,8 +138,3 @@ def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
         clf.partial_fit(inputs, labels, new_classes="add")
     else:
         clf.add_classes(inputs, labels)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(update))
