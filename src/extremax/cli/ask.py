@@ -16,9 +16,7 @@ _TERMS = 8  # words, and n-grams, that are shown
 
 def ask(  # noqa: PLR0913 (the parameters are the options)
     model: ModelArgument,
-    text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Text to classify.", show_default=False)
-    ],
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Text to classify.")],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
     why: Annotated[
         bool,

@@ -21,9 +21,7 @@ def demo(
     ] = Path("demo"),
     epochs: Annotated[
         int | None,
-        typer.Option(
-            "--n-epochs", min=1, help="Passes over the training texts.  [default: chosen]", show_default=False
-        ),
+        typer.Option("--n-epochs", min=1, help="Passes over the training texts.  [default: chosen]"),
     ] = None,
     rows: Annotated[
         int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, for a quick look.")

@@ -32,16 +32,12 @@ Encoder = Annotated[
         "--encoder",
         metavar="NAME",
         help="Sentence encoder that the model was trained with; its name in the folder is not enough.",
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors only.")]
 
-ModelArgument = Annotated[
-    Path,
-    typer.Argument(metavar="MODEL", help="Folder of a saved model.", show_default=False),
-]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
 DataArgument = Annotated[
     Path,
     typer.Argument(
@@ -84,9 +80,7 @@ class Reading:
     labels_path: Annotated[
         Path | None,
         typer.Option(
-            "--labels",
-            help="File of the labels of .npy features: .npy, or text with one label per line.",
-            show_default=False,
+            "--labels", help="File of the labels of .npy features: .npy, or text with one label per line."
         ),
     ] = None
     n_features: Annotated[

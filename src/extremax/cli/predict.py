@@ -61,7 +61,6 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
             metavar="[NUMBER|auto]",
             help="Give all labels that apply with at least this probability by themselves, in place of the"
             " first k; auto: the probability that was best for F1 in training.",
-            show_default=False,
         ),
     ] = None,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
@@ -70,21 +69,18 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
         typer.Option(
             min=1,
             help="Classes that --search beam scores per row.  [default: chosen when the model was trained]",
-            show_default=False,
         ),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Columns of DATA to carry through: names or positions, separated by commas; or all.",
-            show_default=False,
+            help="Columns of DATA to carry through: names or positions, separated by commas; or all."
         ),
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]",
-            show_default=False,
+            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]"
         ),
     ] = None,
     with_text: Annotated[

@@ -26,9 +26,7 @@ def report(
             help="A file .html to look at, a file .json for extremax serve --analysis, or a folder for both.",
         ),
     ] = Path(_HTML),
-    title: Annotated[
-        str | None, typer.Option(help="Headline.  [default: name of the model folder]", show_default=False)
-    ] = None,
+    title: Annotated[str | None, typer.Option(help="Headline.  [default: name of the model folder]")] = None,
     *,
     opening: Opening,
     reading: Reading,

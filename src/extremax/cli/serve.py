@@ -20,7 +20,6 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         typer.Argument(
             metavar="MODEL...",
             help="Folders of saved models, or NAME=FOLDER; the first one answers where none is named.",
-            show_default=False,
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",

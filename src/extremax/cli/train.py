@@ -29,14 +29,10 @@ from extremax.cli.signals import EXIT_INTERRUPTED
 
 def train(  # noqa: PLR0913 (the parameters are the options)
     data: DataArgument,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.", show_default=False),
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.")],
     *,
     valid: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.")
     ] = None,
     reduce: Annotated[
         Reduction | None,
@@ -52,13 +48,11 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         TextKind | None,
         typer.Option(
             help="Features of texts; with --encoder, beside the embeddings."
-            "  [default: ngrams, or the encoder alone]",
-            show_default=False,
+            "  [default: ngrams, or the encoder alone]"
         ),
     ] = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(help="Name of a sentence-transformers model to embed texts with.", show_default=False),
+        str | None, typer.Option(help="Name of a sentence-transformers model to embed texts with.")
     ] = None,
     seed: Seed = 0,
     threads: Threads = None,

@@ -17,24 +17,16 @@ _LABEL_FILE = "@"  # before the name of a file of labels
 def update(  # noqa: PLR0913 (the options are the interface)
     model: ModelArgument,
     *,
-    add: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Add the classes of these rows.", show_default=False),
-    ] = None,
+    add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the classes of these rows.")] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LABEL",
-            help="Remove a class; @FILE has one per line. May be repeated.",
-            show_default=False,
-        ),
+        typer.Option(metavar="LABEL", help="Remove a class; @FILE has one per line. May be repeated."),
     ] = None,
     merge: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OLD=NEW",
             help="Give OLD the name NEW, perhaps of another class; @FILE has one per line. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     known: Annotated[
@@ -42,10 +34,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
         typer.Option("--train-known", help="Let FILE have rows of known classes: train an epoch on all."),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where to save the result.  [default: MODEL]", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FOLDER", help="Where to save the result.  [default: MODEL]")
     ] = None,
     opening: Opening,
     reading: Reading,
