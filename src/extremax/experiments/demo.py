@@ -136,5 +136,5 @@ def draw_curves(path: Path, history: list[dict[str, Any]], baselines: Mapping[st
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylim(bottom=0)
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend(frameon=False, fontsize=8, loc="center right")
     figure.savefig(path, format="png", dpi=150)
