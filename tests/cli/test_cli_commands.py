@@ -628,14 +628,6 @@ def test_demo_answers(tmp_path: Path) -> None:
     assert best[0]["description"]
 
 
-def test_frequencies_match_reference() -> None:
-    from extremax.experiments.demo import frequency_figures
-
-    accuracy, top_5, log_likelihood = frequency_figures(["a", "a", "b"], ["a", "b", "unknown"])
-    assert (accuracy, top_5) == (0.5, 1.0)
-    assert log_likelihood == pytest.approx((np.log(2 / 3) + np.log(1 / 3)) / 2)
-
-
 # -- what commands say, and what they carry through
 
 

@@ -38,6 +38,7 @@ def test_figures_and_tables_match_loops_over_all_probabilities(problem):
     assert model["calibration_error"] == report.calibration_error
     counts = clf.model_.classes.counts
     assert frequencies["accuracy"] == (y == counts.argmax()).mean()
+    assert frequencies["top5_accuracy"] == np.isin(y, np.argsort(-counts, kind="stable")[:5]).mean()
     assert frequencies["log_likelihood"] == pytest.approx(np.log(counts[y] / counts.sum()).mean(), abs=1e-6)
     assert (found.n_samples, found.n_pairs, found.n_left_out) == (3000, 3000, 0)
 

@@ -29,7 +29,6 @@ class Sleep:
     now: float = 0.0
     row_time: RowTime = field(default_factory=RowTime)
     in_loop: list[bool] = field(default_factory=list)
-    key: str = "one"
 
     def is_light(self, row: float) -> bool:
         return True

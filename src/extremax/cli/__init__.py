@@ -2,7 +2,7 @@
 
 Adding a command
 ----------------
-1. Write a module of this package, say ``cli/plot.py``, with plain functions and one ``register``::
+1. Write a module of this package, say ``cli/plot.py``, with a function of the same name::
 
        def plot(
            folder: Annotated[Path, typer.Argument(help="...")], seed: Seed = None, as_json: Json = False
@@ -13,9 +13,6 @@ Adding a command
            \"\"\"
            from extremax.experiments import plot  # heavy imports inside: --help must stay under 0.5 s
            ...
-
-       def register(app: typer.Typer) -> None:
-           app.command()(plot)
 
 2. Name the module in ``COMMANDS`` of ``cli/app.py``.
 
@@ -29,7 +26,7 @@ Rules for every command
 - Results go to standard output (`terminal.write`, `terminal.show_json`, `terminal.print_table`), everything
   else to standard error (`terminal.log`, `terminal.warn`), so that a pipe gets results alone. ``--quiet``
   silences `log`, not warnings and errors.
-- Progress (`terminal.Bar`, `terminal.progress_line`) is drawn on standard error, and only in a terminal.
+- Progress (`terminal.progress`) is drawn on standard error, and only in a terminal.
 - Shared options have one spelling: the types `Seed`, `Threads`, `Json`, `Quiet` ... of ``cli/options.py``.
 - Files are written completely or not at all (`terminal.atomic_file`).
 """

@@ -13,23 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 from extremax.cli import terminal
-from extremax.cli.options import in_options
+from extremax.cli.options import in_options, unbundled
 from extremax.cli.signals import EXIT_INTERRUPTED, command_signals
 
-# Modules of extremax.cli, in the order of --help.
-COMMANDS: tuple[str, ...] = (
-    "train",
-    "predict",
-    "evaluate",
-    "report",
-    "inspect",
-    "update",
-    "export",
-    "ask",
-    "serve",
-    "demo",
-    "experiments",
-    "theory",
+# Functions of the modules of extremax.cli that have the same name, or of another; in the order of --help.
+COMMANDS = (
+    *("train", "predict", "evaluate", "report", "inspect", "update", "export", "ask", "serve", "demo"),
+    *("experiments.run", "experiments.tune", "experiments.plot", "experiments.reproduce", "theory"),
 )
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
 EXIT_ERROR, EXIT_PIPE_CLOSED = 1, 141
@@ -85,13 +75,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from extremax.storage.folder import package_version
 
-        try:
-            number = version("extremax")
-        except PackageNotFoundError:  # a source folder on the path
-            number = "0+unknown"
-        terminal.write(f"extremax {number}")
+        terminal.write(f"extremax {package_version()}")
         raise typer.Exit
 
 
@@ -116,8 +102,9 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(start)
-    for name in COMMANDS:
-        import_module(f"extremax.cli.{name}").register(app)
+    for command in COMMANDS:
+        module, _, name = command.partition(".")
+        app.command()(unbundled(getattr(import_module(f"extremax.cli.{module}"), name or module)))
     return app
 
 

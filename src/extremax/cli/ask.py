@@ -16,9 +16,7 @@ _TERMS = 8  # words, and n-grams, that are shown
 
 def ask(  # noqa: PLR0913 (the parameters are the options)
     model: ModelArgument,
-    text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Text to classify.", show_default=False)
-    ],
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Text to classify.")],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels to show, best first.")] = 5,
     why: Annotated[
         bool,
@@ -74,8 +72,3 @@ def show_reasons(explanation: Any) -> None:
         terminal.write(f"\nwhy {part.label}{rather}")  # not a title, which a pipe would not show
         terminal.print_table(["word", "adds"], [[word, f"{value:+.2f}"] for word, value in [*words, total]])
         terminal.write("  ".join(f"{ngram} {value:+.2f}" for ngram, value in part.ngrams[:_TERMS]))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(ask)

@@ -21,9 +21,7 @@ def demo(
     ] = Path("demo"),
     epochs: Annotated[
         int | None,
-        typer.Option(
-            "--n-epochs", min=1, help="Passes over the training texts.  [default: chosen]", show_default=False
-        ),
+        typer.Option("--n-epochs", min=1, help="Passes over the training texts.  [default: chosen]"),
     ] = None,
     rows: Annotated[
         int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, for a quick look.")
@@ -46,6 +44,7 @@ def demo(
     """
     terminal.set_quiet(quiet)
     from extremax.experiments import demo as steps
+    from extremax.report import analyse
     from extremax.storage.folder import check_target
 
     check_target(out / "model")
@@ -65,7 +64,8 @@ def demo(
     seconds = clf.history_[-1]["seconds"]
     others = time.perf_counter() - started - seconds
     terminal.log(f"trained in {seconds:.1f} s; text features, curve and calibration took {others:.1f} s")
-    figures = steps.compare(clf, data, threads)
+    analysis = analyse(clf, *data.test, n_jobs=threads)
+    figures = steps.compare(clf, data, analysis)
     columns = ["", "accuracy", "top-5 accuracy", "log-likelihood"]
     terminal.print_table(columns, [[name, *found] for name, found in figures.items()], title="On test texts")
 
@@ -79,13 +79,8 @@ def demo(
         terminal.write(f"\n{phrase}")  # not a title, which a pipe would not show
         show_answers(found)
     show_reasons(clf.explain(steps.PHRASES[-1], k=2))
-    steps.write_pages(clf, data, report, pictures)
+    steps.write_pages(clf, analysis, report, pictures)
     terminal.log(f"model: {out / 'model'}   learning curve: {curve}   report: {report}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"
     terminal.log(f'classify your own text:  {command} ask {out / "model"} --why "short of breath"')
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(demo)

@@ -9,7 +9,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import load_rows, open_model, warn_left_out
-from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
+from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading
 from extremax.cli.predict import csv_bytes, json_line
 
 _LABELS = ("label", "confused_with")
@@ -106,8 +106,3 @@ def _ranks(k: str) -> list[int]:
     if ranks[0] < 1:
         raise typer.BadParameter(f"--k is {k!r}; give numbers from 1 on, separated by commas, such as 1,3,5.")
     return ranks
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(evaluate))

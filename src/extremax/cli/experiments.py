@@ -12,16 +12,13 @@ from extremax.cli import terminal
 from extremax.cli.options import Json, Quiet, Seed, Threads
 
 RecipeArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE", help="Recipe file, or the name of one that comes with extremax.", show_default=False
-    ),
+    Path, typer.Argument(metavar="RECIPE", help="Recipe file, or the name of one that comes with extremax.")
 ]
 
 
 def run(
     recipe: RecipeArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")],
     seed: Seed = None,
     threads: Threads = None,
     checkpoint_seconds: Annotated[
@@ -66,12 +63,9 @@ def _show_point(point: dict[str, Any]) -> None:
 
 def tune(
     recipe: RecipeArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search.")],
     trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials", "-n", min=1, help="Trials in total.  [default: the recipe's]", show_default=False
-        ),
+        int | None, typer.Option("--trials", "-n", min=1, help="Trials in total.  [default: the recipe's]")
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -115,16 +109,13 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     ] = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option(
-            "--method", "-m", help="One of the methods; may be repeated.  [default: all]", show_default=False
-        ),
+        typer.Option("--method", "-m", help="One of the methods; may be repeated.  [default: all]"),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="Training time per run, instead of the recipes' epochs.")
     ] = None,
     trials: Annotated[
-        int,
-        typer.Option(min=0, help="Trials of each method on validation rows; 0: the recipes as they are."),
+        int, typer.Option(min=0, help="Trials of each method on validation rows; 0: the recipes as they are.")
     ] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
     cpu: Annotated[
@@ -186,9 +177,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
 
 
 def plot(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Figure to write: .png, .svg or .pdf.")] = Path(
         "learning-curves.png"
     ),
@@ -213,9 +202,3 @@ def plot(
     folders = [path for path in runs if path.is_dir()] or runs
     for path in plot_runs(folders, out, clock="cpu_seconds" if cpu else "seconds", formats=kinds or ()):
         terminal.write(str(path))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (run, tune, plot, reproduce):
-        app.command()(command)

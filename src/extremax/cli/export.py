@@ -14,9 +14,7 @@ from extremax.cli.options import ModelArgument
 
 def export(
     model: ModelArgument,
-    onnx: Annotated[
-        Path, typer.Option("--onnx", metavar="FILE", help="ONNX file to write.", show_default=False)
-    ],
+    onnx: Annotated[Path, typer.Option("--onnx", metavar="FILE", help="ONNX file to write.")],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Labels per row.")] = 5,
     all_classes: Annotated[
         bool, typer.Option("--all", help="Write the probabilities of all classes, instead of the best k.")
@@ -33,8 +31,3 @@ def export(
 
     save_onnx(open_model(model), onnx, k=None if all_classes else k)
     terminal.log(f"wrote {onnx}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("export")(export)

@@ -9,13 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import (
-    classifier_of,
-    description_of,
-    find_labels,
-    open_model,
-    takes_texts,
-)
+from extremax.cli.models import classifier_of, description_of, find_labels, open_model, takes_texts
 from extremax.cli.options import Json, ModelArgument
 
 # Beginnings of the names of arrays in a model folder, and what they hold; the longest that fits counts.
@@ -41,10 +35,7 @@ _PARTS = {
 def inspect(
     model: ModelArgument,
     label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X", help="Show the classes that are hardest to distinguish from X.", show_default=False
-        ),
+        str | None, typer.Option(metavar="X", help="Show the classes that are hardest to distinguish from X.")
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Classes to show with --label.")] = 10,
     as_json: Json = False,
@@ -170,8 +161,3 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
         [[str(e["label"]), e[measure], e.get("rows"), description_of(clf, e["label"])] for e in found],
         title=f"classes hardest to distinguish from {label}, by {method}",
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(inspect)

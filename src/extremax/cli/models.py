@@ -28,16 +28,22 @@ def open_model(path: Path, threads: int | None = None, encoder: str | None = Non
 
 def load_rows(model: Any, path: Path, reading: Reading) -> tuple[Any, Any]:
     """Return inputs and labels of a file."""
-    from extremax.data import load_dataset
-
-    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
-        data = load_dataset(opened, **reading_for(model, reading, path), progress=bar)
-    report_skipped(data)
+    data = load_labelled(path, reading_for(model, reading, path))
     if data.note:
         terminal.log(f"{path}: {data.note}")
+    return inputs_of(model, data, path), as_labels_of(model, named_labels(data))
+
+
+def load_labelled(path: Path, arguments: dict[str, Any]) -> Any:
+    """Return the dataset of a file with labels, read with the arguments of `load_dataset`."""
+    from extremax.data import load_dataset
+
+    with terminal.progress(f"reading {path.name}") as progress, source(path) as opened:
+        data = load_dataset(opened, **arguments, progress=progress)
+    report_skipped(data)
     if data.y is None:
         raise ValueError(without_labels(data, path))
-    return inputs_of(model, data, path), as_labels_of(model, named_labels(data))
+    return data
 
 
 def as_labels_of(model: Any, labels: Any) -> Any:
@@ -93,9 +99,9 @@ def batches(model: Any, path: Path, reading: Reading, batch_rows: int, keep: Any
     arguments = reading_for(model, reading, path)
     if arguments.pop("labels_path") is not None:
         raise typer.BadParameter("--labels is for commands that need labels.")
-    with terminal.Bar(f"{path.name}") as bar, source(path) as opened:
+    with terminal.progress(path.name) as progress, source(path) as opened:
         # a bar would be drawn over results in the same terminal
-        shown = None if sys.stdout.isatty() else bar
+        shown = None if sys.stdout.isatty() else progress
         noted = False
         for data in iter_dataset(
             opened, **arguments, batch_rows=batch_rows, keep=keep, ignore_labels=True, progress=shown

@@ -1,9 +1,7 @@
 """Options that several commands share, each with one spelling and one meaning; and dataclasses of them.
 
-A command takes a dataclass of options as one argument, ``reading: Reading``, and is registered through
-`unbundled`, which puts the fields of the dataclass among its options::
-
-    app.command()(unbundled(train))
+A command takes a dataclass of options as one argument, ``reading: Reading``; `unbundled` puts the fields of
+the dataclass among its options.
 """
 
 from __future__ import annotations
@@ -34,16 +32,12 @@ Encoder = Annotated[
         "--encoder",
         metavar="NAME",
         help="Sentence encoder that the model was trained with; its name in the folder is not enough.",
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors only.")]
 
-ModelArgument = Annotated[
-    Path,
-    typer.Argument(metavar="MODEL", help="Folder of a saved model.", show_default=False),
-]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
 DataArgument = Annotated[
     Path,
     typer.Argument(
@@ -52,44 +46,11 @@ DataArgument = Annotated[
 ]
 
 
-class FileFormat(StrEnum):
-    """Formats of `extremax.data.load_dataset`."""
-
-    auto = "auto"
-    xmc = "xmc"
-    libsvm = "libsvm"
-    npy = "npy"
-    npz = "npz"
-    parquet = "parquet"
-    arrow = "arrow"
-    csv = "csv"
-    tsv = "tsv"
-    json = "json"
-    jsonl = "jsonl"
-    fasttext = "fasttext"
-    lines = "lines"
-
-
-class Reduction(StrEnum):
-    """Reductions of several labels per row to one."""
-
-    first = "first"
-    smallest = "smallest"
-    rarest = "rarest"
-    all = "all"
-
-
-class TextKind(StrEnum):
-    """Kinds of text features."""
-
-    ngrams = "ngrams"
-
-
-class Search(StrEnum):
-    """Ways to find the best classes."""
-
-    exact = "exact"
-    beam = "beam"
+# Choices of options; those of a format and a reduction are the ones of `extremax.data.load_dataset`.
+FileFormat = StrEnum("FileFormat", "auto xmc libsvm npy npz parquet arrow csv tsv json jsonl fasttext lines")
+Reduction = StrEnum("Reduction", ["first", "smallest", "rarest", "all"])
+TextKind = StrEnum("TextKind", ["ngrams"])
+Search = StrEnum("Search", ["exact", "beam"])
 
 
 @dataclass(frozen=True)
@@ -119,9 +80,7 @@ class Reading:
     labels_path: Annotated[
         Path | None,
         typer.Option(
-            "--labels",
-            help="File of the labels of .npy features: .npy, or text with one label per line.",
-            show_default=False,
+            "--labels", help="File of the labels of .npy features: .npy, or text with one label per line."
         ),
     ] = None
     n_features: Annotated[
@@ -207,34 +166,26 @@ def source(data: Path) -> Iterator[Path | IO[bytes]]:
 def unbundled(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of its dataclass arguments as arguments of their own."""
     hints = get_type_hints(command, include_extras=True)
-    bundles = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    bundles: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.name not in bundles:
-            parameters.append(
-                parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        bundle: Any = bundles[parameter.name]
-        kinds = get_type_hints(bundle, include_extras=True)
-        for field in fields(bundle):
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=kinds[field.name],
-                )
-            )
+        bundle = bundles.get(parameter.name)
+        if bundle is None:
+            parameters.append(parameter)
+        else:  # the parameters of a dataclass are its fields
+            parameters += inspect.signature(bundle).parameters.values()
+            hints |= get_type_hints(bundle, include_extras=True)
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
-        packed = {}
-        for name, kind in bundles.items():
-            bundle: Any = kind
-            packed[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
-        command(**values, **packed)
+        for name, bundle in bundles.items():
+            values[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+        command(**values)
 
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    by_name = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+        for parameter in parameters
+    ]
+    call.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in by_name}
     return call

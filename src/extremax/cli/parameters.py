@@ -37,7 +37,7 @@ def _option(parameter: Parameter) -> tuple[str, Any, Any]:
     elif parameter.choices:
         kind, metavar = str, f"[NUMBER|{'|'.join(parameter.choices)}]"
     panel = _SOLVERS if parameter.solvers else None
-    option = typer.Option(help=help_of(parameter), show_default=False, metavar=metavar, rich_help_panel=panel)
+    option = typer.Option(help=help_of(parameter), metavar=metavar, rich_help_panel=panel)
     return parameter.name, Annotated[kind | None, option], field(default=None)
 
 

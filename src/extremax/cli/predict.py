@@ -25,7 +25,6 @@ from extremax.cli.options import (
     Search,
     Threads,
     column_of,
-    unbundled,
 )
 
 SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the label tree, finds best."
@@ -62,7 +61,6 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
             metavar="[NUMBER|auto]",
             help="Give all labels that apply with at least this probability by themselves, in place of the"
             " first k; auto: the probability that was best for F1 in training.",
-            show_default=False,
         ),
     ] = None,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
@@ -71,21 +69,18 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
         typer.Option(
             min=1,
             help="Classes that --search beam scores per row.  [default: chosen when the model was trained]",
-            show_default=False,
         ),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Columns of DATA to carry through: names or positions, separated by commas; or all.",
-            show_default=False,
+            help="Columns of DATA to carry through: names or positions, separated by commas; or all."
         ),
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]",
-            show_default=False,
+            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]"
         ),
     ] = None,
     with_text: Annotated[
@@ -306,8 +301,3 @@ def decimal(value: float) -> str:
     import numpy as np
 
     return str(np.format_float_positional(value, precision=7, fractional=False, trim="-"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(predict))

@@ -9,7 +9,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import load_rows, open_model, warn_left_out
-from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading, unbundled
+from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading
 
 _HTML, _JSON = "report.html", "analysis.json"
 
@@ -26,9 +26,7 @@ def report(
             help="A file .html to look at, a file .json for extremax serve --analysis, or a folder for both.",
         ),
     ] = Path(_HTML),
-    title: Annotated[
-        str | None, typer.Option(help="Headline.  [default: name of the model folder]", show_default=False)
-    ] = None,
+    title: Annotated[str | None, typer.Option(help="Headline.  [default: name of the model folder]")] = None,
     *,
     opening: Opening,
     reading: Reading,
@@ -89,8 +87,3 @@ def _show(found: Any, as_json: bool) -> None:
         f"{counts['confusions']:,} confused pairs, {counts['merge']:,} pairs of classes to merge,"
         f" {counts['suspects']:,} rows whose label is likely wrong"
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(report))

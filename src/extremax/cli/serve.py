@@ -20,7 +20,6 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         typer.Argument(
             metavar="MODEL...",
             help="Folders of saved models, or NAME=FOLDER; the first one answers where none is named.",
-            show_default=False,
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -125,13 +124,9 @@ def _slots(models: list[str], analysis: list[str], threads: int | None, encoder:
                 " dashes: NAME=FOLDER."
             )
         slots.append(Slot(name, Path(folder), threads, encoder))
-    names = [slot.name for slot in slots]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"two models have the name {twice}; name them: NAME=FOLDER.")
     for given in analysis:
         name, file = _split(given)
-        found = [slot for slot in slots if slot.name == (name or names[0])]
+        found = [slot for slot in slots if slot.name == (name or slots[0].name)]
         if not found:
             raise ValueError(f"--analysis names the model {name}, which is not served.")
         found[0].analysis = Path(file)
@@ -142,8 +137,3 @@ def _split(given: str) -> tuple[str, str]:
     """Return name and path of NAME=PATH; no name for a path alone."""
     name, sign, path = given.partition("=")
     return (name, path) if sign and path and "/" not in name and "\\" not in name else ("", given)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(serve)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import math
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import msgspec
 
 from extremax.runtime.atomic_files import naming, stage_of
 from extremax.runtime.progress import ProgressLine
@@ -80,19 +80,12 @@ def warn(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Write the result as one JSON document; NaN and infinity, which JSON lacks, become null."""
-    write(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    write(msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=2).decode())
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    # numpy arrays and scalars, without importing numpy
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
@@ -147,32 +140,22 @@ def show(value: Any) -> str:
     return fraction(value)
 
 
-def progress_line() -> ProgressLine:
-    """Return a progress line that obeys ``--quiet`` and is drawn in a terminal only."""
-    return ProgressLine(0 if _quiet else 1, sys.stderr)
+@contextlib.contextmanager
+def progress(label: str) -> Iterator[Callable[[float, float | None], None]]:
+    """Yield a function that shows what is done of a total, in a terminal and without ``--quiet``.
 
-
-class Bar:
-    """Progress of work that counts up: ``bar(done, total)``, total None where it is unknown.
-
-    Close it, or use it in a ``with`` statement.
+    Nothing is shown while the total is None.
     """
+    line, started = ProgressLine(0 if _quiet else 1, sys.stderr), time.perf_counter()
 
-    def __init__(self, label: str) -> None:
-        self._label, self._line, self._started = label, progress_line(), time.perf_counter()
-
-    def __call__(self, done: float, total: float | None) -> None:
+    def show_done(done: float, total: float | None) -> None:
         if total:
-            self._line.update(self._label, done, total, self._started)
+            line.update(label, done, total, started)
 
-    def close(self) -> None:
-        self._line.close()
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    try:
+        yield show_done
+    finally:
+        line.close()
 
 
 @contextlib.contextmanager

@@ -120,8 +120,3 @@ def _study(data: Data, seed: int | None, threads: int | None, as_json: bool) -> 
     columns = ["noise", "relative SNR", "overlap", "divergence", "log-likelihood"]
     terminal.print_table(columns, rows, title=title)
     return study
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(theory)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import describe_labels, named_labels, report_skipped, without_labels
+from extremax.cli.models import describe_labels, load_labelled, named_labels
 from extremax.cli.options import (
     DataArgument,
     Json,
@@ -22,8 +21,6 @@ from extremax.cli.options import (
     Seed,
     TextKind,
     Threads,
-    source,
-    unbundled,
     wrong_usage,
 )
 from extremax.cli.parameters import Parameters, given
@@ -32,14 +29,10 @@ from extremax.cli.signals import EXIT_INTERRUPTED
 
 def train(  # noqa: PLR0913 (the parameters are the options)
     data: DataArgument,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.", show_default=False),
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.")],
     *,
     valid: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.")
     ] = None,
     reduce: Annotated[
         Reduction | None,
@@ -55,13 +48,11 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         TextKind | None,
         typer.Option(
             help="Features of texts; with --encoder, beside the embeddings."
-            "  [default: ngrams, or the encoder alone]",
-            show_default=False,
+            "  [default: ngrams, or the encoder alone]"
         ),
     ] = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(help="Name of a sentence-transformers model to embed texts with.", show_default=False),
+        str | None, typer.Option(help="Name of a sentence-transformers model to embed texts with.")
     ] = None,
     seed: Seed = 0,
     threads: Threads = None,
@@ -86,7 +77,6 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     """
     terminal.set_quiet(quiet)
     from extremax.classifier import ExtremeClassifier
-    from extremax.data import load_dataset
     from extremax.features.ngrams import NgramFeatures
     from extremax.storage.folder import HEADER, check_target
     from extremax.text import TextClassifier
@@ -104,17 +94,17 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     if replaces:
         terminal.log(f"{out} holds a model, which this one will replace")
     started = time.perf_counter()
-    rows = _load(load_dataset, data, reading, reduce)
-    checked = None if valid is None else _load(load_dataset, valid, reading, reduce, counts_of=rows)
+    rows, counts = _load(data, reading, reduce)
+    eval_set = None if valid is None else _pair(_load(valid, reading, reduce, counts)[0])
     model: Any = classifier
-    if rows.inputs is rows.texts:
+    if rows.texts is not None:
         wanted = None if features is None else NgramFeatures()
         model = TextClassifier(classifier, features=wanted, encoder=encoder)
     elif encoder is not None or features is not None:
         raise typer.BadParameter(f"{data} holds features, not texts: --features and --encoder do not apply.")
-    terminal.log(f"{data}: {rows.n_samples:,} rows of {rows.kind}" + (f"; {rows.note}" if rows.note else ""))
-    eval_set = None if checked is None else (checked.inputs, checked.labels)
-    model.fit(rows.inputs, rows.labels, eval_set=eval_set)
+    kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
+    terminal.log(f"{data}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
+    model.fit(*_pair(rows), eval_set=eval_set)
     if descriptions is not None:
         describe_labels(model, descriptions)
     _save(model, out)
@@ -168,45 +158,26 @@ def _figures(record: dict[str, Any], prefix: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Inputs and labels as estimators take them."""
+def _load(path: Path, reading: Reading, reduce: Reduction | None, counts: Any = None) -> tuple[Any, Any]:
+    """Return the rows of a file, and how often each label occurs where --reduce rarest needs it.
 
-    inputs: Any
-    labels: Any
-    texts: Any
-    n_samples: int
-    kind: str
-    counts: Any
-    note: str = ""  # what the reader took for what
+    `counts` are those of the training rows, for rows to validate on.
+    """
+    data = load_labelled(path, reading.arguments())
+    if not data.multilabel or reduce is None:
+        return data, None
+    from extremax.data.labels import label_counts
+    from extremax.data.readers import reduce_labels
 
-
-def _load(
-    load_dataset: Any, path: Path, reading: Reading, reduce: Reduction | None, counts_of: Rows | None = None
-) -> Rows:
-    with terminal.Bar(f"reading {path.name}") as bar, source(path) as opened:
-        data = load_dataset(opened, **reading.arguments(), progress=bar)
-    report_skipped(data)
-    if data.y is None:
-        raise ValueError(without_labels(data, path))
-    counts = None
-    if data.multilabel and reduce is not None:
-        from extremax.data.labels import label_counts
-        from extremax.data.readers import reduce_labels
-
-        counts = _by_name(label_counts(data.y), data.label_names) if counts_of is None else counts_of.counts
-        data = reduce_labels(data, reduce.value, counts if reduce is Reduction.rarest else None)
-        if data.n_unlabelled:
-            terminal.warn(f"{data.n_unlabelled:,} rows of {path} have no label; they are left out.")
-    inputs = data.texts if data.texts is not None else data.X
-    kind = "texts" if data.texts is not None else f"{data.X.shape[1]:,} features"
-    return Rows(inputs, named_labels(data), data.texts, data.n_samples, kind, counts, data.note)
+    if reduce is Reduction.rarest and counts is None:
+        names, counts = data.label_names, label_counts(data.y)
+        counts = counts if names is None else {names[label]: count for label, count in counts.items()}
+    data = reduce_labels(data, reduce.value, counts)
+    if data.n_unlabelled:
+        terminal.warn(f"{data.n_unlabelled:,} rows of {path} have no label; they are left out.")
+    return data, counts
 
 
-def _by_name(counts: dict[int, int], names: list[str] | None) -> dict[Any, int]:
-    return counts if names is None else {names[label]: count for label, count in counts.items()}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(train))
+def _pair(data: Any) -> tuple[Any, Any]:
+    """Return inputs and labels as estimators take them."""
+    return data.X if data.texts is None else data.texts, named_labels(data)

@@ -9,7 +9,7 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.models import classifier_of, find_labels, load_rows
-from extremax.cli.options import ModelArgument, Opening, Reading, unbundled
+from extremax.cli.options import ModelArgument, Opening, Reading
 
 _LABEL_FILE = "@"  # before the name of a file of labels
 
@@ -17,24 +17,16 @@ _LABEL_FILE = "@"  # before the name of a file of labels
 def update(  # noqa: PLR0913 (the options are the interface)
     model: ModelArgument,
     *,
-    add: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Add the classes of these rows.", show_default=False),
-    ] = None,
+    add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the classes of these rows.")] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LABEL",
-            help="Remove a class; @FILE has one per line. May be repeated.",
-            show_default=False,
-        ),
+        typer.Option(metavar="LABEL", help="Remove a class; @FILE has one per line. May be repeated."),
     ] = None,
     merge: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OLD=NEW",
             help="Give OLD the name NEW, perhaps of another class; @FILE has one per line. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     known: Annotated[
@@ -42,10 +34,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
         typer.Option("--train-known", help="Let FILE have rows of known classes: train an epoch on all."),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where to save the result.  [default: MODEL]", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FOLDER", help="Where to save the result.  [default: MODEL]")
     ] = None,
     opening: Opening,
     reading: Reading,
@@ -138,8 +127,3 @@ def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
         clf.partial_fit(inputs, labels, new_classes="add")
     else:
         clf.add_classes(inputs, labels)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(unbundled(update))

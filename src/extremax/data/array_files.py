@@ -39,8 +39,7 @@ def read_npz(path: Path, name: str) -> Dataset:
 
     It holds arrays ``X`` and ``y``, or a matrix saved by `scipy.sparse.save_npz`. Checksums are compared.
     """
-    with foreign(name, "is not a whole .npz archive"):
-        members = _check_archive(path, name)
+    members = _check_archive(path, name)
     keys = list(members)
     if set(keys) >= _SPARSE_KEYS:
         return Dataset(X=_open_sparse(path, name).astype(np.float32, copy=False), format="npz")
@@ -79,9 +78,7 @@ def read_labels(source: Source, n_samples: int) -> Any:
 
 
 def _open_indicator(path: Path, name: str) -> Any:
-    with foreign(name, "is not a whole .npz archive"):
-        members = _check_archive(path, name)
-    if not set(members) >= _SPARSE_KEYS:
+    if not set(_check_archive(path, name)) >= _SPARSE_KEYS:
         raise DataFileError(name, "expected a matrix saved by scipy.sparse.save_npz as labels.")
     return _open_sparse(path, name)
 
@@ -116,7 +113,7 @@ def _check_type(array: NDArray[Any]) -> NDArray[Any]:
 
 def _check_archive(path: Path, name: str) -> dict[str, zipfile.ZipInfo]:
     """Return the arrays of an archive by name, after a comparison of all checksums."""
-    with zipfile.ZipFile(path) as archive:
+    with foreign(name, "is not a whole .npz archive"), zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"array {damaged.removesuffix('.npy')} does not match its checksum")

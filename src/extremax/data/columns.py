@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.data.array_files import LABEL_KEYS, foreign
-from extremax.data.dataset import DataFileError, Dataset, RaggedLabels, string_array
+from extremax.data.dataset import DataFileError, Dataset, make_labels, string_array
 from extremax.data.options import ReadOptions
 from extremax.data.text_tables import LABEL_NAMES, TEXT_NAMES, find_column, find_columns
 from extremax.runtime.memory import check_memory
@@ -119,7 +119,7 @@ def _dataset(pa: Any, name: str, table: Any, chosen: _Chosen, first_row: int) ->
     if chosen.text is not None:
         texts = [str(text) for text in take(chosen.text, "text").to_pylist()]
     if chosen.label is not None:
-        y, label_names = _labels(pa, take(chosen.label, "label")).finish(None)
+        y, label_names = _labels(pa, take(chosen.label, "label"))
     columns = {column: table.column(column).to_pylist() for column in chosen.kept}
     return Dataset(X=X, texts=texts, y=y, label_names=label_names, columns=columns)
 
@@ -144,7 +144,7 @@ def _vectors(pa: Any, name: str, column: Any, first_row: int) -> NDArray[np.floa
     return np.asarray(values.reshape(len(lengths), width))
 
 
-def _labels(pa: Any, column: Any) -> RaggedLabels:
+def _labels(pa: Any, column: Any) -> tuple[Any, list[str] | None]:
     lengths = np.ones(len(column), np.int64)
     if _is_list(pa, column.type):
         lengths, column = np.asarray(column.value_lengths()), column.flatten()
@@ -154,7 +154,7 @@ def _labels(pa: Any, column: Any) -> RaggedLabels:
         flat: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     else:
         flat = string_array([str(value) for value in column.to_pylist()])
-    return RaggedLabels.from_counts(flat, lengths)
+    return make_labels(flat, lengths)
 
 
 def _is_list(pa: Any, kind: Any) -> bool:

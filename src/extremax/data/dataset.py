@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+
+_MAX_MESSAGES = 20  # about skipped lines
 
 
 class DataFileError(ValueError):
@@ -83,41 +84,58 @@ class Dataset:
         return bool(sp.issparse(self.y))
 
 
-@dataclass(frozen=True)
-class RaggedLabels:
-    """Labels of all rows one after the other, in the order of the file.
+class BadLines:
+    """Malformed lines of a file: the first one is an error, or all are skipped and counted.
 
-    Row i has the labels ``flat[offsets[i]:offsets[i + 1]]``.
+    Attributes
+    ----------
+    n_seen : int
+        Number of lines skipped so far.
     """
 
-    flat: NDArray[Any]
-    offsets: NDArray[np.int64]
+    def __init__(self, path: str, *, skip: bool) -> None:
+        self._path, self._skip = path, skip
+        self.n_seen = 0
+        self._n_reported, self._messages = 0, list[str]()
 
-    @classmethod
-    def from_counts(cls, flat: NDArray[Any], counts: Any) -> RaggedLabels:
-        """Make ragged labels from the number of labels of each row."""
-        return cls(flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    def add(self, message: str, line: int | None = None, column: int | None = None) -> None:
+        """Raise for a bad line, or count it."""
+        hint = "" if self._skip else "; correct it, or pass skip_bad_lines=True to leave such lines out."
+        error = DataFileError(self._path, message + hint, line=line, column=column)
+        if not self._skip:
+            raise error
+        self.n_seen += 1
+        if len(self._messages) < _MAX_MESSAGES:
+            self._messages.append(str(error))
 
-    @classmethod
-    def from_lists(cls, lists: Sequence[Sequence[str]]) -> RaggedLabels:
-        """Make ragged labels from one list per row."""
-        flat = string_array([label for labels in lists for label in labels])
-        return cls.from_counts(flat, [len(labels) for labels in lists])
+    def report(self) -> dict[str, Any]:
+        """Return the fields of a `Dataset` about the lines skipped since the last call."""
+        found = {"n_skipped": self.n_seen - self._n_reported, "skipped": self._messages}
+        self._n_reported, self._messages = self.n_seen, []
+        return found
 
-    def finish(self, n_labels: int | None) -> tuple[Any, list[str] | None]:
-        """Return `y` and `label_names` of a Dataset.
 
-        `y` holds labels if every row has one and `n_labels` is None; else it is an indicator matrix.
-        """
-        lengths = np.diff(self.offsets)
-        if n_labels is not None:
-            return indicator(self.flat, self.offsets, n_labels), None
-        if len(self.flat) == 0:
-            return None, None
-        if (lengths == 1).all():
-            return self.flat, None
-        names, ids = np.unique(self.flat, return_inverse=True)
-        return indicator(ids, self.offsets, len(names)), [str(name) for name in names]
+def make_labels(flat: NDArray[Any], counts: Any, n_labels: int | None = None) -> tuple[Any, list[str] | None]:
+    """Return `y` and `label_names` of a Dataset.
+
+    Parameters
+    ----------
+    flat : array
+        Labels of all rows in sequence.
+    counts : sequence of int
+        Number of labels of each row.
+    n_labels : int or None
+        Columns of the indicator matrix; None makes one only if a row does not have exactly one label.
+    """
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if n_labels is not None:
+        return indicator(flat, offsets, n_labels), None
+    if len(flat) == 0:
+        return None, None
+    if (np.diff(offsets) == 1).all():
+        return flat, None
+    names, ids = np.unique(flat, return_inverse=True)
+    return indicator(ids, offsets, len(names)), [str(name) for name in names]
 
 
 def indicator(ids: NDArray[Any], offsets: NDArray[np.int64], n_labels: int) -> sp.csr_matrix:

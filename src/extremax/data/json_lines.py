@@ -40,12 +40,12 @@ def read_json(reader: TextReader) -> Iterator[Row]:
     for line, record in itertools.chain(head, records):
         found = record.get(text)
         if not isinstance(found, str) or bad_utf8(found) >= 0:
-            reader.bad_line(f"expected UTF-8 text in {text!r}, got {_shown(found)}", line)
+            reader.bad_lines.add(f"expected UTF-8 text in {text!r}, got {_shown(found)}", line)
             continue
         labels = None if label is None else _labels(record.get(label), reader.options.label_separator)
         if label is not None and labels is None:
             got = _shown(record.get(label))
-            reader.bad_line(f"expected a label or a list of labels in {label!r}, got {got}", line)
+            reader.bad_lines.add(f"expected a label or a list of labels in {label!r}, got {got}", line)
             continue
         yield Row(found, labels, tuple(record.get(name) for name in kept))
 
@@ -59,7 +59,7 @@ def _objects(reader: TextReader) -> Iterator[tuple[int | None, dict[str, Any]]]:
         if isinstance(value, dict):
             yield line, value
         else:
-            reader.bad_line(f"expected a JSON object, got {_shown(value)}", line)
+            reader.bad_lines.add(f"expected a JSON object, got {_shown(value)}", line)
 
 
 def _lines(reader: TextReader) -> Iterator[tuple[int, Any]]:
@@ -69,7 +69,7 @@ def _lines(reader: TextReader) -> Iterator[tuple[int, Any]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reader.bad_line(f"expected a JSON object in one line ({_reason(error)})", number)
+            reader.bad_lines.add(f"expected a JSON object in one line ({_reason(error)})", number)
             continue
         yield number, value
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,45 +31,13 @@ from extremax.data.text_tables import (
 )
 from extremax.validation.frames import to_arrow_table
 
-Format = Literal[
-    "auto",
-    "xmc",
-    "libsvm",
-    "npy",
-    "npz",
-    "parquet",
-    "arrow",
-    "csv",
-    "tsv",
-    "json",
-    "jsonl",
-    "fasttext",
-    "lines",
-]
+TextFormat = Literal["csv", "tsv", "json", "jsonl", "fasttext", "lines"]
+Format = Literal["auto", "xmc", "libsvm", "npy", "npz", "parquet", "arrow", TextFormat]
 Reduction = Literal["first", "smallest", "rarest", "all"]
 
-_EXTENSIONS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".svm": "libsvm",
-    ".libsvm": "libsvm",
-    ".svmlight": "libsvm",
-    ".npy": "npy",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".ft": "fasttext",
-    ".fasttext": "fasttext",
-    ".xmc": "xmc",
-    ".lines": "lines",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
-_BINARY = ("npy", "npz", "parquet", "arrow")
+_FORMATS = get_args(Format)[1:]
+# Formats of files whose names end otherwise than in the format.
+_BY_SUFFIX = {"tab": "tsv", "svm": "libsvm", "svmlight": "libsvm", "ft": "fasttext", "ndjson": "jsonl"}
 _TEXT_READERS = {
     "lines": read_lines,
     "fasttext": read_fasttext,
@@ -249,8 +217,9 @@ def detect_format(stream: ByteStream) -> str:
     name = stream.name.lower()
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
-    by_name = _EXTENSIONS.get(Path(name).suffix, "")
-    if by_name and by_name not in _BINARY:
+    suffix = Path(name).suffix.removeprefix(".")
+    by_name = _BY_SUFFIX.get(suffix, suffix)
+    if by_name in ("xmc", "libsvm", *_TEXT_READERS):
         return by_name
     lines = head.split(b"\n")
     if len(lines) == 1 and len(head) >= HEAD_BYTES:  # one long line, cut off inside a word
@@ -272,17 +241,13 @@ def detect_format(stream: ByteStream) -> str:
     for kind, agree in signs.items():
         if 2 * sum(agree) > len(agree):
             return kind
-    known = "xmc, libsvm, npy, npz, parquet, arrow, csv, tsv, jsonl, fasttext, lines"
-    raise DataFileError(
-        stream.name, f"cannot tell the format from the first lines; pass format= one of {known}.", line=1
-    )
+    message = "cannot tell the format from the first lines; pass format= one of"
+    raise DataFileError(stream.name, f"{message} {', '.join(_FORMATS)}.", line=1)
 
 
 def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
-    if format != "auto" and format not in _EXTENSIONS.values():
-        raise ValueError(
-            f"format is {format!r}; use one of {', '.join(sorted(set(_EXTENSIONS.values())))} or 'auto'."
-        )
+    if format not in get_args(Format):
+        raise ValueError(f"format is {format!r}; use one of {', '.join(sorted(_FORMATS))} or 'auto'.")
     table = to_arrow_table(source)
     if table is not None:
         yield from read_columns(table, "the data frame", "arrow", options, batch_rows)

@@ -10,17 +10,16 @@ features; the kernel here reads 80 MB a second and keeps both.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
+from extremax.data.dataset import BadLines, DataFileError, Dataset, make_labels
 from extremax.data.options import ReadOptions
 from extremax.data.streams import ByteStream
-from extremax.data.text_tables import MAX_REPORTS
 from extremax.kernels.text_parse import SparseLines, parse_sparse_lines
 
 _CHUNK_BYTES = 2 << 20  # of blank lines, whose numbers take fifty times as much memory
@@ -50,11 +49,9 @@ class SparseTextReader:
     n_rows: int | None = None
     n_labels: int | None = None
     n_done: int = 0
-    n_bad: int = 0
-    n_skipped: int = 0  # of these, those not in a dataset yet
-    skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.bad_lines = BadLines(self.stream.name, skip=self.options.skip_bad_lines)
         self.n_features = self.options.n_features
         if self.n_features is not None and not 0 < self.n_features <= _NO_LIMIT:
             raise ValueError(f"n_features is {self.n_features}; it must be from 1 to {_NO_LIMIT:,}.")
@@ -89,7 +86,7 @@ class SparseTextReader:
         if self.header and self.n_rows is None:
             message = "the file is empty; expected a first line of rows features labels."
             raise DataFileError(self.stream.name, message)
-        if self.header and self.n_done + self.n_bad != self.n_rows:
+        if self.header and self.n_done + self.bad_lines.n_seen != self.n_rows:
             raise self._wrong_number_of_rows(str(self.n_done))
 
     def _read_header(self, text: bytes) -> None:
@@ -128,11 +125,11 @@ class SparseTextReader:
         )
         labels = _ANY_LABEL if self.n_labels is None else (0.0, self.n_labels - 1.0)
         buffer = np.frombuffer(chunk, dtype=np.uint8)
-        row, n_bad = 0, self.n_bad
+        row, n_before = 0, self.bad_lines.n_seen
         while start < len(chunk):
             start, row = parse_sparse_lines(buffer, start, row, labels, self._index_limit, out)
             if start < len(chunk):
-                self._bad_line(chunk, start, line + row + self.n_bad - n_bad)
+                self._bad_line(chunk, start, line + row + self.bad_lines.n_seen - n_before)
                 start = chunk.index(b"\n", start) + 1
         n_labels, n_values = out.label_ends[row], out.feature_ends[row]
         return _Piece(
@@ -150,7 +147,7 @@ class SparseTextReader:
             keep = ~is_blank
         else:
             # blank lines are rows without labels and features, but not after the last announced row
-            keep = np.arange(len(is_blank)) < self.n_rows - self.n_done - self.n_bad
+            keep = np.arange(len(is_blank)) < self.n_rows - self.n_done - self.bad_lines.n_seen
             if not is_blank[~keep].all():
                 raise self._wrong_number_of_rows("more")
         self.n_done += int(keep.sum())
@@ -159,7 +156,8 @@ class SparseTextReader:
         )
 
     def _wrong_number_of_rows(self, found: str) -> DataFileError:
-        bad = f" and {self.n_bad} bad lines" if self.n_bad else ""
+        n_bad = self.bad_lines.n_seen
+        bad = f" and {n_bad} bad lines" if n_bad else ""
         message = f"the first line announces {self.n_rows} rows, the file has {found}{bad}; fetch it again."
         return DataFileError(self.stream.name, message)
 
@@ -171,19 +169,7 @@ class SparseTextReader:
         else:
             expected = f"index:value with an index below {self._index_limit} and a finite number"
         got = repr(words[0][:30].decode("utf-8", "replace")) if words else "the end of the line"
-        message = f"expected {expected}, got {got}"
-        hint = (
-            ""
-            if self.options.skip_bad_lines
-            else "; correct it, or pass skip_bad_lines=True to leave such lines out."
-        )
-        error = DataFileError(self.stream.name, message + hint, line=line, column=place - start + 1)
-        if not self.options.skip_bad_lines:
-            raise error
-        self.n_bad += 1
-        self.n_skipped += 1
-        if len(self.skipped) < MAX_REPORTS:
-            self.skipped.append(str(error))
+        self.bad_lines.add(f"expected {expected}, got {got}", line, place - start + 1)
 
     def _dataset(self, pieces: list[_Piece]) -> Dataset:
         name = self.stream.name
@@ -210,14 +196,6 @@ class SparseTextReader:
         indptr = np.concatenate([[0], np.cumsum(feature_counts)]).astype(np.int64)
         X = sp.csr_matrix((values, indices, indptr), shape=shape, copy=False)
         X.sum_duplicates()
-        y, label_names = RaggedLabels.from_counts(labels, label_counts).finish(self.n_labels)
-        data = Dataset(
-            X=X,
-            y=y,
-            label_names=label_names,
-            n_skipped=self.n_skipped,
-            skipped=self.skipped,
-            format="xmc" if self.header else "libsvm",
-        )
-        self.n_skipped, self.skipped = 0, []
-        return data
+        y, label_names = make_labels(labels, label_counts, self.n_labels)
+        kind = "xmc" if self.header else "libsvm"
+        return Dataset(X=X, y=y, label_names=label_names, format=kind, **self.bad_lines.report())

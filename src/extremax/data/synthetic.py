@@ -197,17 +197,11 @@ def planted_hierarchy(  # noqa: PLR0913 (the parameters are the API)
     prior = _prior(n_classes, law, zipf_exponent, _stream(seed, _PRIOR))
     rng = _stream(seed, _LABELS)
     if n_samples >= n_classes:
-        extra = _draw_labels(prior, n_samples - n_classes, rng)
-        y = np.concatenate([np.arange(n_classes, dtype=np.int32), extra])
-        rng.shuffle(y)
-        # the prior of fresh rows counts the guaranteed row of each class
-        prior = (1.0 + (n_samples - n_classes) * prior) / n_samples
+        y, prior = _draw_every_class(prior, n_samples, rng)
     else:
         y = _draw_labels(prior, n_samples, rng)
     truth = GaussianTruth(means, basis, noise_scale, prior, class_leaf)
-    X = truth._features(y, seed=seed, purpose=_ROWS, n_jobs=n_jobs)
-    X_test, y_test = truth.sample(n_test, seed=seed, n_jobs=n_jobs)
-    return SyntheticData(X, y, truth, n_classes, X_test, y_test)
+    return _gaussian_data(truth, y, seed=seed, n_test=n_test, n_jobs=n_jobs)
 
 
 def planted_softmax(
@@ -307,16 +301,21 @@ def unstructured(  # noqa: PLR0913 (the parameters are the API)
     if law == "uniform":
         prior = np.full(n_classes, 1.0 / n_classes)
         y = np.tile(np.arange(n_classes, dtype=np.int32), rows_per_class)
+        rng.shuffle(y)
     else:
-        law_prior = _prior(n_classes, law, zipf_exponent, _stream(seed, _PRIOR))
-        extra = _draw_labels(law_prior, n_samples - n_classes, rng)
-        y = np.concatenate([np.arange(n_classes, dtype=np.int32), extra])
-        prior = (1.0 + (n_samples - n_classes) * law_prior) / n_samples
-    rng.shuffle(y)
+        prior = _prior(n_classes, law, zipf_exponent, _stream(seed, _PRIOR))
+        y, prior = _draw_every_class(prior, n_samples, rng)
     truth = GaussianTruth(means, None, noise_scale, prior)
+    return _gaussian_data(truth, y, seed=seed, n_test=n_test, n_jobs=n_jobs)
+
+
+def _gaussian_data(
+    truth: GaussianTruth, y: Int32, *, seed: int, n_test: int, n_jobs: int | None
+) -> SyntheticData:
+    """Draw the features of labelled rows, and test rows."""
     X = truth._features(y, seed=seed, purpose=_ROWS, n_jobs=n_jobs)
     X_test, y_test = truth.sample(n_test, seed=seed, n_jobs=n_jobs)
-    return SyntheticData(X, y, truth, n_classes, X_test, y_test)
+    return SyntheticData(X, y, truth, len(truth.prior), X_test, y_test)
 
 
 def _check_shape(n_samples: int, n_classes: int, n_features: int) -> None:
@@ -341,6 +340,15 @@ def _draw_labels(prior: Float64, n_samples: int, rng: np.random.Generator) -> In
     y = np.searchsorted(cumulative, rng.random(n_samples) * cumulative[-1], side="right")
     labels: Int32 = np.minimum(y, len(prior) - 1).astype(np.int32)
     return labels
+
+
+def _draw_every_class(prior: Float64, n_samples: int, rng: np.random.Generator) -> tuple[Int32, Float64]:
+    """Draw labels, at least one of each class; return them and the prior of fresh rows, which counts that."""
+    n_extra = n_samples - len(prior)
+    extra = _draw_labels(prior, n_extra, rng)
+    y = np.concatenate([np.arange(len(prior), dtype=np.int32), extra])
+    rng.shuffle(y)
+    return y, (1.0 + n_extra * prior) / n_samples
 
 
 def _draw_softmax(

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from extremax.data.dataset import DataFileError, Dataset, RaggedLabels
+from extremax.data.dataset import BadLines, DataFileError, Dataset, make_labels, string_array
 from extremax.data.options import Column, Kept, ReadOptions
 from extremax.data.streams import MAX_LINE_BYTES, ByteStream, bad_utf8
 
 TEXT_NAMES = ("text", "description", "sentence", "title", "content", "body", "document", "query", "name", "x")
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "code", "y")
 LABEL_PREFIX = "__label__"
-MAX_REPORTS = 20  # messages about skipped lines
 _HEAD_ROWS = 1000  # of a file, from which columns and a header are recognised
 _HEAD_ROWS_PIPED = 100
 _LINE_BYTES = 1 << 20  # of plain lines, read at a time
@@ -39,21 +38,11 @@ class TextReader:
     stream: ByteStream
     format: str
     options: ReadOptions = field(default_factory=ReadOptions)
-    n_skipped: int = 0
-    skipped: list[str] = field(default_factory=list)
     note: str = ""  # the columns of texts and labels, for users
     kept_names: list[str] = field(default_factory=list)
-    n_read: int = 0  # rows, including bad ones
 
-    def bad_line(self, message: str, line: int | None = None, column: int | None = None) -> None:
-        """Raise for a bad line, or count it with `skip_bad_lines`."""
-        if not self.options.skip_bad_lines:
-            hint = "; correct it, or pass skip_bad_lines=True to leave such lines out."
-            raise DataFileError(self.stream.name, message + hint, line=line, column=column)
-        self.n_skipped += 1
-        self.n_read += 1
-        if len(self.skipped) < MAX_REPORTS:
-            self.skipped.append(str(DataFileError(self.stream.name, message, line=line, column=column)))
+    def __post_init__(self) -> None:
+        self.bad_lines = BadLines(self.stream.name, skip=self.options.skip_bad_lines)
 
     def batches(self, rows: Iterable[Row | None], batch_rows: int | None) -> Iterator[Dataset]:
         """Yield datasets of `batch_rows` rows each, or one of all rows.
@@ -62,11 +51,12 @@ class TextReader:
         """
         batch: list[Row] = []
         numbers: list[int] = []
+        n_good = 0
         for row in rows:
             if row is not None:
                 batch.append(row)
-                numbers.append(self.n_read)
-                self.n_read += 1
+                numbers.append(n_good + self.bad_lines.n_seen)
+                n_good += 1
             if len(batch) == batch_rows or (row is None and batch and batch_rows):
                 yield self._dataset(batch, numbers)
                 batch, numbers = [], []
@@ -74,22 +64,19 @@ class TextReader:
             yield self._dataset(batch, numbers)
 
     def _dataset(self, rows: list[Row], numbers: list[int]) -> Dataset:
-        y, names = None, None
-        if any(row.labels is not None for row in rows):
-            y, names = RaggedLabels.from_lists([row.labels or [] for row in rows]).finish(None)
-        data = Dataset(
+        labels = [row.labels or [] for row in rows]
+        flat = string_array([label for of_row in labels for label in of_row])
+        y, names = make_labels(flat, [len(of_row) for of_row in labels])
+        return Dataset(
             texts=[row.text for row in rows],
             y=y,
             label_names=names,
-            n_skipped=self.n_skipped,
-            skipped=self.skipped,
             format=self.format,
             row_numbers=None if self.options.keep is None else numbers,
             columns={name: [row.kept[i] for row in rows] for i, name in enumerate(self.kept_names)},
             note=self.note,
+            **self.bad_lines.report(),
         )
-        self.n_skipped, self.skipped = 0, []
-        return data
 
     def choose_columns(self, names: Sequence[str], what: str = "column") -> tuple[int | None, int | None]:
         """Return the positions of text and label: those asked for, else those with usual names."""
@@ -146,7 +133,7 @@ def read_lines(reader: TextReader) -> Iterator[Row | None]:
             number += 1
             text = line.removesuffix(b"\r").decode(errors="surrogateescape")
             if (at := bad_utf8(text)) >= 0:
-                reader.bad_line("expected UTF-8 text", number, at + 1)
+                reader.bad_lines.add("expected UTF-8 text", number, at + 1)
             else:
                 yield Row(text, None, (text,) * n_kept)
         yield None
@@ -160,12 +147,13 @@ def read_fasttext(reader: TextReader) -> Iterator[Row]:
         if not line:
             continue
         if (at := bad_utf8(line)) >= 0:
-            reader.bad_line("expected UTF-8 text", number, at + 1)
+            reader.bad_lines.add("expected UTF-8 text", number, at + 1)
             continue
         words = line.split()
         labels = [word.removeprefix(LABEL_PREFIX) for word in words if word.startswith(LABEL_PREFIX)]
         if "" in labels:
-            reader.bad_line(f"expected a name after {LABEL_PREFIX}", number, line.index(LABEL_PREFIX) + 1)
+            place = line.index(LABEL_PREFIX)
+            reader.bad_lines.add(f"expected a name after {LABEL_PREFIX}", number, place + 1)
             continue
         text = " ".join(word for word in words if not word.startswith(LABEL_PREFIX))
         yield Row(text, labels or None, (text,) * n_kept)
@@ -194,16 +182,16 @@ def read_table(reader: TextReader) -> Iterator[Row]:
     used, width = [i for i in (text_at, label_at, *kept) if i is not None], len(head[0][1])
     for line, fields in itertools.chain(head[header:], records):
         if len(fields) != width:
-            reader.bad_line(f"expected {width} columns, got {len(fields)}", line)
+            reader.bad_lines.add(f"expected {width} columns, got {len(fields)}", line)
             continue
         bad = next((i for i in used if bad_utf8(fields[i]) >= 0), None)
         if bad is not None:
-            reader.bad_line("expected UTF-8 text", line, bad + 1)
+            reader.bad_lines.add("expected UTF-8 text", line, bad + 1)
             continue
         labels = None
         if label_at is not None:
             if not fields[label_at] and not reader.options.label_separator:
-                reader.bad_line("expected a label, got an empty field", line, label_at + 1)
+                reader.bad_lines.add("expected a label, got an empty field", line, label_at + 1)
                 continue
             labels = split_labels(fields[label_at], reader.options.label_separator)
         yield Row(fields[text_at], labels, tuple(fields[i] for i in kept))
@@ -222,7 +210,7 @@ def _records(reader: TextReader, rows: Any) -> Iterator[tuple[int, list[str]]]:
             if "unexpected end of data" in str(error):
                 message = "a quote that opens in this row is never closed; double or remove it."
                 raise DataFileError(reader.stream.name, message, line=line) from None
-            reader.bad_line(f"expected a row of quoted or plain fields, got: {error}", line)
+            reader.bad_lines.add(f"expected a row of quoted or plain fields, got: {error}", line)
             continue
         if fields:
             yield line, fields

@@ -13,7 +13,8 @@ from sklearn.preprocessing import normalize
 
 from extremax.classifier import ExtremeClassifier
 from extremax.data import load_icd10cm, seen_classes
-from extremax.evaluation import evaluate
+from extremax.report import Analysis, make_document, write_report
+from extremax.report.pictures import take_pictures
 from extremax.text import TextClassifier
 
 PHRASES = (
@@ -70,24 +71,14 @@ def compile_kernels(data: Texts, parameters: Mapping[str, Any]) -> None:
     clf.fit(texts, codes, eval_set=(texts[:8], codes[:8])).predict_topk(texts[:8])
 
 
-def compare(clf: TextClassifier, data: Texts, n_jobs: int | None = None) -> dict[str, Figures]:
-    """Return the test figures of two baselines and of the classifier."""
-    report = evaluate(clf, *data.test, n_jobs=n_jobs)
-    return {
-        "class frequencies": frequency_figures(data.train[1], data.test[1]),
-        "nearest centroid": centroid_figures(clf, data),
-        "extremax": Figures(report.accuracy[1], report.accuracy[5], report.log_likelihood),
-    }
-
-
-def frequency_figures(codes: list[str], test_codes: list[str]) -> Figures:
-    """Return the figures of the class frequencies; test codes that do not occur in training are left out."""
-    names, counts = np.unique(np.asarray(codes), return_counts=True)
-    at = {name: i for i, name in enumerate(names.tolist())}
-    ids = np.array([at[code] for code in test_codes if code in at])
-    order = np.argsort(-counts, kind="stable")
-    top, top_5 = (float(np.isin(ids, order[:k]).mean()) for k in (1, 5))
-    return Figures(top, top_5, float(np.log(counts[ids] / counts.sum()).mean()))
+def compare(clf: TextClassifier, data: Texts, analysis: Analysis) -> dict[str, Figures]:
+    """Return the test figures of two baselines and of the classifier, whose analysis is that of the test."""
+    model, frequencies = (
+        Figures(line["accuracy"], line["top5_accuracy"], line["log_likelihood"])
+        for line in analysis.tables["figures"].records()
+    )
+    centroids = centroid_figures(clf, data)
+    return {"class frequencies": frequencies, "nearest centroid": centroids, "extremax": model}
 
 
 def centroid_figures(clf: TextClassifier, data: Texts) -> Figures:
@@ -118,12 +109,9 @@ def centroid_figures(clf: TextClassifier, data: Texts) -> Figures:
     return Figures(*measure(data.test, (best,)).tolist())
 
 
-def write_pages(clf: TextClassifier, data: Texts, report: Path, pictures: Path | None = None) -> None:
-    """Write the report on the test texts, and pictures of the pages where a folder is given for them."""
-    from extremax.report import analyse, make_document, write_report
-    from extremax.report.pictures import take_pictures
-
-    document = make_document(clf, analyse(clf, *data.test))
+def write_pages(clf: TextClassifier, analysis: Analysis, report: Path, pictures: Path | None = None) -> None:
+    """Write the report on the test texts, and pictures of the pages if a folder is given for them."""
+    document = make_document(clf, analysis)
     write_report(clf, document, report, title="ICD-10-CM")
     if pictures is not None:
         phrases = {"text": PHRASES[1], "branch_of": PHRASES[-1]}
@@ -148,5 +136,5 @@ def draw_curves(path: Path, history: list[dict[str, Any]], baselines: Mapping[st
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylim(bottom=0)
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend(frameon=False, fontsize=8, loc="center right")
     figure.savefig(path, format="png", dpi=150)

@@ -156,23 +156,13 @@ class LabelHierarchy:
 
     def pairs_inside(self, first: Int64, second: Int64, weight: Int64) -> Int64:
         """Return for each node the weight of the pairs of classes of which it holds both."""
+        a, b = self.leaf_of[first], self.leaf_of[second]
+        while (a != b).any():  # parents have smaller numbers
+            a, b = np.where(a > b, self.parent[a], a), np.where(b > a, self.parent[b], b)
         inside = np.zeros(self.n_nodes, np.int64)
-        left = np.minimum(self.places[first], self.places[second])
-        right = np.maximum(self.places[first], self.places[second])
-        node = np.zeros(len(left), np.int64)
-        child_first = np.searchsorted(self._child_parent, np.arange(self.n_nodes))
-        child_last = np.searchsorted(self._child_parent, np.arange(self.n_nodes), side="right")
-        while len(node):
-            np.add.at(inside, node, weight)
-            below = np.full(len(node), -1, np.int64)
-            for offset in range(int((child_last - child_first).max(initial=0))):
-                at = child_first[node] + offset
-                exists = at < child_last[node]
-                child = self._child_order[np.where(exists, at, 0)]
-                holds = exists & (self.start[child] <= left) & (right < self.stop[child])
-                below[holds] = child[holds]
-            kept = below >= 0
-            node, left, right, weight = below[kept], left[kept], right[kept], weight[kept]
+        np.add.at(inside, a, weight)
+        for node in range(self.n_nodes - 1, 0, -1):
+            inside[self.parent[node]] += inside[node]
         return inside
 
 

@@ -218,40 +218,26 @@ class Predictions:
 def figure_table(made: Predictions) -> Table:
     """Return accuracy, top-k accuracy, log-likelihood and calibration error beside class frequencies."""
     k = made.ranked.labels.shape[1]
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("name", "accuracy", f"top{k}_accuracy", "log_likelihood", "calibration_error")
-    }
 
-    def add(name: str, *figures: float) -> None:
-        for column, value in zip(columns.values(), (name, *figures), strict=True):
-            column.append(value)
+    def share(pairs: NDArray[np.bool_]) -> float:
+        """Return the fraction of rows that have one of the pairs."""
+        return len(np.unique(made.rows[pairs])) / made.pairs.n_rows
 
-    listed = np.zeros(made.pairs.n_rows, bool)
-    listed[made.rows[made.is_listed]] = True
-    add(
-        "model",
-        float(made.row_right.mean()),
-        float(listed.mean()),
-        float(made.label_log_prob.mean()),
-        metrics.expected_calibration_error(made.is_first, made.best_prob, n_bins=made.config.n_bins),
-    )
+    def calibration_error(right: NDArray[np.bool_], prob: Float64) -> float:
+        return metrics.expected_calibration_error(right, prob, n_bins=made.config.n_bins)
+
+    likelihood, error = float(made.label_log_prob.mean()), calibration_error(made.is_first, made.best_prob)
+    lines: list[tuple[Any, ...]] = [("model", share(made.is_first), share(made.is_listed), likelihood, error)]
     if made.model.classes.counts is not None:
         log_frequency = made.model.log_frequencies.astype(np.float64)
         often = np.argsort(-log_frequency, kind="stable")[:k]
-        for_label = made.labels == often[0]
-        hit, hit_any = np.zeros(made.pairs.n_rows, bool), np.zeros(made.pairs.n_rows, bool)
-        hit[made.rows[for_label]] = True
-        hit_any[made.rows[np.isin(made.labels, often)]] = True
-        same = np.full(len(for_label), np.exp(log_frequency[often[0]]))
-        add(
-            "class frequencies",
-            float(hit.mean()),
-            float(hit_any.mean()),
-            float(log_frequency[made.labels].mean()),
-            metrics.expected_calibration_error(for_label, same, n_bins=made.config.n_bins),
-        )
+        is_first, is_listed = made.labels == often[0], np.isin(made.labels, often)
+        likelihood = float(log_frequency[made.labels].mean())
+        error = calibration_error(is_first, np.full(len(is_first), np.exp(log_frequency[often[0]])))
+        lines.append(("class frequencies", share(is_first), share(is_listed), likelihood, error))
+    names = ("name", "accuracy", f"top{k}_accuracy", "log_likelihood", "calibration_error")
     return Table(
-        dict(columns),
+        {name: list(column) for name, column in zip(names, zip(*lines, strict=True), strict=True)},
         f"Fraction of rows with a label that is predicted first, or among the first {k}; mean log p(label|x);"
         " mean distance of probability and share right. Class frequencies: the answer without looking at x.",
     )
@@ -288,8 +274,7 @@ def decile_table(made: Predictions) -> Table:
     np.minimum.at(smallest, group, sizes)
 
     def mean(values: NDArray[Any]) -> Float64:
-        total = np.bincount(of_pair, weights=values.astype(np.float64), minlength=n)
-        return np.where(n_pairs > 0, total / np.maximum(n_pairs, 1), np.nan)
+        return _mean(np.bincount(of_pair, weights=values.astype(np.float64), minlength=n), n_pairs)
 
     low, high = wilson(np.bincount(of_pair, weights=made.is_first, minlength=n), n_pairs)
     return Table(
@@ -316,23 +301,25 @@ def reliability_table(made: Predictions) -> Table:
     place = np.clip(np.ceil(made.best_prob * n).astype(np.int64) - 1, 0, n - 1)
     size = np.bincount(place, minlength=n)
     hits = np.bincount(place, weights=made.is_first, minlength=n)
-    safe = np.maximum(size, 1)
     low, high = wilson(hits, size)
     return Table(
         {
             "from": np.arange(n) / n,
             "to": np.arange(1, n + 1) / n,
             "n": size,
-            "probability": np.where(
-                size > 0, np.bincount(place, weights=made.best_prob, minlength=n) / safe, np.nan
-            ),
-            "accuracy": np.where(size > 0, hits / safe, np.nan),
+            "probability": _mean(np.bincount(place, weights=made.best_prob, minlength=n), size),
+            "accuracy": _mean(hits, size),
             "accuracy_low": low,
             "accuracy_high": high,
         },
         "First predictions in bins of equal width by their probability: mean probability and share right,"
         " with its 95% interval. The mean distance of both, weighted by n, is the calibration error.",
     )
+
+
+def _mean(total: NDArray[Any], n: NDArray[Any]) -> Float64:
+    """Return totals divided by counts; NaN where there is nothing."""
+    return np.where(n > 0, total / np.maximum(n, 1), np.nan)
 
 
 def wilson(hits: NDArray[Any], n: NDArray[Any], z: float = 1.96) -> tuple[Float64, Float64]:
@@ -354,17 +341,14 @@ def wilson(hits: NDArray[Any], n: NDArray[Any], z: float = 1.96) -> tuple[Float6
 def class_table(made: Predictions) -> Table:
     """Return every class: training rows, held-out rows, and how many of these are right."""
     counts = made.model.classes.counts
-    predicted = np.bincount(made.ranked.labels[:, 0], minlength=made.n_classes)
-    with np.errstate(invalid="ignore"):
-        recall = np.where(made.support > 0, made.right / np.maximum(made.support, 1), np.nan)
     return Table(
         {
             "label": made.names,
             "n_training": np.full(made.n_classes, -1) if counts is None else counts,
             "n_held_out": made.support,
             "n_right": made.right,
-            "n_predicted": predicted,
-            "accuracy": recall,
+            "n_predicted": np.bincount(made.ranked.labels[:, 0], minlength=made.n_classes),
+            "accuracy": _mean(made.right, made.support),
         },
         "Rows of each class, and for how many of them it is predicted first.",
     )

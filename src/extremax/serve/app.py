@@ -7,9 +7,8 @@ import contextlib
 import mimetypes
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,6 @@ from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from extremax.errors import ScoreOverflowError
 from extremax.serve import questions, schemas
 from extremax.serve.answers import error_response, json_response
 from extremax.serve.batching import Batcher
@@ -28,6 +26,7 @@ from extremax.serve.guard import OPEN, Guard
 from extremax.serve.metrics import Metrics
 from extremax.serve.models import Predict, ServedModel, Slot, watch
 from extremax.serve.settings import ServeConfig
+from extremax.storage.folder import package_version
 
 Log = Callable[[str], None]
 _STATIC = Path(__file__).with_name("static")
@@ -83,9 +82,10 @@ class Application:
     def __init__(self, slots: Sequence[Slot], config: ServeConfig, log: Log) -> None:
         if not slots:
             raise ValueError("there is no model to serve; give at least one folder.")
-        self.slots = {slot.name: slot for slot in slots}
-        if len(self.slots) < len(slots):
-            raise ValueError("two models have the same name; name them: NAME=FOLDER.")
+        self.slots: dict[str, Slot] = {}
+        for slot in slots:
+            if self.slots.setdefault(slot.name, slot) is not slot:
+                raise ValueError(f"two models have the name {slot.name}; name them: NAME=FOLDER.")
         self.default, self.config, self.log = slots[0], config, log
         self.metrics = Metrics()
         self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
@@ -104,8 +104,8 @@ class Application:
                 self.prepare(slot.current)
 
     def prepare(self, model: ServedModel) -> None:
-        """Connect a model that was just loaded with the metrics, and give it a monitor."""
-        self.metrics.count_rows(model)
+        """Connect a model that was just loaded to the metrics, and give it a monitor."""
+        model.on_answer = self.metrics.count_rows
         if self.config.monitor_alpha > 0:
             with contextlib.suppress(ValueError):  # a model without held-out rows
                 model.monitor = model.clf.monitor(alpha=self.config.monitor_alpha)
@@ -116,7 +116,7 @@ class Application:
         """Return the application."""
         app = FastAPI(
             title="extremax",
-            version=_version(),
+            version=package_version(),
             description=_DESCRIPTION,
             docs_url=None,
             redoc_url=None,
@@ -235,16 +235,18 @@ class Application:
 
     async def predict(self, request: Request) -> Response:
         """Find the most probable labels of texts or vectors."""
-        with self.arriving():
+        self.batcher.n_arriving += 1  # other requests may wait a moment for these rows
+        try:
             body = await self.read_body(request)
+        finally:
+            self.batcher.n_arriving -= 1
         question = questions.read_body(body, schemas.Question)
         model, parameters = self.find(request, question.model), question.parameters or schemas.Parameters()
         rows = questions.read_rows(question.inputs, model, self.config)
         top_k = min(questions.read_top_k(parameters, self.config.top_k, self.config), model.n_classes)
         search = questions.read_search(parameters, model, self.config)
         work = Predict(model, top_k, search, rows.kind, parameters.function_to_apply == "none")
-        with _refuse_overflow():
-            answers = await self.batcher.run(work, rows.rows)
+        answers = await self.batcher.run(work, rows.rows)
         content = answers[0] if rows.is_single else b"[" + b",".join(answers) + b"]"
         return Response(content, media_type="application/json")
 
@@ -257,17 +259,7 @@ class Application:
             raise HTTPException(422, "inputs is a list of rows; /explain takes one text or one vector.")
         parameters = question.parameters or schemas.WhyParameters()
         top_k = questions.read_top_k(parameters, _EXPLAINED, self.config)
-        with _refuse_overflow():
-            return json_response(await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k))
-
-    @contextlib.contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Count a request whose body is on its way: others may wait a moment for its rows."""
-        self.batcher.n_arriving += 1
-        try:
-            yield
-        finally:
-            self.batcher.n_arriving -= 1
+        return json_response(await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k))
 
     async def read_body(self, request: Request) -> bytes:
         """Return the body; answer 413 to one that is too long, and stop reading."""
@@ -297,7 +289,7 @@ class Application:
         slot = self.slots[model.name]
         about = await asyncio.to_thread(model.info)
         about |= {
-            "version": _version(),
+            "version": package_version(),
             "n_reloads": slot.n_reloads,
             "reload_error": slot.error,
             "models": list(self.slots),
@@ -395,16 +387,6 @@ def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None
     return done
 
 
-@contextlib.contextmanager
-def _refuse_overflow() -> Iterator[None]:
-    try:
-        yield
-    except ScoreOverflowError:
-        raise HTTPException(
-            422, "the scores of a row overflow: its numbers are too large for this model."
-        ) from None
-
-
 async def _named_model(name: str) -> None:
     """Name of the model, for the document; `Application.find` reads it."""
 
@@ -442,10 +424,3 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
             about = {"schema": {"type": "string"}, "description": "Seconds to wait."}
             found[status]["headers"] = {"Retry-After": about}
     return found
-
-
-def _version() -> str:
-    try:
-        return version("extremax")
-    except PackageNotFoundError:  # run from a source folder
-        return "unknown"

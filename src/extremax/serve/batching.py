@@ -17,14 +17,17 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
 
 from extremax.serve.settings import ServeConfig
+
+if TYPE_CHECKING:
+    from extremax.serve.models import Predict
 
 _WALL_FACTOR = 2.0  # a row may take so many times the limit by the clock: others use the processor, too
 _SLOW_FACTOR = 4.0  # one row that takes longer than so many times the limit ...
@@ -64,29 +67,11 @@ class RowTime:
             self.n_barred -= 1
 
 
-class Work(Protocol):
-    """What the rows of some requests have in common: rows with equal keys may share a call."""
-
-    @property
-    def row_time(self) -> RowTime: ...
-
-    @property
-    def key(self) -> Hashable: ...
-
-    def is_light(self, row: Any) -> bool:
-        """Whether a row is one that takes no longer than others have taken."""
-        ...
-
-    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return one result per row of each piece; called in the thread of a lane, or of a light row."""
-        ...
-
-
 @dataclass
 class _Job:
     """The rows of a request."""
 
-    work: Work
+    work: Predict
     rows: Sequence[Any]
     future: asyncio.Future[list[Any]]
     queued_at: float
@@ -109,56 +94,44 @@ class _Lane:
         self.batcher = batcher
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"extremax-{name}")
         self.is_busy = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_called = False  # whether `start_soon` is about to be called
+        self.next_start: asyncio.Handle | None = None
 
     def add(self, job: _Job) -> None:
         """Queue a job; requests that have arrived together are all queued when the next call starts."""
         self.jobs.append(job)
-        if not self.is_busy and not self.is_called:
-            self.is_called = True
-            asyncio.get_running_loop().call_soon(self._start_added)
-
-    def _start_added(self) -> None:
-        self.is_called = False
-        self.start_soon()
-
-    def start_soon(self) -> None:
-        """Start the next call, or wait shortly for the rows of requests that are arriving."""
-        if self.is_busy or not self.jobs:
-            return
-        config, n_queued = self.batcher.config, sum(len(job.rows) for job in self.jobs)
-        waited = time.monotonic() - self.jobs[0].queued_at
-        may_wait = self.batcher.n_arriving > 0 and n_queued < config.max_batch_rows
-        if not may_wait or waited >= config.max_wait_seconds:
-            self._start()
-        elif self.timer is None:
-            loop = asyncio.get_running_loop()
-            self.timer = loop.call_later(config.max_wait_seconds - waited, self._start)
+        if isinstance(self.next_start, asyncio.TimerHandle):  # it may not have to wait any longer
+            self.next_start.cancel()
+            self.next_start = None
+        if not self.is_busy and self.next_start is None:
+            self.next_start = asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        jobs = [] if self.is_busy else self._take()
-        if not jobs:
+        """Start the next call, or wait shortly for the rows of requests that are arriving."""
+        self.next_start = None
+        if not self.jobs:
             return
-        now = time.monotonic()
+        config, loop, now = self.batcher.config, asyncio.get_running_loop(), time.monotonic()
+        n_queued = sum(len(job.rows) for job in self.jobs)
+        left = config.max_wait_seconds - (now - self.jobs[0].queued_at)
+        if self.batcher.n_arriving > 0 and n_queued < config.max_batch_rows and left > 0:
+            self.next_start = loop.call_later(left, self._start)
+            return
+        jobs = self._take()
         for job in jobs:
             self.batcher.on_wait(now - job.queued_at)
         if self._answers_here(jobs):
             self._finish(jobs, self._call(jobs))
-            return
-        self.is_busy = True
-        running = asyncio.get_running_loop().run_in_executor(self.executor, self._call, jobs)
-        running.add_done_callback(lambda done: self._end(jobs, done))
+        elif jobs:
+            self.is_busy = True
+            running = loop.run_in_executor(self.executor, self._call, jobs)
+            running.add_done_callback(lambda done: self._end(jobs, done))
 
     def _answers_here(self, jobs: list[_Job]) -> bool:
         """Whether the call is that of one light row, which the thread of the event loop makes itself."""
-        job = jobs[0]
-        alone = len(jobs) == 1 and len(job.rows) == 1 and not self.jobs
-        quick = job.work.row_time.is_within(self.batcher.config.max_inline_seconds)
-        return alone and quick and job.work.is_light(job.rows[0])
+        if len(jobs) != 1 or len(jobs[0].rows) != 1 or self.jobs:
+            return False
+        work, row = jobs[0].work, jobs[0].rows[0]
+        return work.row_time.is_within(self.batcher.config.max_inline_seconds) and work.is_light(row)
 
     def _take(self) -> list[_Job]:
         """Take requests from the front of the queue: as many as fit into one call and may share it."""
@@ -166,7 +139,7 @@ class _Lane:
         free = self.batcher.config.max_batch_rows
         while self.jobs:
             job = self.jobs[0]
-            if found and (len(job.rows) > free or job.work.key != found[0].work.key):
+            if found and (len(job.rows) > free or job.work != found[0].work):
                 break
             self.jobs.popleft()
             self.batcher.n_queued -= len(job.rows)
@@ -196,7 +169,7 @@ class _Lane:
         failed = done.cancelled() or done.exception() is not None
         gone = RuntimeError("the thread of the model has ended")
         self._finish(jobs, [gone] * len(jobs) if failed else done.result())
-        self.start_soon()
+        self._start()
 
     @staticmethod
     def _finish(jobs: list[_Job], outcomes: Sequence[list[Any] | Exception]) -> None:
@@ -228,7 +201,7 @@ class Batcher:
         self.n_arriving = 0  # requests whose head is here and whose body is not
         self._short, self._long = _Lane("short", self), _Lane("long", self)
 
-    async def run(self, work: Work, rows: Sequence[Any]) -> list[Any]:
+    async def run(self, work: Predict, rows: Sequence[Any]) -> list[Any]:
         """Return the results of the rows, or answer 503 where the queue is full."""
         if not rows:
             return []

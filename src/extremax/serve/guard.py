@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from extremax.errors import ScoreOverflowError
 from extremax.serve.answers import error_response
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class Guard:
             return None
         except HTTPException as error:
             return error
+        except ScoreOverflowError:
+            return HTTPException(
+                422, "the scores of a row overflow: its numbers are too large for this model."
+            )
         except TimeoutError:
             if self._is_unread(scope):
                 return HTTPException(408, f"the request did not arrive within {seconds}.")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from extremax.serve.batching import Batcher
 
 if TYPE_CHECKING:
-    from extremax.serve.models import ServedModel, Slot
+    from extremax.serve.models import Slot
 
 _LATENCIES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -67,17 +67,11 @@ class Metrics:
         )
         self._lock = threading.Lock()
 
-    def count_rows(self, model: ServedModel) -> None:
-        """Count the rows that a model answers."""
-        rows, unknown = self.rows.labels(model.name), self.unknown.labels(model.name)
-        top = self.top.labels(model.name)
-
-        def count(n_rows: int, n_unknown: int, top_prob: float) -> None:
-            rows.inc(n_rows)
-            unknown.inc(n_unknown)
-            top.inc(top_prob)
-
-        model.on_answer = count
+    def count_rows(self, model: str, n_rows: int, n_unknown: int, top_prob: float) -> None:
+        """Count rows that a model has answered."""
+        self.rows.labels(model).inc(n_rows)
+        self.unknown.labels(model).inc(n_unknown)
+        self.top.labels(model).inc(top_prob)
 
     def count_batch(self, n_rows: int, seconds: float) -> None:
         """Count one call of a model."""

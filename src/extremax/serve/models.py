@@ -37,17 +37,13 @@ _LIGHT_ENTRIES = 2000  # ... and numbers of a vector that the thread of the even
 
 @dataclass(frozen=True)
 class Predict:
-    """What rows must have in common to share a call of a model."""
+    """What the rows of some requests have in common; equal ones may share a call of the model."""
 
     model: ServedModel
     top_k: int
     search: str
     kind: str  # "texts", "dense" or "sparse"
     as_log: bool
-
-    @property
-    def key(self) -> Hashable:
-        return id(self.model), self.top_k, self.search, self.kind, self.as_log
 
     @property
     def row_time(self) -> RowTime:
@@ -85,7 +81,7 @@ class ServedModel:
         self.classifier = clf.classifier_ if self.takes_texts else clf
         self.n_classes, self.n_features = len(clf.classes_), int(self.classifier.n_features_in_)
         self.describe_label = lru_cache(_KEPT_LABELS)(self._describe_label)
-        self.on_answer: Callable[[int, int, float], None] = lambda n_rows, n_unknown, top_prob: None
+        self.on_answer: Callable[[str, int, int, float], None] = lambda name, n_rows, n_unknown, top: None
         self.log: Callable[[str], None] = lambda text: None
         self.row_times: dict[tuple[str, str], RowTime] = {}  # of each kind of row and search
         self.monitor: Any = None
@@ -204,7 +200,7 @@ class ServedModel:
         for ids, log_prob, features in self._search(pieces, work):
             unknown = self.classifier.unknown(features)
             top_prob = np.exp(log_prob[:, 0], dtype=np.float64)
-            self.on_answer(len(ids), int(unknown.sum()), float(top_prob.sum()))
+            self.on_answer(self.name, len(ids), int(unknown.sum()), float(top_prob.sum()))
             if self.monitor is not None:
                 with self._monitor_lock:
                     self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
