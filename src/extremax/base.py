@@ -12,12 +12,12 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
-from extremax.drift import MIN_ROWS, Monitor, Reference, reference_of_rows
 from extremax.errors import ScoreOverflowError, warn_caller
 from extremax.examples import Examples
 from extremax.fit import fit_index
 from extremax.model import Model
 from extremax.scores import Search
+from extremax.scores.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.scores.sparse import SparseWeights
 from extremax.storage.state import State
 from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
@@ -27,6 +27,7 @@ from extremax.validation.sample_weight import check_sample_weight
 
 if TYPE_CHECKING:
     from extremax.classifier import ExtremeClassifier
+    from extremax.report.drift import Monitor
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -242,6 +243,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         seed : int
             Seed of the draws that break ties.
         """
+        from extremax.report.drift import Monitor
+
         self._require_fitted("before monitor")
         rows = None if reference is None else self.to_features(reference, name="reference")
         monitor = Monitor(self, self._reference(rows), alpha=alpha, seed=seed)

@@ -23,7 +23,6 @@ from extremax.explanation import Explanation, LabelExplanation, explain_class, e
 from extremax.features.scaling import LargeColumns
 from extremax.fit import Fitted, Request, fit_model, problem_size, resume_model, train_epoch
 from extremax.model import Model
-from extremax.model_card import make_card
 from extremax.params import (
     CLASSIFIER,
     CLASSIFIER_PARAMETERS,
@@ -49,6 +48,7 @@ from extremax.solvers.registry import (
     solver_names,
 )
 from extremax.storage import checks
+from extremax.storage.card import make_card
 from extremax.storage.labels import check_savable
 from extremax.storage.models import SavedModel, save_model
 from extremax.storage.state import State

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.calibration import Calibration, LabelCalibration
-from extremax.drift import Reference
 from extremax.errors import ModelFileError
 from extremax.examples import Examples, FeatureLayout
 from extremax.features.pca import PCA
@@ -27,6 +26,7 @@ from extremax.scores.base import Scorer, Search, Weights
 from extremax.scores.merged import LabelMap, MergedPredictor
 from extremax.scores.pq import PQSearch, index_bytes
 from extremax.scores.probabilities import Evaluation, Predictor, RankedPairs, summarize
+from extremax.scores.reference import Reference
 from extremax.scores.sparse import SparseWeights
 from extremax.scores.topk import ExactSearch, TreeBeamSearch
 from extremax.solvers.base import TrainState, chosen_header
@@ -158,7 +158,7 @@ class Model:
     label_map
         The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
-        How held-out rows and their answers looked, for `extremax.drift`; None where there were none.
+        How held-out rows and their answers looked, for monitors of drift; None where there were none.
     """
 
     weights: Weights
