@@ -22,7 +22,7 @@ from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
 
 if TYPE_CHECKING:
-    from extremax.base import Classifier
+    from extremax.classifier import Classifier
 
 KS = (1, 3, 5)
 

@@ -438,8 +438,7 @@ def assemble(
     *shards: ShardState,
 ) -> Fitted:
     """Join the shards, and fit the index of beam search where there is one."""
-    names = ("weights", "biases", "squares", "bias_squares")
-    tables = Tables(*(np.concatenate([getattr(shard.tables, name) for shard in shards]) for name in names))
+    tables = Tables.join([shard.tables for shard in shards])
     state = head.train_state(start, tables)
     model = head.model(state, DenseWeights(tables.weights, tables.biases, head.plan.scale), counted[0])
     if sample is not None and model.takes_index:

@@ -17,7 +17,7 @@ from extremax.validation.wording import ESTIMATOR, short
 
 
 def encode_labels(
-    y: Any, *, n_samples: int | None = None, name: str = "y", estimator_name: str = ESTIMATOR
+    y: Any, *, n_samples: int | None = None, name: str = "y"
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return the distinct labels and, for every row, the position of its label among them.
 
@@ -34,7 +34,7 @@ def encode_labels(
     ...
     ValueError: y[1] does not have one label per row. Reduce them with extremax.data.first_label(y).
     """
-    values = flat_labels(y, n_samples, name, estimator_name)
+    values = flat_labels(y, n_samples, name)
     classes, ids = unique_labels(values, name)
     if (
         classes.dtype.kind == "f"
@@ -49,9 +49,9 @@ def encode_labels(
     return classes, ids
 
 
-def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
+def check_classes(classes: Any) -> NDArray[Any]:
     """Return the distinct labels of a declared list of classes, in the order of `encode_labels`."""
-    return unique_labels(flat_labels(classes, None, name, estimator_name), name)[0]
+    return unique_labels(flat_labels(classes, None, "classes"), "classes")[0]
 
 
 class LabelIndex:
@@ -75,12 +75,11 @@ class LabelIndex:
         *,
         n_samples: int | None = None,
         name: str = "y",
-        estimator_name: str = ESTIMATOR,
         hint: str = "Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
         allow_unseen: bool = False,
     ) -> NDArray[np.int32]:
         """Return ids of the labels; one not among the classes raises, or becomes -1 with `allow_unseen`."""
-        values = flat_labels(y, n_samples, name, estimator_name)
+        values = flat_labels(y, n_samples, name)
         return self.find(values, where=lambda i: f"{name}[{i}]", hint=hint, allow_unseen=allow_unseen)
 
     def find(
@@ -122,32 +121,31 @@ class LabelIndex:
         return dtype.kind in "biuf" and np.result_type(dtype, self.classes.dtype).kind == kind
 
 
-def flat_labels(
-    y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
-) -> NDArray[Any] | list[Any]:
+def flat_labels(y: Any, n_samples: int | None, name: str) -> NDArray[Any] | list[Any]:
     """Return one label per row, as a 1-D array or a list; reject missing labels."""
     if y is None:
-        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
-    if isinstance(y, str | bytes) or not (hasattr(y, "__array__") or isinstance(y, Iterable)):
+        raise ValueError(f"{ESTIMATOR} requires y to be passed, but the target y is None.")
+    is_array = hasattr(y, "__array__")
+    if isinstance(y, str | bytes) or not (is_array or isinstance(y, Iterable)):
         raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
     if sparse.issparse(y):
         _reject_many_labels(name)
-    values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
+    values: NDArray[Any] | list[Any] = np.asarray(y) if is_array else list(y)
     if isinstance(values, np.ndarray):
-        values = _label_column(values, name, estimator_name)
+        values = _label_column(values, name)
     if isinstance(values, list) or values.dtype == object:
         values = _one_of_each(values, name)
     if n_samples is not None and len(values) != n_samples:
         raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
     if len(values) == 0:
-        raise ValueError(f"{name} is empty; {estimator_name} needs at least one label.")
+        raise ValueError(f"{name} is empty; {ESTIMATOR} needs at least one label.")
     if isinstance(values, np.ndarray) and values.dtype.kind in "fmM" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         _reject_missing(values[row], f"{name}[{row}]")
     return values
 
 
-def _label_column(values: NDArray[Any], name: str, estimator_name: str) -> NDArray[Any] | list[Any]:
+def _label_column(values: NDArray[Any], name: str) -> NDArray[Any] | list[Any]:
     """Return an array of one dimension, or a list for strings that may be missing and for records."""
     if values.ndim == 2 and values.shape[1] == 1:
         _warn_column()
@@ -155,9 +153,7 @@ def _label_column(values: NDArray[Any], name: str, estimator_name: str) -> NDArr
     if values.ndim == 2:
         _reject_many_labels(name)
     if values.ndim != 1:
-        raise ValueError(
-            f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
-        )
+        raise ValueError(f"{name} has shape {values.shape}; {ESTIMATOR} takes a 1d array, one label per row.")
     if values.dtype.kind == "c":
         raise ValueError(
             f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
