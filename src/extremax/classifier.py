@@ -729,23 +729,21 @@ class ExtremeClassifier(Classifier):
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
                 " dict with the weight of each label."
             )
-        begun: Fitted | None = vars(self).get("_fitted")
+        if "_fitted" in vars(self):
+            return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
         with self._nothing_left_on_failure():
-            if begun is None:
-                self._forget()
-                first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-                data = self._class_weighted(first)
-                if len(self.classes_) < 2:
-                    raise ValueError(
-                        f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
-                        " Declare them: partial_fit(X, y, classes=...)."
-                    )
-                config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
-                context = self._context(check_random_state(self.random_state))
-            else:
-                return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
+            self._forget()
+            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
+            data = self._class_weighted(first)
+            if len(self.classes_) < 2:
+                raise ValueError(
+                    f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
+                    " Declare them: partial_fit(X, y, classes=...)."
+                )
+            config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
+            context = self._context(check_random_state(self.random_state))
             request = Request(publish=self._publish, patience=self.patience, held=held)
-            return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
+            return self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
     def _train_more(
         self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool

@@ -32,19 +32,9 @@ N_BINS, N_TOP, N_RANGES = 20, 32, 32
 MIN_ROWS = 50  # a comparison with fewer rows finds next to nothing
 _NOTHING = 1e-5  # part of a row that counts as none: float32 does not sum to one
 
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Numbers = Annotated[list[Number], msgspec.Meta(max_length=1000)]
-
-
-class _Edges(msgspec.Struct):
-    features: Annotated[list[float], msgspec.Meta(max_length=10 * N_BINS)]
-    log_prob: Annotated[list[float], msgspec.Meta(max_length=10 * N_BINS)]
-
-
-class _Counts(msgspec.Struct):
-    features: list[Annotated[int, msgspec.Meta(ge=0)]]
-    log_prob: list[Annotated[int, msgspec.Meta(ge=0)]]
-    classes: list[Annotated[int, msgspec.Meta(ge=0)]]
+_Edges = Annotated[list[float], msgspec.Meta(max_length=10 * N_BINS)]
+_Counts = list[Annotated[int, msgspec.Meta(ge=0, le=2**53)]]
+_Classes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(max_length=1000)]
 
 
 class _Header(msgspec.Struct):
@@ -54,10 +44,10 @@ class _Header(msgspec.Struct):
     n_classes: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     kind: Literal["unknown_share", "unseen_share", "log_length"]
     mean_log_prob: float
-    edges: _Edges
-    counts: _Counts
-    top_classes: Numbers
-    range_ends: Numbers
+    edges: dict[str, _Edges]
+    counts: dict[str, _Counts]
+    top_classes: _Classes
+    range_ends: _Classes
 
 
 @dataclass(frozen=True)
@@ -188,16 +178,12 @@ class Reference:
     def from_state(cls, state: State) -> Reference:
         """Build the reference that `state` described."""
         header = checks.read(state.header, _Header)
-        edges = {name: np.array(values) for name, values in msgspec.structs.asdict(header.edges).items()}
         found = cls(
             n_rows=header.n_rows,
             n_classes=header.n_classes,
             kind=header.kind,
-            edges=edges,
-            counts={
-                name: np.array(counts, np.int64)
-                for name, counts in msgspec.structs.asdict(header.counts).items()
-            },
+            edges={name: np.array(edges, np.float64) for name, edges in header.edges.items()},
+            counts={name: np.array(counts, np.int64) for name, counts in header.counts.items()},
             top_classes=np.array(header.top_classes, np.int32),
             range_ends=np.array(header.range_ends, np.int32),
             seen_columns=np.asarray(checks.get_array(state.arrays, "seen_columns", "u1", (None,))),
@@ -208,6 +194,8 @@ class Reference:
 
     def check(self) -> None:
         """Raise ModelFileError where the bins and the counts do not fit together."""
+        if {*self.counts} != {*STATISTICS} or {*self.edges, "classes"} != {*STATISTICS}:
+            checks.reject("the reference has other statistics")
         for name, edges in self.edges.items():
             if not np.isfinite(edges).all() or not checks.is_rising(edges):
                 checks.reject(f"the edges of {name} in the reference do not rise")
