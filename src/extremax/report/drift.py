@@ -275,7 +275,7 @@ class Monitor:
                     f"answers have the shapes {labels.shape} and {log_prob.shape} for {n_rows:,} rows; give"
                     " what predict_topk returned for them."
                 )
-            ids = self._classifier.label_ids(labels[:, 0])[:, None]
+            ids = self._classifier.label_ids(labels[:, 0].tolist())[:, None]
         self.observe(features, np.asarray(ids)[:, 0], log_prob[:, 0])
         return self
 

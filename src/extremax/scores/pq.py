@@ -596,9 +596,10 @@ def _copy_places(blocks: kernels.Blocks, places: Int64) -> kernels.Blocks:
 
 def _join_places(one: kernels.Blocks, n_one: int, two: kernels.Blocks, n_two: int) -> kernels.Blocks:
     """Return blocks of the first places of two sets of blocks, one after the other."""
-    parts = [np.concatenate(pair) for pair in zip(one[:3], two[:3], strict=True)]  # all but the bounds
+    codes = np.concatenate([one.codes, two.codes])
+    factors, bases = np.concatenate([one.factors, two.factors]), np.concatenate([one.bases, two.bases])
     behind = len(one.codes) * LANES + np.arange(n_two)
-    return _copy_places(_make_blocks(*parts), np.concatenate([np.arange(n_one), behind]))
+    return _copy_places(_make_blocks(codes, factors, bases), np.concatenate([np.arange(n_one), behind]))
 
 
 def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:

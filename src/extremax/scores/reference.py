@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -369,8 +369,9 @@ def _unseen_share(reference: Reference, X: Features, n_dense: int) -> Float64:
     return unknown_share(X, unseen, n_dense)
 
 
-_SHARES: dict[str, Callable[[Reference, Features, int], Float64]] = {
+_Measure: TypeAlias = Callable[[Reference, Features, int], Float64]
+_SHARES: dict[str, _Measure] = {
     "unknown_share": lambda reference, X, n_dense: unknown_share(X, None, n_dense, of_unit=True),
     "unseen_share": _unseen_share,
 }
-_MEASURES = {**_SHARES, "log_length": lambda reference, X, n_dense: log_length(X)}
+_MEASURES: dict[str, _Measure] = {**_SHARES, "log_length": lambda reference, X, n_dense: log_length(X)}

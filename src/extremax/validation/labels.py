@@ -121,10 +121,12 @@ class LabelIndex:
         return dtype.kind in "biuf" and np.result_type(dtype, self.classes.dtype).kind == kind
 
 
-def flat_labels(y: Any, n_samples: int | None, name: str) -> NDArray[Any] | list[Any]:
+def flat_labels(
+    y: Any, n_samples: int | None, name: str, estimator_name: str = ESTIMATOR
+) -> NDArray[Any] | list[Any]:
     """Return one label per row, as a 1-D array or a list; reject missing labels."""
     if y is None:
-        raise ValueError(f"{ESTIMATOR} requires y to be passed, but the target y is None.")
+        raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
     is_array = hasattr(y, "__array__")
     if isinstance(y, str | bytes) or not (is_array or isinstance(y, Iterable)):
         raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
@@ -132,20 +134,20 @@ def flat_labels(y: Any, n_samples: int | None, name: str) -> NDArray[Any] | list
         _reject_many_labels(name)
     values: NDArray[Any] | list[Any] = np.asarray(y) if is_array else list(y)
     if isinstance(values, np.ndarray):
-        values = _label_column(values, name)
+        values = _label_column(values, name, estimator_name)
     if isinstance(values, list) or values.dtype == object:
         values = _one_of_each(values, name)
     if n_samples is not None and len(values) != n_samples:
         raise ValueError(f"{name} has {len(values):,} labels, but there are {n_samples:,} rows of features.")
     if len(values) == 0:
-        raise ValueError(f"{name} is empty; {ESTIMATOR} needs at least one label.")
+        raise ValueError(f"{name} is empty; {estimator_name} needs at least one label.")
     if isinstance(values, np.ndarray) and values.dtype.kind in "fmM" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         _reject_missing(values[row], f"{name}[{row}]")
     return values
 
 
-def _label_column(values: NDArray[Any], name: str) -> NDArray[Any] | list[Any]:
+def _label_column(values: NDArray[Any], name: str, estimator_name: str) -> NDArray[Any] | list[Any]:
     """Return an array of one dimension, or a list for strings that may be missing and for records."""
     if values.ndim == 2 and values.shape[1] == 1:
         _warn_column()
@@ -153,7 +155,9 @@ def _label_column(values: NDArray[Any], name: str) -> NDArray[Any] | list[Any]:
     if values.ndim == 2:
         _reject_many_labels(name)
     if values.ndim != 1:
-        raise ValueError(f"{name} has shape {values.shape}; {ESTIMATOR} takes a 1d array, one label per row.")
+        raise ValueError(
+            f"{name} has shape {values.shape}; {estimator_name} takes a 1d array, one label per row."
+        )
     if values.dtype.kind == "c":
         raise ValueError(
             f"Complex data not supported: {name} has dtype {values.dtype}. Pass the labels as strings."
