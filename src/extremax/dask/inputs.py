@@ -40,7 +40,9 @@ def split_all(X: Any, y: Any, sample_weight: Any) -> tuple[list[Any], list[Any],
 
 def split_collection(X: Any, name: str) -> list[Any]:
     """Return the blocks of rows of a collection as delayed objects."""
-    if not hasattr(X, "to_delayed"):
+    from dask.base import is_dask_collection
+
+    if not is_dask_collection(X):
         raise TypeError(
             f"{name} is a {type(X).__name__}; DaskExtremeClassifier takes {_TAKES}. For rows in memory use"
             " ExtremeClassifier, or dask.array.from_array."
