@@ -48,20 +48,7 @@ _PACKAGES = (
     "tree",
 )
 
-__all__ = [
-    "ExtremeClassifier",
-    "FrequencyNoise",
-    "LabelTree",
-    "MixtureNoise",
-    "Noise",
-    "TextClassifier",
-    "TreeNoise",
-    "UniformNoise",
-    "analyse",
-    "calibrate",
-    "evaluate",
-    "load_model",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,23 +1,26 @@
 """Add, remove and merge classes: a fitted model turned into another, without a new fit.
 
-Every function returns a new `Fitted` and leaves the given one as it is.
+Functions of a classifier change it in place; those of a `Fitted` return a new one and leave the given one
+as it is.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from extremax.errors import warn_caller
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores.base import Search, Weights
+from extremax.scores.base import EditableSearch, Search, Weights
 from extremax.scores.dense import DenseWeights
 from extremax.scores.merged import LabelMap
-from extremax.scores.sparse import SparseWeights
 from extremax.solvers.base import Trainer, TrainState
 from extremax.solvers.config import FitConfig
 from extremax.solvers.growth import (
@@ -26,13 +29,168 @@ from extremax.solvers.growth import (
     estimate_discriminant,
     projected_discriminant,
 )
+from extremax.solvers.optimizers import ShardedTables, Tables
 from extremax.solvers.registry import SOLVERS
+from extremax.solvers.sparse.solver import FinishedTables
 from extremax.solvers.sparse.start import ClassSums
+from extremax.storage.labels import check_savable
 from extremax.tree.noise import EditedNoise
-from extremax.types import Bool, Float32, Float64, Int64
+from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
+from extremax.validation.frames import is_frame
+from extremax.validation.labels import LabelIndex, encode_labels, join_labels
+from extremax.validation.sample_weight import row_weight
+from extremax.validation.targets import encode_targets, indicator_format
 
 if TYPE_CHECKING:
+    from extremax.classifier import ExtremeClassifier
     from extremax.fit import Fitted
+    from extremax.storage.models import Change
+
+
+# -- the classifier
+
+
+def add_rows(
+    clf: ExtremeClassifier, X: Features, y: Any, sample_weight: ArrayLike | None, classes: ArrayLike | None
+) -> None:
+    """Add the classes of checked rows to a classifier."""
+    known, targets = encode_targets(y, n_samples=X.shape[0], classes=classes)
+    data = clf._weighted(targets.with_features(X), sample_weight)
+    ids = _find_labels(clf, known)
+    if (ids >= 0).all():
+        what = (
+            f"all {len(known):,} labels of y are classes" if len(known) > 1 else "the label of y is a class"
+        )
+        raise ValueError(
+            f"{what} of this model already; partial_fit(X, y) trains known classes on further rows."
+        )
+    is_new = ids[data.y] < 0
+    has_new = np.bincount(data.rows, weights=is_new, minlength=data.n_rows) > 0
+    wrong = np.flatnonzero(~has_new[data.rows])
+    if len(wrong):
+        row, label = int(data.rows[wrong[0]]), known.item(int(data.y[wrong[0]]))
+        raise ValueError(
+            f"y[{row}] is {label!r}, a class of this model already; add_classes takes rows of further"
+            ' classes. partial_fit(X, y, new_classes="add") takes rows of both, and trains on all.'
+        )
+    _add(clf, known, ids, data)
+
+
+def remove_labels(clf: ExtremeClassifier, labels: Any) -> None:
+    """Remove some labels from a classifier; a single one may stand alone."""
+    if isinstance(labels, np.ndarray):
+        labels = labels.tolist()
+    alone = isinstance(labels, str | bytes) or not isinstance(labels, Iterable)
+    kept = np.ones(len(clf.classes_), np.bool_)
+    kept[clf.label_ids([labels] if alone else list(labels))] = False
+    _require_classes_left(clf, int(kept.sum()), "remove_classes")
+    fitted = remove_classes(clf._fitted, kept)
+    _change(clf, "remove_classes", fitted, clf.classes_[kept], int((~kept).sum()), 0)
+
+
+def rename_labels(clf: ExtremeClassifier, names: Mapping[Any, Any]) -> None:
+    """Give labels of a classifier other names; those of the same name become one."""
+    if not isinstance(names, Mapping) or not names:
+        raise TypeError("merge_classes takes a dict from labels to their new names, with one or more.")
+    labels = clf.classes_.tolist()
+    for label, name in zip(clf.label_ids(list(names)).tolist(), names.values(), strict=True):
+        labels[label] = name
+    known, target = encode_labels(labels, name="names")
+    check_savable(known)
+    if clf._indicator is not None:  # columns stay in their order
+        first = np.unique(target, return_index=True)[1]
+        order = np.argsort(first, kind="stable")
+        known, target = known[order], np.argsort(order)[target].astype(np.int32)
+    _require_classes_left(clf, len(known), "merge_classes")
+    fitted = merge_classes(clf._fitted, np.asarray(target, np.int64))
+    _change(clf, "merge_classes", fitted, known, len(names), 0, _merged_weights(clf, known, target))
+
+
+def _find_labels(clf: ExtremeClassifier, labels: NDArray[Any]) -> Int32:
+    """Return the class of each label, -1 for those that are none."""
+    return clf._label_index.find(labels, where=str, hint="", allow_unseen=True)
+
+
+def _add(clf: ExtremeClassifier, known: NDArray[Any], ids: Int32, data: Examples) -> None:
+    """Add those of the `known` labels that have no id yet, by their rows among `data`."""
+    number = np.where(ids < 0, np.cumsum(ids < 0) - 1, -1).astype(np.int32)
+    new, rows = known[ids < 0], replace(data, y=number[data.y]).usable().compact()
+    check_savable(new)
+    counts = rows.class_counts(len(new))
+    if not counts.all():
+        label = new.item(int(np.argmin(counts)))
+        raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
+    labels, place = join_labels(clf.classes_, new, in_order=clf._indicator is None)
+    context = clf._context(clf.seed_)
+    fitted = add_classes(clf._fitted, rows, place, context)
+    _change(clf, "add_classes", fitted, labels, len(new), rows.n_rows)
+
+
+def add_unseen(clf: ExtremeClassifier, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
+    """Add the labels of rows that are not among the classes."""
+    if clf._indicator is not None and indicator_format(y) is not None and not is_frame(y):
+        return  # its columns are the classes
+    known, targets = encode_targets(y, n_samples=features.shape[0])
+    ids = _find_labels(clf, known)
+    if (ids < 0).any():
+        weight = row_weight(targets, sample_weight)
+        _add(clf, known, ids, targets.with_features(features).with_row_weight(weight))
+
+
+def _merged_weights(clf: ExtremeClassifier, labels: NDArray[Any], target: Int32) -> dict[Any, float] | None:
+    """Return `class_weight` by names after a merge: the mean of those merged, by their training rows."""
+    if not isinstance(clf.class_weight, dict):
+        return None
+    index = clf._label_index
+    ids = index.find(list(clf.class_weight), where=str, hint="", allow_unseen=True)
+    weights, named = np.ones(len(target)), np.zeros(len(labels), np.bool_)
+    known = ids >= 0
+    weights[ids[known]] = np.array([float(w) for w in clf.class_weight.values()])[known]
+    named[target[ids[known]]] = True
+    counts = clf.model_.classes.counts
+    rows = np.ones(len(target)) if counts is None else np.maximum(counts, 0.5)
+    found = np.bincount(target, weights=rows * weights) / np.bincount(target, weights=rows)
+    return {labels.item(int(i)): float(found[i]) for i in np.flatnonzero(named)}
+
+
+def _require_classes_left(clf: ExtremeClassifier, n_classes: int, method: str) -> None:
+    if n_classes < 2:
+        raise ValueError(
+            f"{method} would leave {n_classes} of {len(clf.classes_):,} classes; a classifier needs at"
+            " least two."
+        )
+
+
+def _change(
+    clf: ExtremeClassifier,
+    what: str,
+    fitted: Fitted,
+    labels: NDArray[Any],
+    n_classes: int,
+    n_rows: int,
+    class_weight: dict[Any, float] | None = None,
+) -> None:
+    """Take a changed model in the place of the fitted one, and remember the change."""
+    index = LabelIndex(labels)
+    record: Change = {
+        "what": what,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "n_changed": n_classes,
+        "n_rows": n_rows,
+        "n_classes": len(labels),
+    }
+    if class_weight is not None:
+        clf.class_weight = class_weight
+    elif isinstance(clf.class_weight, dict):  # names of classes that are gone would be an error
+        found = index.find(list(clf.class_weight), where=str, hint="", allow_unseen=True)
+        pairs = zip(clf.class_weight.items(), found.tolist(), strict=True)
+        clf.class_weight = {label: weight for (label, weight), i in pairs if i >= 0}
+    clf.classes_, clf._label_index = labels, index
+    clf._changes = (*clf._changes, record)
+    clf._publish(fitted)
+
+
+# -- the fitted model
 
 
 def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
@@ -92,7 +250,7 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     if noise is None:
         grown = replace(grown, projection=None, classes=replace(classes, means=None))
         state.projection = state.class_means = None
-    searches = _follow(model, "plus_classes", grown.scorer)
+    searches = _follow(model, lambda search: search.plus_classes(grown.scorer))
     changed = replace_model(fitted, replace(grown, searches=searches), state)
     return _order_classes(changed, place)
 
@@ -141,36 +299,33 @@ def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     )
     weights = _weights_of(model, changed, index)
     found = replace(model, weights=weights, noise=noise, projection=projection, classes=classes, searches={})
-    searches = _follow(model, "take_classes", index, found.scorer)
+    searches = _follow(model, lambda search: search.take_classes(index, found.scorer))
     return replace_model(fitted, replace(found, searches=searches), changed)
 
 
 def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
     """Return the weights for prediction of a state whose lines were taken."""
     tables = state.tables
-    if tables.kind == "dense":
+    if isinstance(tables, Tables):
         return DenseWeights(tables.weights, tables.biases, state.feature_scale)
-    if tables.kind == "finished":
-        finished: SparseWeights = tables.weights
-        return finished
-    weights: Any = model.weights
-    tables.weights = weights.take(index)
-    return tables.weights  # type: ignore[no-any-return]
+    if isinstance(tables, FinishedTables):
+        return tables.weights
+    weights: Weights = model.weights.take(index)
+    tables.weights = weights
+    return weights
 
 
-def _follow(model: Model, method: str, *arguments: Any) -> dict[str, Search]:
+def _follow(model: Model, change: Callable[[EditableSearch], Search]) -> dict[str, Search]:
     """Return the searches of a model after a change of its classes; one that cannot follow is left out."""
     searches: dict[str, Search] = {}
     for name, search in model.searches.items():
-        change = getattr(search, method, None)
-        if change is None:
-            warnings.warn(
-                f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
-                " again with add_search.",
-                stacklevel=5,
-            )
+        if isinstance(search, EditableSearch):
+            searches[name] = change(search)
         else:
-            searches[name] = change(*arguments)
+            warn_caller(
+                f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
+                " again with add_search."
+            )
     return searches
 
 
@@ -245,9 +400,9 @@ def _grow(
 ) -> tuple[TrainState, Weights]:
     """Return a state and weights with new classes behind the others."""
     state, config = fitted.state, trainer.config
-    if state.tables.kind in ("dense", "sharded"):
+    if isinstance(state.tables, Tables | ShardedTables):
         return _grow_dense(fitted, data, n_new, config, context)
-    if state.tables.kind == "finished":
+    if isinstance(state.tables, FinishedTables):
         record: SparseRecord | None = state.tables.record
         if record is None:
             raise ValueError(

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from extremax import class_editing as changes
-from extremax.base import Classifier, check_count, row_weight, warn_unlabelled
-from extremax.errors import ModelFileError, TrainingInterruptedWarning, warn_caller
+from extremax import class_editing as editing
+from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning, warn_caller
 from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
 from extremax.features.scaling import LargeColumns
-from extremax.fit import Fitted, Request, fit_model, problem_size, resume_model, train_epoch
+from extremax.fit import Fitted, Request, fit_index, fit_model, problem_size, resume_model, train_epoch
 from extremax.model import Model
-from extremax.model_card import make_card
 from extremax.params import (
     CLASSIFIER,
     CLASSIFIER_PARAMETERS,
@@ -37,6 +36,8 @@ from extremax.params import (
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
+from extremax.scores import Search
+from extremax.scores.reference import MIN_ROWS, Reference, reference_of_rows
 from extremax.scores.sparse import SparseWeights
 from extremax.solvers.config import FitConfig, resolve, resume
 from extremax.solvers.loop import Callback, Record
@@ -49,25 +50,431 @@ from extremax.solvers.registry import (
     solver_names,
 )
 from extremax.storage import checks
+from extremax.storage.card import make_card
 from extremax.storage.labels import check_savable
-from extremax.storage.models import SavedModel, save_model
+from extremax.storage.models import Change, EstimatorHeader, SavedModel, save_model
 from extremax.storage.state import State
 from extremax.tuned import DEFAULTS, Defaults
-from extremax.types import Features, Float32, Int32
-from extremax.validation.constraints import Choice, check_parameters
+from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
+from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
 from extremax.validation.features import check_features, copied_bytes, join_pair
-from extremax.validation.frames import as_frame, frame_inputs
-from extremax.validation.labels import LabelIndex, check_classes, encode_labels, join_labels
+from extremax.validation.frames import as_frame, frame_inputs, is_frame
+from extremax.validation.labels import LabelIndex, check_classes
 from extremax.validation.random_state import check_random_state
-from extremax.validation.sample_weight import class_weights
-from extremax.validation.targets import encode_targets, indicator_format, lookup_targets
+from extremax.validation.sample_weight import class_weights, row_weight, warn_unlabelled
+from extremax.validation.targets import encode_targets, indicator_format, lookup_targets, make_indicator
+
+if TYPE_CHECKING:
+    from extremax.report.drift import Monitor
 
 EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
 _CHANGED = (
     "_fitted", "model_", "history_", "interrupted_", "classes_", "_label_index", "_changes", "class_weight",
 )  # fmt: skip
 _NOTHING: Mapping[str, int] = MappingProxyType({})
-_CHANGE_FIELDS = ("what", "when", "n_changed", "n_rows", "n_classes")
+
+
+class Classifier(ClassifierMixin, BaseEstimator):
+    """What classifiers of features and of texts share: all that follows from features."""
+
+    _input = "X"  # what the first argument of `fit` is called in messages
+
+    @property
+    def _inner(self) -> ExtremeClassifier:
+        """The fitted classifier of features: this one, or that behind texts."""
+        raise NotImplementedError
+
+    def to_features(self, X: Any, name: str = "X") -> Features:
+        """The features of rows as the model reads them, checked: dense float32, or CSR.
+
+        `name` is what error messages call the rows.
+        """
+        raise NotImplementedError
+
+    def _inputs(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Return rows and labels; X may be a data frame, and `y` the name of its column of labels."""
+        return frame_inputs(X, y)
+
+    def _require_fitted(self, before: str = "first") -> None:
+        if not self.__sklearn_is_fitted__():
+            raise NotFittedError(
+                f"This {type(self).__name__} is not fitted yet; call fit({self._input}, y) {before}."
+            )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        raise NotImplementedError
+
+    # -- prediction ----------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each row.
+
+        A model fitted on an indicator matrix returns one, (n_samples, n_classes), as scikit-learn's
+        multi-label scorers expect: 1 for the labels of `predict_labels`, sparse where that of `fit` was.
+        """
+        features, inner = self.to_features(X), self._inner
+        if inner._indicator is not None:
+            rows, ids, _ = self._labels_above(features, None)
+            return make_indicator(inner._indicator, rows, ids, (features.shape[0], len(inner.classes_)))
+        ids, _ = inner._search(features, 1)
+        return inner.classes_[ids[:, 0]]
+
+    def predict_topk(
+        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+    ) -> tuple[NDArray[Any], Float32]:
+        """Return the k most probable labels of each row, best first, and their log-probabilities.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features), or sequence of texts
+        k : int
+            At most the number of classes.
+        search : {"exact", "beam"} or the name of another search of the model
+            "exact" scores every class. "beam" scores those with the highest approximate scores and estimates
+            the normaliser from the others; where the tree's probabilities are part of the scores, it scores
+            the classes that a beam reaches in the tree and **normalises over them**.
+        beam_width : int, optional
+            Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
+            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
+            tree is used.
+        """
+        ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
+        return self._inner.classes_[ids], log_prob
+
+    def predict_ids(
+        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Return what `predict_topk` does, with places in `classes_` instead of labels."""
+        features, inner = self.to_features(X), self._inner
+        options: ConstraintTable = {
+            "k": [Interval(int, 1, len(inner.classes_))],
+            "search": [Choice(inner.model_.search_names)],
+            "beam_width": [Interval(int, 1), None],
+        }
+        check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
+        return inner._search(features, k, search=search, width=beam_width)
+
+    def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
+        """Return all labels that apply to each row, the most probable first.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features), or sequence of texts
+        threshold : float, optional
+            Probability of a label by itself, `predict_label_proba`, from which it applies; a row may then
+            have none. By default a row has its best label, and those whose probability is at least
+            ``choices_["label_threshold"]`` times the square root of the best one's; the number has the best
+            mean F1 on rows that `fit` or `extremax.calibrate` kept back, and is 0.5 where there are none. A
+            row without any known feature has the labels of at least half of the training rows.
+        """
+        features = self.to_features(X)
+        rows, ids, _ = self._labels_above(features, threshold)
+        ends = np.searchsorted(rows, np.arange(1, features.shape[0] + 1))
+        return [part.tolist() for part in np.split(self._inner.classes_[ids], ends[:-1])]
+
+    def predict_label_proba(self, X: Any) -> Float64:
+        """Return for every class the probability that it applies, each by itself: (n_samples, n_classes).
+
+        Rows need not sum to one. Chosen by rows that `fit` kept back, where rows have several labels; without
+        such rows it is the probability of `predict_proba` times the mean number of labels, at most one.
+        Refuses results too large for memory.
+        """
+        features, model = self.to_features(X), self._inner.model_
+        prob = model.label_prob_all(features, n_threads=self._inner._threads)
+        prob[model.empty_rows(features)] = model.label_frequencies
+        return prob
+
+    def _labels_above(self, features: Features, threshold: float | None) -> tuple[Int64, Int32, Float64]:
+        """Return row, class and probability of the labels that apply."""
+        options: ConstraintTable = {"threshold": [Interval(float, 0.0, 1.0, closed="right"), None]}
+        check_parameters("predict_labels", {"threshold": threshold}, options)
+        return self._inner.model_.labels_above(features, threshold, n_threads=self._inner._threads)
+
+    def decision_function(self, X: Any) -> Float32:
+        """Return debiased scores, (n_samples, n_classes); for two classes the second's minus the first's."""
+        features, inner = self.to_features(X), self._inner
+        scores = inner.model_.debiased_scores(features, n_threads=inner._threads)
+        return scores[:, 1] - scores[:, 0] if len(inner.classes_) == 2 else scores
+
+    def predict_log_proba(self, X: Any) -> Float32:
+        """Return log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        features, inner = self.to_features(X), self._inner
+        return inner.model_.log_prob_all(features, n_threads=inner._threads)
+
+    def predict_proba(self, X: Any) -> Float64:
+        """Return p(y|x) of every class, in float64; refuses results too large for memory."""
+        features, inner = self.to_features(X), self._inner
+        return inner.model_.prob_all(features, n_threads=inner._threads)
+
+    def unknown(self, X: Any) -> Bool:
+        """Return which rows say nothing to the model: texts without a known n-gram.
+
+        They are answered with the class frequencies of the training rows.
+        """
+        features = self.to_features(X)
+        unknown = np.zeros(features.shape[0], np.bool_)
+        unknown[self._inner.model_.empty_rows(features)] = True
+        return unknown
+
+    def label_ids(self, labels: Sequence[Any]) -> Int32:
+        """Return the places of labels in `classes_`; an unknown one is an error."""
+        self._require_fitted()
+        return self._inner._label_index.find(
+            list(labels), where=lambda i: "the label", hint="See classes_ for them.", allow_unseen=False
+        )
+
+    # -- evaluation ----------------------------------------------------------------------------------------
+
+    def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+        """Return the mean log p(y|x), normalised over all classes; over all pairs for several labels."""
+        X, y = self._inputs(X, y)
+        features, inner = self.to_features(X), self._inner
+        hint = "Leave out rows of classes that were not in the training data."
+        data = inner._weighted(inner._lookup(y, features, hint=hint), sample_weight)
+        return inner.model_.log_likelihood(data.compact(), n_threads=inner._threads)
+
+    def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy; a label that was not in the training data counts as missed.
+
+        With several labels per row it is precision@1: the fraction of rows with the predicted label among
+        theirs."""
+        X, y = self._inputs(X, y)
+        features, inner = self.to_features(X), self._inner
+        data = inner._lookup(y, features, allow_unseen=True)
+        weight = row_weight(data, sample_weight)
+        warn_unlabelled(data, "y")
+        best, _ = inner.model_.topk(features, 1, n_threads=inner._threads)
+        hit = np.bincount(data.rows, weights=data.y == best[data.rows, 0], minlength=data.n_rows)
+        labelled = data.labels_per_row > 0
+        chosen = None if weight is None else weight[labelled].astype(np.float64)
+        return float(np.average(hit[labelled], weights=chosen))
+
+    def _evaluation_rows(self, X: Any, y: Any) -> tuple[Model, Examples, int]:
+        """Return the model, the labelled rows (class -1 for unknown labels) and the threads to use."""
+        self._require_fitted("before evaluate")
+        X, y = self._inputs(X, y)
+        inner = self._inner
+        return inner.model_, inner._lookup(y, self.to_features(X), allow_unseen=True), inner._threads
+
+    def monitor(
+        self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
+    ) -> Monitor:
+        """Return a monitor of drift, for a stream of rows that this model answers.
+
+        Parameters
+        ----------
+        alpha : float
+            Probability of a false alarm over the whole stream, at most.
+        reference : rows, optional
+            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
+            for calibration.
+        state : str, optional
+            What `Monitor.to_json` returned, to go on with.
+        seed : int
+            Seed of the draws that break ties.
+        """
+        from extremax.report.drift import Monitor
+
+        self._require_fitted("before monitor")
+        rows = None if reference is None else self.to_features(reference, name="reference")
+        monitor = Monitor(self, self._reference(rows), alpha=alpha, seed=seed)
+        return monitor if state is None else monitor.restore(state)
+
+    def _reference(self, rows: Features | None) -> Reference:
+        """Return what a monitor compares with: rows given as features, or those of the fit."""
+        model = self._inner.model_
+        if rows is None:
+            if model.reference is None:
+                raise ValueError(
+                    "this model has no reference rows: its fit held none back, it was trained or calibrated"
+                    " afterwards, or an older version saved it. Give rows that training has not seen:"
+                    " clf.monitor(reference=X)."
+                )
+            return model.reference
+        if rows.shape[0] < MIN_ROWS:
+            raise ValueError(f"reference has {rows.shape[0]:,} rows; give at least {MIN_ROWS}.")
+        best, log_prob = self._inner._search(rows, 1)
+        return reference_of_rows(
+            rows,
+            (best[:, 0], log_prob[:, 0]),
+            model.classes.counts,
+            model.n_classes,
+            before=model.reference,
+            of_texts=model.layout.is_text,
+            n_dense=model.layout.n_dense,
+        )
+
+    # -- the fitted model ----------------------------------------------------------------------------------
+
+    def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
+        """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
+
+        With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
+        """
+        X, y = self._inputs(X, y)
+        features, inner = self.to_features(X), self._inner
+        if inner._changes:
+            raise ValueError(
+                f"the classes of this model were changed ({inner._changes[-1]['what']}) after its fit, which"
+                " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
+            )
+        data = inner._class_weighted(inner._lookup(y, features)).usable()
+        config, context = inner._resume_config(), inner._context(inner.seed_)
+        request = Request(None, callbacks, inner._publish, inner.patience)
+        inner._finish(resume_model(inner._fitted, data, config, context, request))
+        return self
+
+    def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
+        """Explain a class: the features with the greatest weights, and the classes that are most like it.
+
+        Parameters
+        ----------
+        label
+            One of `classes_`.
+        k : int
+            Features, and classes, to list.
+        """
+        self._require_fitted()
+        inner = self._inner
+        number = inner._label_id(label)
+        check_count("explain_label", k)
+        return explain_class(inner.model_, inner.classes_, number, self._column_names, k)
+
+    def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
+        """Return the names of columns."""
+        raise NotImplementedError
+
+    def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
+        """Fit the index for beam search again, on rows like those to be predicted.
+
+        `held_out`, rows that the model was not trained on, choose the default width; without them, some rows
+        of X. `fit` does this by itself; `partial_fit` does not."""
+        features, inner = self.to_features(X), self._inner
+        unseen = None if held_out is None else self.to_features(held_out, name="held_out")
+        options: dict[str, Any] = {"seed": inner.seed_, "n_threads": inner._threads}
+        if isinstance(inner.model_.weights, SparseWeights):  # beam search is exact search
+            return self
+        index = fit_index(inner.model_, features, held_out=unseen, **options)
+        return self._replace_model(inner.model_.with_search("beam", index))
+
+    def add_search(self, name: str, search: Search) -> Self:
+        """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
+        self._require_fitted()
+        return self._replace_model(self._inner.model_.with_search(name, search))
+
+    def describe_classes(self, descriptions: Sequence[str]) -> Self:
+        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
+        self._require_fitted()
+        return self._replace_model(self._inner.model_.with_descriptions(descriptions))
+
+    # -- changes of the classes ----------------------------------------------------------------------------
+
+    def add_classes(
+        self, X: Any, y: Any, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
+    ) -> Self:
+        """Add classes to a fitted model, by rows of these classes; the weights of all others stay.
+
+        The weights of a further class follow from its rows and from what the fit has learnt about all
+        classes: no epoch is run, and no row of another class is needed. `partial_fit` goes on from there.
+        The features of texts stay as they are: words that no text of `fit` had say nothing about a class.
+
+        Parameters
+        ----------
+        X : array or sparse matrix (n_samples, n_features), or sequence of texts
+            Rows of the further classes.
+        y : sequence of n_samples labels, or of lists of labels, or indicator matrix
+            A row whose label is a class of the model already is an error: ``partial_fit(X, y,
+            new_classes="add")`` takes rows of both. Of a row with several labels, one must be new.
+        sample_weight : array (n_samples,), optional
+            Weight of each row.
+        classes : sequence, optional
+            Names of the columns of an indicator matrix.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from extremax import ExtremeClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> centres = 3.0 * rng.normal(size=(6, 8))
+        >>> y = rng.integers(6, size=600)
+        >>> X = centres[y] + rng.normal(size=(600, 8))
+        >>> clf = ExtremeClassifier(random_state=0).fit(X[y < 5], y[y < 5])
+        >>> clf.add_classes(X[y == 5][:20], y[y == 5][:20]).classes_.tolist()
+        [0, 1, 2, 3, 4, 5]
+        >>> bool((clf.predict(X[y == 5]) == 5).mean() > 0.8)
+        True
+        """
+        X, y = self._inputs(X, y)
+        editing.add_rows(self._inner, self.to_features(X), y, sample_weight, classes)
+        return self
+
+    def remove_classes(self, labels: Any) -> Self:
+        """Remove classes from a fitted model, exactly: their weights are gone, all others stay.
+
+        The softmax of the scores over the classes that are left is the conditional probability, given that
+        none of the removed ones is meant. Of the calibration, uniform mixing keeps its share of every class
+        that is left, and the temperature of a row depends on the classes that are left.
+
+        Parameters
+        ----------
+        labels : sequence
+            Some of `classes_`; a single label may stand alone.
+
+        Examples
+        --------
+        >>> from extremax import ExtremeClassifier
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["a", "b", "c"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y).remove_classes(["c"])
+        >>> clf.classes_.tolist(), clf.predict_proba([[1.0, 1.0]]).sum().round(6).item()
+        (['a', 'b'], 1.0)
+        """
+        self._require_fitted("before remove_classes")
+        editing.remove_labels(self._inner, labels)
+        return self
+
+    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names; classes of the same name become one, exactly.
+
+        The probability of a merged class is the sum of those of its parts, in every method and search. The
+        model keeps the weights of all parts.
+
+        Parameters
+        ----------
+        names : dict
+            New name of each label that changes: another label of the model, or a name that is new. All
+            changes are made at once, so that ``{"a": "b", "b": "a"}`` exchanges two names.
+
+        Examples
+        --------
+        >>> from extremax import ExtremeClassifier
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["cat", "dog", "kitten"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
+        >>> before = clf.predict_proba([[0.5, 0.5]])[0]
+        >>> after = clf.merge_classes({"kitten": "cat"}).predict_proba([[0.5, 0.5]])[0]
+        >>> clf.classes_.tolist(), np.allclose(after, [before[0] + before[2], before[1]])
+        (['cat', 'dog'], True)
+        """
+        self._require_fitted("before merge_classes")
+        editing.rename_labels(self._inner, names)
+        return self
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def _replace_model(self, model: Model) -> Self:
+        """Put another model, such as a calibrated one, in the place of the fitted one."""
+        inner = self._inner
+        inner._fitted.model = model
+        inner.model_ = model
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        self._require_fitted("before save")
+        self._inner._save(path, self._components())
+
+    def _components(self) -> Mapping[str, State]:
+        """Return what is saved beside the classifier of features."""
+        return {}
 
 
 @documented(CLASSIFIER_PARAMETERS)
@@ -124,7 +531,7 @@ class ExtremeClassifier(Classifier):
     """
 
     _indicator: tuple[bool, str] | None = None  # whether the labels of fit were a sparse matrix; its dtype
-    _changes: Sequence[Mapping[str, Any]] = ()  # of the classes since the fit
+    _changes: Sequence[Change] = ()  # of the classes since the fit
     _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
 
     @says_where
@@ -267,24 +674,6 @@ class ExtremeClassifier(Classifier):
             request = Request(validation, callbacks, self._publish, self.patience, held)
             return self._finish(fit_model(data, len(self.classes_), config, context, request))
 
-    def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
-        """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
-
-        With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
-        """
-        X, y = frame_inputs(X, y)
-        features = self.to_features(X)
-        if self._changes:
-            raise ValueError(
-                f"the classes of this model were changed ({self._changes[-1]['what']}) after its fit, which"
-                " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
-            )
-        data = self._class_weighted(self._lookup(y, features)).usable()
-        config = self._resume_config()
-        context = self._context(self.seed_)
-        request = Request(None, callbacks, self._publish, self.patience)
-        return self._finish(resume_model(self._fitted, data, config, context, request))
-
     def partial_fit(
         self,
         X: Any,
@@ -328,23 +717,21 @@ class ExtremeClassifier(Classifier):
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
                 " dict with the weight of each label."
             )
-        begun: Fitted | None = vars(self).get("_fitted")
+        if "_fitted" in vars(self):
+            return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
         with self._nothing_left_on_failure():
-            if begun is None:
-                self._forget()
-                first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-                data = self._class_weighted(first)
-                if len(self.classes_) < 2:
-                    raise ValueError(
-                        f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
-                        " Declare them: partial_fit(X, y, classes=...)."
-                    )
-                config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
-                context = self._context(check_random_state(self.random_state))
-            else:
-                return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
+            self._forget()
+            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
+            data = self._class_weighted(first)
+            if len(self.classes_) < 2:
+                raise ValueError(
+                    f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
+                    " Declare them: partial_fit(X, y, classes=...)."
+                )
+            config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
+            context = self._context(check_random_state(self.random_state))
             request = Request(publish=self._publish, patience=self.patience, held=held)
-            return self._finish(train_epoch(begun, data, len(self.classes_), config, context, request))
+            return self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
     def _train_more(
         self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool
@@ -359,7 +746,7 @@ class ExtremeClassifier(Classifier):
         before["_changes"] = self._changes  # an attribute of the class before the first change
         try:
             if add:
-                self._add_unseen(y, features, sample_weight)
+                editing.add_unseen(self, y, features, sample_weight)
             hint = (
                 "Declare every class at the first call, partial_fit(X, y, classes=all_labels), or add it now:"
                 ' partial_fit(X, y, new_classes="add").'
@@ -378,216 +765,12 @@ class ExtremeClassifier(Classifier):
             raise
         return self._finish(trained)
 
-    # -- changes of the classes ----------------------------------------------------------------------------
-
-    def add_classes(
-        self, X: Any, y: Any, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
-    ) -> Self:
-        """Add classes to a fitted model, by rows of these classes; the weights of all others stay.
-
-        The weights of a further class follow from its rows and from what the fit has learnt about all
-        classes: no epoch is run, and no row of another class is needed. `partial_fit` goes on from there.
-
-        Parameters
-        ----------
-        X : array or sparse matrix (n_samples, n_features)
-            Rows of the further classes.
-        y : sequence of n_samples labels, or of lists of labels, or indicator matrix
-            A row whose label is a class of the model already is an error: ``partial_fit(X, y,
-            new_classes="add")`` takes rows of both. Of a row with several labels, one must be new.
-        sample_weight : array (n_samples,), optional
-            Weight of each row.
-        classes : sequence, optional
-            Names of the columns of an indicator matrix.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> centres = 3.0 * rng.normal(size=(6, 8))
-        >>> y = rng.integers(6, size=600)
-        >>> X = centres[y] + rng.normal(size=(600, 8))
-        >>> clf = ExtremeClassifier(random_state=0).fit(X[y < 5], y[y < 5])
-        >>> clf.add_classes(X[y == 5][:20], y[y == 5][:20]).classes_.tolist()
-        [0, 1, 2, 3, 4, 5]
-        >>> bool((clf.predict(X[y == 5]) == 5).mean() > 0.8)
-        True
-        """
-        X, y = frame_inputs(X, y)
-        features = self.to_features(X)
-        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
-        data = self._weighted(targets.with_features(features), sample_weight)
-        ids = self._find_labels(known)
-        if (ids >= 0).all():
-            what = (
-                f"all {len(known):,} labels of y are classes"
-                if len(known) > 1
-                else "the label of y is a class"
-            )
-            raise ValueError(
-                f"{what} of this model already; partial_fit(X, y) trains known classes on further rows."
-            )
-        is_new = ids[data.y] < 0
-        has_new = np.bincount(data.rows, weights=is_new, minlength=data.n_rows) > 0
-        wrong = np.flatnonzero(~has_new[data.rows])
-        if len(wrong):
-            row, label = int(data.rows[wrong[0]]), known.item(int(data.y[wrong[0]]))
-            raise ValueError(
-                f"y[{row}] is {label!r}, a class of this model already; add_classes takes rows of further"
-                ' classes. partial_fit(X, y, new_classes="add") takes rows of both, and trains on all.'
-            )
-        return self._add(known, ids, data)
-
-    def _find_labels(self, labels: NDArray[Any]) -> Int32:
-        """Return the class of each label, -1 for those that are none."""
-        return self._label_index.find(labels, where=str, hint="", allow_unseen=True)
-
-    def _add(self, known: NDArray[Any], ids: Int32, data: Examples) -> Self:
-        """Add those of the `known` labels that have no id yet, by their rows among `data`."""
-        number = np.where(ids < 0, np.cumsum(ids < 0) - 1, -1).astype(np.int32)
-        new, rows = known[ids < 0], replace(data, y=number[data.y]).usable().compact()
-        check_savable(new)
-        counts = rows.class_counts(len(new))
-        if not counts.all():
-            label = new.item(int(np.argmin(counts)))
-            raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
-        labels, place = join_labels(self.classes_, new, in_order=self._indicator is None)
-        context = self._context(self.seed_)
-        fitted = changes.add_classes(self._fitted, rows, place, context)
-        return self._change("add_classes", fitted, labels, len(new), rows.n_rows)
-
-    def _add_unseen(self, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
-        """Add the labels of rows that are not among the classes."""
-        if self._indicator is not None and indicator_format(y) is not None and not hasattr(y, "columns"):
-            return  # its columns are the classes
-        known, targets = encode_targets(y, n_samples=features.shape[0])
-        ids = self._find_labels(known)
-        if (ids < 0).any():
-            weight = row_weight(targets, sample_weight)
-            self._add(known, ids, targets.with_features(features).with_row_weight(weight))
-
-    def remove_classes(self, labels: Any) -> Self:
-        """Remove classes from a fitted model, exactly: their weights are gone, all others stay.
-
-        The softmax of the scores over the classes that are left is the conditional probability, given that
-        none of the removed ones is meant. Of the calibration, uniform mixing keeps its share of every class
-        that is left, and the temperature of a row depends on the classes that are left.
-
-        Parameters
-        ----------
-        labels : sequence
-            Some of `classes_`; a single label may stand alone.
-
-        Examples
-        --------
-        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["a", "b", "c"] * 3
-        >>> clf = ExtremeClassifier(random_state=0).fit(X, y).remove_classes(["c"])
-        >>> clf.classes_.tolist(), clf.predict_proba([[1.0, 1.0]]).sum().round(6).item()
-        (['a', 'b'], 1.0)
-        """
-        self._require_fitted("before remove_classes")
-        ids = self.label_ids(_as_labels(labels))
-        kept = np.ones(len(self.classes_), np.bool_)
-        kept[ids] = False
-        self._require_classes_left(int(kept.sum()), "remove_classes")
-        fitted = changes.remove_classes(self._fitted, kept)
-        return self._change("remove_classes", fitted, self.classes_[kept], int((~kept).sum()), 0)
-
-    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other names; classes of the same name become one, exactly.
-
-        The probability of a merged class is the sum of those of its parts, in every method and search. The
-        model keeps the weights of all parts.
-
-        Parameters
-        ----------
-        names : dict
-            New name of each label that changes: another label of the model, or a name that is new. All
-            changes are made at once, so that ``{"a": "b", "b": "a"}`` exchanges two names.
-
-        Examples
-        --------
-        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["cat", "dog", "kitten"] * 3
-        >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
-        >>> before = clf.predict_proba([[0.5, 0.5]])[0]
-        >>> after = clf.merge_classes({"kitten": "cat"}).predict_proba([[0.5, 0.5]])[0]
-        >>> clf.classes_.tolist(), np.allclose(after, [before[0] + before[2], before[1]])
-        (['cat', 'dog'], True)
-        """
-        self._require_fitted("before merge_classes")
-        if not isinstance(names, Mapping) or not names:
-            raise TypeError("merge_classes takes a dict from labels to their new names, with one or more.")
-        labels = self.classes_.tolist()
-        for label, name in zip(self.label_ids(list(names)).tolist(), names.values(), strict=True):
-            labels[label] = name
-        known, target = encode_labels(labels, name="names")
-        check_savable(known)
-        if self._indicator is not None:  # columns stay in their order
-            first = np.unique(target, return_index=True)[1]
-            order = np.argsort(first, kind="stable")
-            known, target = known[order], np.argsort(order)[target].astype(np.int32)
-        self._require_classes_left(len(known), "merge_classes")
-        fitted = changes.merge_classes(self._fitted, np.asarray(target, np.int64))
-        weights = self._merged_weights(known, target)
-        return self._change("merge_classes", fitted, known, len(names), 0, weights)
-
-    def _merged_weights(self, labels: NDArray[Any], target: Int32) -> dict[Any, float] | None:
-        """Return `class_weight` by names after a merge: the mean of those merged, by their training rows."""
-        if not isinstance(self.class_weight, dict):
-            return None
-        index = self._label_index
-        ids = index.find(list(self.class_weight), where=str, hint="", allow_unseen=True)
-        weights, named = np.ones(len(target)), np.zeros(len(labels), np.bool_)
-        known = ids >= 0
-        weights[ids[known]] = np.array([float(w) for w in self.class_weight.values()])[known]
-        named[target[ids[known]]] = True
-        counts = self.model_.classes.counts
-        rows = np.ones(len(target)) if counts is None else np.maximum(counts, 0.5)
-        found = np.bincount(target, weights=rows * weights) / np.bincount(target, weights=rows)
-        return {labels.item(int(i)): float(found[i]) for i in np.flatnonzero(named)}
-
-    def _require_classes_left(self, n_classes: int, method: str) -> None:
-        if n_classes < 2:
-            raise ValueError(
-                f"{method} would leave {n_classes} of {len(self.classes_):,} classes; a classifier needs at"
-                " least two."
-            )
-
-    def _change(
-        self,
-        what: str,
-        fitted: Fitted,
-        labels: NDArray[Any],
-        n_classes: int,
-        n_rows: int,
-        class_weight: dict[Any, float] | None = None,
-    ) -> Self:
-        """Take a changed model in the place of the fitted one, and remember the change."""
-        index = LabelIndex(labels)
-        record = {
-            "what": what,
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "n_changed": n_classes,
-            "n_rows": n_rows,
-            "n_classes": len(labels),
-        }
-        if class_weight is not None:
-            self.class_weight = class_weight
-        elif isinstance(self.class_weight, dict):  # names of classes that are gone would be an error
-            found = index.find(list(self.class_weight), where=str, hint="", allow_unseen=True)
-            pairs = zip(self.class_weight.items(), found.tolist(), strict=True)
-            self.class_weight = {label: weight for (label, weight), i in pairs if i >= 0}
-        self.classes_, self._label_index = labels, index
-        self._changes = (*self._changes, record)
-        self._publish(fitted)
-        return self
+    # -- the fitted state ----------------------------------------------------------------------------------
 
     @property
     def changes_(self) -> list[dict[str, Any]]:
         """Changes of the classes since the fit, oldest first: what, when, of how many classes and rows."""
         return [dict(change) for change in self._changes]
-
-    # -- the fitted state ----------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
@@ -626,6 +809,9 @@ class ExtremeClassifier(Classifier):
     @property
     def _inner(self) -> ExtremeClassifier:
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "model_" in vars(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("coef_", "intercept_"):  # their own AttributeError ends here
@@ -690,10 +876,16 @@ class ExtremeClassifier(Classifier):
     def _threads(self) -> int:
         return resolve_threads(self.n_jobs)
 
-    def _threads_for(self, features: Features) -> int:
-        """Return the threads of a search: one for a single row that one thread scores anyway."""
+    def _search(self, features: Features, k: int, **options: Any) -> tuple[Int32, Float32]:
+        """Return the best classes of checked rows, and their log-probabilities."""
+        # one thread scores a single sparse row anyway
         alone = features.shape[0] == 1 and isinstance(self.model_.weights, SparseWeights)
-        return 1 if alone and self.n_jobs != 0 else self._threads
+        n_threads = 1 if alone and self.n_jobs != 0 else self._threads
+        ids, log_prob = self.model_.topk(features, k, n_threads=n_threads, **options)
+        known = (ids >= 0).all(axis=1) & np.isfinite(log_prob[:, 0])  # as k <= n_classes
+        if not known.all():
+            raise ScoreOverflowError(int(np.argmin(known)))
+        return ids, log_prob
 
     def _context(self, seed: int) -> Context:
         self.seed_ = seed
@@ -760,7 +952,7 @@ class ExtremeClassifier(Classifier):
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes
         self._label_index = LabelIndex(classes)
-        validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=True)
+        validate_data(self, X if is_frame(X) else features, skip_check_array=True, reset=True)
 
     def _require_two_classes(self, data: Examples) -> None:
         if len(np.unique(data.y)) < 2:
@@ -835,8 +1027,8 @@ class ExtremeClassifier(Classifier):
             self._require_fitted()
         X = self._join(as_frame(X, name), name)
         features = check_features(X, name=name, n_features=self.n_features_in_)
-        if hasattr(X, "columns") or hasattr(self, "feature_names_in_"):  # the names of the columns matter
-            validate_data(self, X if hasattr(X, "columns") else features, skip_check_array=True, reset=False)
+        if is_frame(X) or "feature_names_in_" in vars(self):  # the names of the columns matter
+            validate_data(self, X if is_frame(X) else features, skip_check_array=True, reset=False)
         scaling = self.layout_.scaling
         return features if scaling is None else scaling.scale(features)
 
@@ -874,20 +1066,6 @@ class ExtremeClassifier(Classifier):
         best = self.model_.topk(features, min(k, len(self.classes_)), n_threads=self._threads)
         return explain_row(self.model_, self.classes_, features, best, self._column_names)
 
-    def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
-        """Explain a class: the features with the greatest weights, and the classes that are most like it.
-
-        Parameters
-        ----------
-        label
-            One of `classes_`.
-        k : int
-            Features, and classes, to list.
-        """
-        self._require_fitted()
-        check_count("explain_label", k)
-        return explain_class(self.model_, self.classes_, self._label_id(label), self._column_names, k)
-
     def _label_id(self, label: Any, what: str = "") -> int:
         found = int(self._label_index.lookup([label], n_samples=1, allow_unseen=True)[0])
         if found < 0:
@@ -896,7 +1074,7 @@ class ExtremeClassifier(Classifier):
         return found
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
-        names = getattr(self, "feature_names_in_", None)
+        names = vars(self).get("feature_names_in_")
         return [f"column {c}" if names is None else str(names[c]) for c in columns.tolist()]
 
     def __sklearn_tags__(self) -> Any:
@@ -935,19 +1113,20 @@ class ExtremeClassifier(Classifier):
             {name: None if value != value else value for name, value in record.items()}
             for record in self.history_
         ]
-        header: dict[str, Any] = {"parameters": plain, "history": history, "seed": str(self.seed_)}
-        if self._indicator is not None:
-            header["indicator"] = list(self._indicator)
-        if self.layout_.scaling is not None:
-            header["large_columns"] = self.layout_.scaling.header()
-        if self._changes:
-            header["changes"] = [dict(change) for change in self._changes]
+        weights = None
         if isinstance(self.class_weight, dict):
-            weights = {self._label_id(label): float(w) for label, w in self.class_weight.items()}
-            header["class_weight"] = sorted(weights.items())
-        if hasattr(self, "feature_names_in_"):
-            header["feature_names"] = list(self.feature_names_in_)
-        return header
+            weights = sorted((self._label_id(label), float(w)) for label, w in self.class_weight.items())
+        names = vars(self).get("feature_names_in_")
+        return EstimatorHeader(
+            plain,
+            history,
+            str(self.seed_),
+            indicator=self._indicator,
+            large_columns=None if self.layout_.scaling is None else self.layout_.scaling.header(),
+            changes=list(self._changes) or None,
+            class_weight=weights,
+            feature_names=None if names is None else list(names),
+        ).to_dict()
 
     @classmethod
     def _restore(cls, path: str | os.PathLike[str], saved: SavedModel) -> Self:
@@ -956,42 +1135,34 @@ class ExtremeClassifier(Classifier):
             raise ModelFileError(
                 f"{path} holds a model without label names; it was not written by ExtremeClassifier.save."
             )
-        given = dict(checks.get_mapping(saved.header, "parameters"))
-        solver = given.pop("solver", "auto")
+        header = checks.read(saved.header, EstimatorHeader)
+        solver = header.parameters.pop("solver", "auto")
         if not isinstance(solver, str):
             solver = restore_solver(solver, saved.model.noise)
-        estimator = cls(solver, **given)
+        estimator = cls(solver, **header.parameters)
         estimator.check_params()
-        columns = np.empty((1, saved.model.n_features), np.float32)
+        n_features = saved.model.n_features
+        columns = np.empty((1, n_features), np.float32)
         estimator._remember(columns, columns, saved.labels)
-        if "indicator" in saved.header:
-            is_sparse, dtype = saved.header["indicator"]
-            estimator._indicator = bool(is_sparse), np.dtype(dtype).name
+        if header.indicator is not None:
+            is_sparse, dtype = header.indicator
+            estimator._indicator = is_sparse, np.dtype(dtype).name
         estimator.layout_ = saved.model.layout
-        if "large_columns" in saved.header:
-            stored = checks.get_mapping(saved.header, "large_columns")
-            scaling = LargeColumns.from_header(stored, saved.model.n_features)
+        if header.large_columns is not None:
+            scaling = LargeColumns.from_header(header.large_columns, n_features)
             estimator.layout_ = replace(estimator.layout_, scaling=scaling)
-        if "changes" in saved.header:
-            estimator._changes = _check_changes(checks.get_list(saved.header, "changes", (dict,)))
-        if "class_weight" in saved.header:
+        estimator._changes = header.changes or ()
+        if header.class_weight is not None:
             labels = saved.labels.tolist()
-            estimator.class_weight = {labels[i]: weight for i, weight in saved.header["class_weight"]}
-        if "feature_names" in saved.header:
-            if len(checks.get_list(saved.header, "feature_names")) != saved.model.n_features:
-                checks.reject(
-                    f"there are not as many feature names as the {saved.model.n_features:,} features"
-                )
-            estimator.feature_names_in_ = np.array(saved.header["feature_names"], dtype=object)
-        seed = checks.get_text(saved.header, "seed")
-        if not (seed.isascii() and seed.isdigit() and len(seed) <= 20 and int(seed) < 2**64):
-            checks.reject(f"the seed is {checks.shown(seed)}")
-        estimator.seed_ = int(seed)
+            estimator.class_weight = {labels[i]: weight for i, weight in header.class_weight}
+        if header.feature_names is not None:
+            if len(header.feature_names) != n_features:
+                checks.reject(f"there are not as many feature names as the {n_features:,} features")
+            estimator.feature_names_in_ = np.array(header.feature_names, dtype=object)
+        estimator.seed_ = int(header.seed)
         history = [
-            {n: float("nan") if v is None else v for n, v in record.items()}
-            for record in checks.get_list(saved.header, "history", (dict,))
+            {n: float("nan") if v is None else v for n, v in record.items()} for record in header.history
         ]
-        _check_history(history)
         estimator._publish(Fitted(saved.model, saved.state, history))
         return estimator
 
@@ -1011,32 +1182,12 @@ def read_pair(eval_set: EvalSet, names: str = "(X_valid, y_valid)") -> tuple[Any
     return found[0], found[1]
 
 
-def _check_history(history: list[Record]) -> None:
-    """Raise ModelFileError unless a saved history has records of numbers that training can go on from."""
-    if not history or any(type(value) not in (int, float) for record in history for value in record.values()):
-        checks.reject("its history holds something that is no number")
-    for name in ("epoch", "seconds"):
-        checks.get_float(history[-1], name)
-
-
-def _check_changes(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the changes of a saved model, or raise ModelFileError."""
-    for change in changes:
-        for name in ("what", "when"):
-            checks.get_text(change, name)
-        for name in ("n_changed", "n_rows", "n_classes"):
-            checks.get_int(change, name)
-    return [{name: change[name] for name in _CHANGE_FIELDS} for change in changes]
-
-
 def _differ(one: Any, two: Any) -> bool:
     """Whether two values of a parameter differ; objects of other libraries do."""
     plain = (str, int, float, type(None))
     return type(one) is not type(two) or not isinstance(one, plain) or one != two
 
 
-def _as_labels(labels: Any) -> list[Any]:
-    """Return labels as a list; one that stands alone is a list of one."""
-    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
-        return [labels]
-    return labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+def check_count(method: str, k: Any) -> None:
+    """Raise unless k is a whole number of at least one."""
+    check_parameters(method, {"k": k}, {"k": [Interval(int, 1)]})

@@ -23,7 +23,7 @@ from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
 
 if TYPE_CHECKING:
-    from extremax.base import Classifier
+    from extremax.classifier import Classifier
 
 KS = (1, 3, 5, 10)
 RECALL_K = 100  # recall asks whether the labels are among the candidates that somebody would look through

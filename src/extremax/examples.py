@@ -263,7 +263,7 @@ def split_rows(
     order = np.random.default_rng(seed).permutation(n_samples)
     if keep_classes and several:
         # In random order, the first row with each label stays; of the others those with any label are free.
-        if hasattr(y, "check_format"):
+        if y.format in ("csr", "csc", "bsr"):
             y.check_format(full_check=True)  # a conversion follows indices wherever they lead
         shuffled = sparse.csr_array(y)[order]
         shuffled.eliminate_zeros()

@@ -347,4 +347,4 @@ def _lines(terms: Terms, total: float, name: str) -> list[str]:
 
 
 def _item(label: Any) -> Any:
-    return label.item() if hasattr(label, "item") else label
+    return label.item() if isinstance(label, np.generic) else label

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from extremax.drift import reference_of_fit
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -26,6 +25,7 @@ from extremax.runtime.memory import (
 )
 from extremax.scores.pq import PQSearch, index_bytes, sample_size
 from extremax.scores.probabilities import summarize
+from extremax.scores.reference import reference_of_fit
 from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs

@@ -8,9 +8,9 @@ model, or copy it, to keep it while training goes on."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.calibration import Calibration, LabelCalibration
-from extremax.drift import Reference
 from extremax.errors import ModelFileError
 from extremax.examples import Examples, FeatureLayout
 from extremax.features.pca import PCA
@@ -27,6 +26,7 @@ from extremax.scores.base import Scorer, Search, Weights
 from extremax.scores.merged import LabelMap, MergedPredictor
 from extremax.scores.pq import PQSearch, index_bytes
 from extremax.scores.probabilities import Evaluation, Predictor, RankedPairs, summarize
+from extremax.scores.reference import Reference
 from extremax.scores.sparse import SparseWeights
 from extremax.scores.topk import ExactSearch, TreeBeamSearch
 from extremax.solvers.base import TrainState, chosen_header
@@ -99,7 +99,8 @@ class ClassInfo:
     descriptions: Descriptions | None = None
 
     def state(self) -> State:
-        arrays = {name: value for name in ("counts", "means") if (value := getattr(self, name)) is not None}
+        given = {"counts": self.counts, "means": self.means}
+        arrays: dict[str, NDArray[Any]] = {name: array for name, array in given.items() if array is not None}
         if self.descriptions is not None:
             arrays |= {f"descriptions_{name}": value for name, value in self.descriptions._asdict().items()}
         return State({"n_samples": self.n_samples}, arrays)
@@ -125,6 +126,19 @@ class ClassInfo:
         for name, array in (("counts", self.counts), ("means", self.means), ("descriptions", ends)):
             if array is not None and len(array) != n_classes:
                 checks.reject(f"{name} are those of {len(array):,} classes, weights of {n_classes:,}")
+
+
+# The attribute of a model behind each component of a folder, and what builds it of its state.
+COMPONENTS: dict[str, tuple[str, Callable[[State], Any]]] = {
+    "weights": ("weights", partial(restore, "weights")),
+    "noise": ("noise", partial(restore, "noise")),
+    "projection": ("projection", PCA.from_state),
+    "calibration": ("calibration", Calibration.from_state),
+    "label_calibration": ("label_calibration", LabelCalibration.from_state),
+    "classes": ("classes", ClassInfo.from_state),
+    "parts": ("label_map", LabelMap.from_state),
+    "reference": ("reference", Reference.from_state),
+}
 
 
 @dataclass(frozen=True)
@@ -158,7 +172,7 @@ class Model:
     label_map
         The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
-        How held-out rows and their answers looked, for `extremax.drift`; None where there were none.
+        How held-out rows and their answers looked, for monitors of drift; None where there were none.
     """
 
     weights: Weights
@@ -222,13 +236,17 @@ class Model:
         found |= {**self.chosen, **self.calibration._asdict()}
         if self.label_calibration is not None:
             found |= {"label_threshold": self.labels.threshold, "label_rows": self.labels.n_rows}
-        beam = self.searches.get("beam")
-        if beam is not None:
-            found |= {
-                "beam_width": getattr(beam, "width", None),
-                "beam_recall": getattr(beam, "recall", None),
-            }
+        if "beam" in self.searches:
+            index = self._index
+            found["beam_width"] = None if index is None else index.width
+            found["beam_recall"] = None if index is None else index.recall
         return found
+
+    @property
+    def _index(self) -> PQSearch | None:
+        """The product-quantization index of beam search; None where there is none, or another search."""
+        beam = self.searches.get("beam")
+        return beam if isinstance(beam, PQSearch) else None
 
     def predictor(self, n_threads: int = 1) -> Predictor:
         """Return what answers about rows; where classes were merged, it sums them."""
@@ -299,14 +317,15 @@ class Model:
             raise ValueError(f"search is {name!r}; this model has {', '.join(map(repr, self.search_names))}.")
         found = self.searches.get(name)
         if found is not None:
-            if width is None and name == "beam" and getattr(found, "width", 0) is None:
+            if not isinstance(found, PQSearch):
+                return found
+            if width is None and name == "beam" and found.width is None:
                 return ExactSearch()
-            trained = getattr(found, "n_epochs", self.n_epochs)
-            if trained != self.n_epochs:
+            if found.n_epochs != self.n_epochs:
                 warnings.warn(
-                    f"The index of beam search was fitted after {trained} epochs, and the model has been"
-                    f" trained for {self.n_epochs}: it may miss more of the best classes. Fit it again with"
-                    " fit_index(X).",
+                    f"The index of beam search was fitted after {found.n_epochs} epochs, and the model has"
+                    f" been trained for {self.n_epochs}: it may miss more of the best classes. Fit it again"
+                    " with fit_index(X).",
                     stacklevel=4,
                 )
             return found
@@ -485,19 +504,9 @@ class Model:
 
     def components(self) -> dict[str, State]:
         """Return the states of all parts, by name."""
-        parts = {"weights": self.weights.state(), "calibration": self.calibration.state()}
-        parts["classes"] = self.classes.state()
-        if self.label_calibration is not None:
-            parts["label_calibration"] = self.label_calibration.state()
-        if self.noise is not None:
-            parts["noise"] = self.noise.state()
-        if self.reference is not None:
-            parts["reference"] = self.reference.state()
-        if self.projection is not None:
-            parts["projection"] = self.projection.state()
-        if self.label_map is not None:
-            parts["parts"] = self.label_map.state()
-        return parts | {f"search_{name}": index.state() for name, index in self.searches.items()}
+        found = {name: vars(self)[attribute] for name, (attribute, _) in COMPONENTS.items()}
+        found |= {f"search_{name}": index for name, index in self.searches.items()}
+        return {name: part.state() for name, part in found.items() if part is not None}
 
     def header(self) -> dict[str, Any]:
         """Return what a model folder stores beside the states of the parts."""
@@ -518,17 +527,16 @@ class Model:
             )
         for name in ("weights", "calibration", "classes"):
             checks.get(parts, name)
-        weights: Weights = restore("weights", parts["weights"])
-        noise = None
-        if "noise" in parts:
-            _check_noise_size(parts["noise"].header, weights.n_classes)
-            noise = restore("noise", parts["noise"])
-        stored = checks.get(header, "config")
-        config = (
-            None
-            if stored is None
-            else FitConfig.from_dict(checks.get_mapping(header, "config"), weights.n_features, noise)
-        )
+        given: dict[str, Any] = {}
+        for name, (attribute, build) in COMPONENTS.items():
+            if name == "noise" and name in parts:
+                _check_noise_size(parts[name].header, given["weights"].n_classes)
+            if name in parts:
+                given[attribute] = build(parts[name])
+        config = None
+        if checks.get(header, "config") is not None:
+            content, n_features = checks.get_mapping(header, "config"), given["weights"].n_features
+            config = FitConfig.from_dict(content, n_features, given.get("noise"))
         searches = {
             name.removeprefix("search_"): restore("search", part)
             for name, part in parts.items()
@@ -536,23 +544,12 @@ class Model:
             if name.startswith("search_") and part.header.get("kind") != "sparse"
         }
         found = cls(
-            weights=weights,
+            **given,
             solver=header["solver"],
-            noise=noise,
-            projection=PCA.from_state(parts["projection"]) if "projection" in parts else None,
-            calibration=Calibration.from_state(parts["calibration"]),
-            label_calibration=(
-                LabelCalibration.from_state(parts["label_calibration"])
-                if "label_calibration" in parts
-                else None
-            ),
-            classes=ClassInfo.from_state(parts["classes"]),
             searches=searches,
             config=config,
             n_epochs=checks.get_int(header, "n_epochs"),
             chosen=checks.get_mapping(header, "chosen"),
-            label_map=LabelMap.from_state(parts["parts"]) if "parts" in parts else None,
-            reference=Reference.from_state(parts["reference"]) if "reference" in parts else None,
         )
         found.check()
         return found
@@ -566,15 +563,11 @@ class Model:
         if self.reference is not None:
             _check_size("the reference", "classes", self.reference.n_classes, self.n_classes)
         is_sparse = isinstance(self.weights, SparseWeights)
-        sizes = {"noise": self.noise} if self.noise is not None else {}
-        for name, part in {**sizes, **self.searches}.items():
-            _check_size(name, "classes", getattr(part, "n_classes", n_classes), n_classes)
-            _check_size(name, "features", getattr(part, "n_features", n_features), n_features)
-            # the searches of this package that read dense weights do not take sparse ones
-            if is_sparse and isinstance(part, PQSearch):
-                checks.reject(f"search {name!r} is for dense weights, and the weights are sparse")
-        trees = [getattr(part, "tree", None) for part in (self.noise, *self.searches.values())]
-        for tree in (tree for tree in trees if tree is not None):
+        if self.noise is not None:
+            _check_size("noise", "classes", self.noise.n_classes, n_classes)
+        self._check_searches()
+        trees = [search.tree for search in self.searches.values() if isinstance(search, TreeBeamSearch)]
+        for tree in trees if self.tree is None else (self.tree, *trees):
             if projection is None:
                 checks.reject("there is a label tree, but no projection of the features for it")
             _check_size("the label tree", "components", tree.n_components, projection.n_components)
@@ -583,12 +576,23 @@ class Model:
         if self.config is not None:
             if self.config.solver.name != self.solver:
                 checks.reject(f"solver is {self.solver!r}, and {self.config.solver.name!r} in its config")
-            _check_size("config", "dense columns", self.layout.n_dense, getattr(self.weights, "n_dense", 0))
+            n_dense = self.weights.n_dense if isinstance(self.weights, SparseWeights) else 0
+            _check_size("config", "dense columns", self.layout.n_dense, n_dense)
             groups = self.layout.groups
             if list(groups) != sorted(groups) or (groups and not 0 <= groups[0] <= groups[-1] <= n_features):
                 checks.reject(f"column_groups is {checks.shown(groups)} for {n_features:,} features")
         if SOLVERS[self.solver].sparse_weights != is_sparse:
             checks.reject(f"solver {self.solver!r} does not have weights of this kind")
+
+    def _check_searches(self) -> None:
+        """Raise ModelFileError for searches of this package that are those of other weights."""
+        for name, search in self.searches.items():
+            if isinstance(search, PQSearch | TreeBeamSearch):
+                _check_size(name, "classes", search.n_classes, self.weights.n_classes)
+            if isinstance(search, PQSearch):
+                _check_size(name, "features", search.n_features, self.n_features)
+                if isinstance(self.weights, SparseWeights):
+                    checks.reject(f"search {name!r} is for dense weights, and the weights are sparse")
 
     def trained(self, state: TrainState, config: FitConfig) -> Model:
         """Return the model of a training state; calibration, indexes and descriptions stay as they are."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -14,16 +15,9 @@ from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.base import Classifier, check_count
-from extremax.classifier import EvalSet, ExtremeClassifier, read_pair
+from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, check_count, read_pair
 from extremax.errors import ModelFileError
-from extremax.explanation import (
-    Explanation,
-    LabelExplanation,
-    explain_class,
-    explain_frequencies,
-    explain_row,
-)
+from extremax.explanation import Explanation, explain_frequencies, explain_row
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import check_texts
 from extremax.runtime.memory import check_memory, describe_memory
@@ -44,7 +38,7 @@ _MAX_ENCODER_NAME = 500  # characters
 
 
 def _of_classifier(name: str, doc: str) -> Any:
-    return property(lambda self: getattr(self.classifier_, name), doc=doc)
+    return property(attrgetter(f"classifier_.{name}"), doc=doc)
 
 
 class TextClassifier(Classifier):
@@ -107,14 +101,18 @@ class TextClassifier(Classifier):
         self.features = features
         self.encoder = encoder
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return "classifier_" in vars(self) and self.classifier_.__sklearn_is_fitted__()
+
     def set_params(self, **params: Any) -> Self:
         """Set parameters; those of `classifier` and `features` as ``classifier__n_epochs``.
 
         Where `classifier` or `features` is None, such a parameter is one of what None stands for.
         """
+        own = self.get_params(deep=False)
         nested = {name.partition("__")[0] for name in params if "__" in name}
         for name, default in (("classifier", ExtremeClassifier), ("features", NgramFeatures)):
-            if name in nested and params.get(name, getattr(self, name)) is None:
+            if name in nested and params.get(name, own[name]) is None:
                 params[name] = default()
         super().set_params(**params)
         return self
@@ -163,16 +161,9 @@ class TextClassifier(Classifier):
         try:
             yield
         except BaseException:
-            if not hasattr(self, "model_"):
+            if not self.__sklearn_is_fitted__():
                 self._forget()
             raise
-
-    def resume_fit(self, X: Sequence[str], y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
-        """Go on with a `fit` that was cut short, or saved on the way; see `ExtremeClassifier.resume_fit`."""
-        X, y = self._inputs(X, y)
-        features = self.transform(X)
-        self.classifier_.resume_fit(features, y, callbacks=callbacks)
-        return self
 
     def partial_fit(
         self,
@@ -190,7 +181,7 @@ class TextClassifier(Classifier):
         """
         X, y = self._inputs(X, y)
         with self._nothing_left_on_failure():
-            is_first = not hasattr(self, "model_")
+            is_first = not self.__sklearn_is_fitted__()
             texts = self._start(X, y) if is_first else []
             features, about = self._fit_features(texts) if is_first else (self.transform(X), {})
             self.classifier_._partial_fit(
@@ -198,35 +189,6 @@ class TextClassifier(Classifier):
             )
             if is_first:
                 self._keep_names(texts)
-        return self
-
-    def add_classes(
-        self,
-        X: Sequence[str],
-        y: Any,
-        sample_weight: ArrayLike | None = None,
-        *,
-        classes: ArrayLike | None = None,
-    ) -> Self:
-        """Add classes by texts of these; see `ExtremeClassifier.add_classes`.
-
-        The text features stay as they are: words that no text of `fit` had say nothing about a class.
-        """
-        X, y = self._inputs(X, y)
-        features = self.transform(X)
-        self.classifier_.add_classes(features, y, sample_weight, classes=classes)
-        return self
-
-    def remove_classes(self, labels: Any) -> Self:
-        """Remove classes, exactly; see `ExtremeClassifier.remove_classes`."""
-        self._require_fitted()
-        self.classifier_.remove_classes(labels)
-        return self
-
-    def merge_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Rename classes; those of the same name become one. See `ExtremeClassifier.merge_classes`."""
-        self._require_fitted()
-        self.classifier_.merge_classes(names)
         return self
 
     def _start(self, texts: Sequence[str], y: Any) -> list[str]:
@@ -327,7 +289,7 @@ class TextClassifier(Classifier):
         return embeddings if self.features_ is None else (features, embeddings)
 
     def _find_encoder(self) -> Any:
-        if not hasattr(self, "_encoder"):
+        if "_encoder" not in vars(self):
             if self.encoder is None and self._encoder_name is not None:
                 raise ValueError(
                     f"this model was trained with the sentence encoder {self._encoder_name!r}. The name comes"
@@ -394,28 +356,12 @@ class TextClassifier(Classifier):
             found,
         )
 
-    def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
-        """Explain a class: the n-grams with the greatest weights, and the classes that are most like it.
-
-        Parameters
-        ----------
-        label
-            One of `classes_`.
-        k : int
-            Features, and classes, to list.
-        """
-        self._require_fitted()
-        number = self.classifier_._label_id(label)
-        check_count("explain_label", k)
+    def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
         features = self.features_
         if features is None:
             raise ValueError("columns of these features have no names; explain_label needs NgramFeatures.")
-
-        def names(columns: NDArray[np.integer[Any]]) -> list[str]:
-            known = features.n_features
-            return [features.column_names([c])[0] if c < known else EMBEDDING for c in columns.tolist()]
-
-        return explain_class(self.model_, self.classes_, number, names, k)
+        known = features.n_features
+        return [features.column_names([c])[0] if c < known else EMBEDDING for c in columns.tolist()]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

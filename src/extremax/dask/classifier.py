@@ -17,7 +17,14 @@ from sklearn.exceptions import NotFittedError
 from extremax.classifier import ExtremeClassifier
 from extremax.dask import blocks as b
 from extremax.dask import prediction
-from extremax.dask.inputs import check_infos, group_blocks, split_all, split_collection, submit_blocks
+from extremax.dask.inputs import (
+    check_infos,
+    group_blocks,
+    is_array,
+    split_all,
+    split_collection,
+    submit_blocks,
+)
 from extremax.dask.job import Job, find_client, import_delayed
 from extremax.dask.row_fit import (
     DistributedRows,
@@ -149,7 +156,8 @@ class DaskExtremeClassifier(BaseEstimator):
         return sorted([*names, "client", "n_shards", "rows"])
 
     def _local_parameters(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PARAMETERS if name != "self"}
+        own = self.get_params(deep=False)
+        return {name: own[name] for name in _PARAMETERS if name != "self"}
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -183,7 +191,7 @@ class DaskExtremeClassifier(BaseEstimator):
             else:
                 self._fit_rows(job, rows, config, callbacks, classes)
         except BaseException:
-            if not hasattr(self, "classes_"):  # it did not get as far as a model
+            if "classes_" not in vars(self):  # it did not get as far as a model
                 self._forget()
             raise
         return self
@@ -365,7 +373,7 @@ class DaskExtremeClassifier(BaseEstimator):
     # -- the fitted model ----------------------------------------------------------------------------------
 
     def _require_fitted(self) -> None:
-        if not hasattr(self, "classes_"):
+        if "classes_" not in vars(self):
             raise NotFittedError("This DaskExtremeClassifier is not fitted yet; call fit(X, y) first.")
 
     def _local_future(self) -> Any:
@@ -435,14 +443,14 @@ class DaskExtremeClassifier(BaseEstimator):
             )
         model, n_threads = self._lazy_model(), self._job.task_threads
         X = self._collection(X)
-        if not hasattr(X, "chunks"):
+        if not is_array(X):
             return X.map_partitions(_bag_partition, model, "predict_topk", options, n_threads)
         return prediction.predict_pair(X, model, self._label_type, options, n_threads)
 
     def _predict(self, X: Any, method: str, dtype: np.dtype[Any], n_columns: int | None) -> Any:
         model, n_threads = self._lazy_model(), self._job.task_threads
         X = self._collection(X)
-        if not hasattr(X, "chunks"):
+        if not is_array(X):
             return X.map_partitions(_bag_partition, model, method, {}, n_threads)
         return prediction.predict_array(X, model, method, dtype, n_columns, n_threads)
 
@@ -485,7 +493,7 @@ class DaskExtremeClassifier(BaseEstimator):
         if hasattr(X, "to_dask_array"):  # a data frame
             X = X.to_dask_array()
         split_collection(X, "X")
-        width = getattr(X, "shape", (0, self.n_features_in_))[1]
+        width = X.shape[1] if is_array(X) else self.n_features_in_
         if width != self.n_features_in_:
             raise ValueError(
                 f"X has {width} features, but DaskExtremeClassifier is expecting {self.n_features_in_}"
@@ -506,7 +514,7 @@ class DaskExtremeClassifier(BaseEstimator):
             raise ValueError(f"this model was opened from {self._saved.path}; copy that folder.")
         check_target(path)
         target = os.path.abspath(path)
-        if hasattr(self._fit, "save"):
+        if isinstance(self._fit, RowFit):
             local = make_local(None, self._about())
             local.history_ = self.history_
             self._fit.save(target, local.classes_, local._header())
@@ -521,7 +529,7 @@ class DaskExtremeClassifier(BaseEstimator):
         The folder is one that this class or `ExtremeClassifier` saved, and that all workers can read.
         """
         found: Any = load_model(path)
-        if not hasattr(found, "n_features_in_"):
+        if not isinstance(found, ExtremeClassifier):
             raise ValueError(
                 f"{path} holds a {type(found).__name__}; DaskExtremeClassifier opens classifiers."
             )
@@ -529,7 +537,7 @@ class DaskExtremeClassifier(BaseEstimator):
         clf._job = Job(find_client(client), found.n_jobs)
         clf.classes_, clf.n_features_in_ = found.classes_, found.n_features_in_
         clf.history_, clf.seed_ = found.history_, found.seed_
-        clf.interrupted_ = bool(getattr(found, "interrupted_", False))
+        clf.interrupted_ = found.interrupted_
         clf._large_columns, clf._fit = found.layout_.scaling, None
         clf._saved = prediction.SavedModelAt(path, folder_checksum(path))
         return clf

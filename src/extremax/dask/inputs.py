@@ -6,6 +6,8 @@ import math
 import os
 from typing import Any
 
+import numpy as np
+
 from extremax.dask import blocks as b
 from extremax.dask.job import Job, import_delayed
 
@@ -38,32 +40,40 @@ def split_all(X: Any, y: Any, sample_weight: Any) -> tuple[list[Any], list[Any],
 
 def split_collection(X: Any, name: str) -> list[Any]:
     """Return the blocks of rows of a collection as delayed objects."""
-    if not hasattr(X, "to_delayed"):
+    from dask.base import is_dask_collection
+
+    if not is_dask_collection(X):
         raise TypeError(
             f"{name} is a {type(X).__name__}; DaskExtremeClassifier takes {_TAKES}. For rows in memory use"
             " ExtremeClassifier, or dask.array.from_array."
         )
-    if getattr(X, "ndim", None) == 2 and hasattr(X, "numblocks") and X.numblocks[1] != 1:
+    if is_array(X) and X.ndim == 2 and X.numblocks[1] != 1:
         raise ValueError(
             f"{name} is cut into {X.numblocks[1]} blocks of columns; every block needs all columns:"
             f" {name}.rechunk({{1: -1}})."
         )
     n_needed, what = (2, "rows and features") if name == "X" else (1, "one value per row")
-    if hasattr(X, "numblocks") and X.ndim != n_needed:
+    if is_array(X) and X.ndim != n_needed:
         raise ValueError(f"{name} has {X.ndim} dimensions where {n_needed} are needed: {what}.")
     found = X.to_delayed()
-    return list(found.ravel()) if hasattr(found, "ravel") else list(found)
+    return list(found.ravel()) if isinstance(found, np.ndarray) else list(found)
+
+
+def is_array(X: Any) -> bool:
+    """Whether a collection is a Dask array, and no bag or data frame."""
+    import dask.array as da
+
+    return isinstance(X, da.Array)
 
 
 def has_unknown_chunks(X: Any) -> bool:
     """Whether the numbers of rows of the blocks are not known."""
-    chunks = getattr(X, "chunks", None)
-    return chunks is None or any(math.isnan(size) for size in chunks[0])
+    return not is_array(X) or any(math.isnan(size) for size in X.chunks[0])
 
 
 def _split_like(y: Any, X: Any, n_blocks: int, name: str) -> list[Any]:
     """Return the blocks of labels or weights that belong to those of X."""
-    arrays = hasattr(y, "rechunk") and hasattr(X, "rechunk") and y.ndim == 1
+    arrays = is_array(y) and is_array(X) and y.ndim == 1
     if arrays and not has_unknown_chunks(X) and not has_unknown_chunks(y):
         if y.shape[0] != X.shape[0]:
             raise ValueError(f"{name} has {y.shape[0]:,} values, but X has {X.shape[0]:,} rows.")

@@ -42,7 +42,7 @@ def find_client(client: Any = None) -> Any:
                 "there is no Dask client; make one, client = distributed.Client(...), or pass it:"
                 " DaskExtremeClassifier(client=client)."
             ) from None
-    if getattr(client, "asynchronous", False):
+    if client.asynchronous:
         raise ValueError(
             "the Dask client is asynchronous; DaskExtremeClassifier needs an ordinary one: Client(...)"
             " without asynchronous=True."

@@ -6,6 +6,7 @@ import copy
 import os
 from functools import lru_cache
 from importlib import import_module
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,18 @@ def _open(path: str, checksum: str) -> ExtremeClassifier:
 
 def call_block(X: Any, model: Any, method: str, options: dict[str, Any], n_threads: int) -> Any:
     """Return what a method of the model says of one block of rows."""
-    local = copy.copy(model.open() if hasattr(model, "open") else model)
-    local.n_jobs = n_threads
+    local = _copy_of(model, n_threads)
     rows = b.one_matrix(X)
     if rows.shape[0] == 0:  # how Dask asks for the type of a result, and blocks that a filter left empty
         return _nothing(local, method, options)
-    return getattr(local, method)(rows, **options)
+    return methodcaller(method, rows, **options)(local)
+
+
+def _copy_of(model: Any, n_threads: int) -> ExtremeClassifier:
+    """Return the model, which may be in a folder, with its own number of threads."""
+    local = copy.copy(model.open() if isinstance(model, SavedModelAt) else model)
+    local.n_jobs = n_threads
+    return local
 
 
 def _nothing(local: ExtremeClassifier, method: str, options: dict[str, Any]) -> Any:
@@ -102,8 +109,7 @@ def evaluate_block(
     X: Any, y: Any, weight: Any, model: Any, method: str, n_threads: int
 ) -> tuple[float, float]:
     """Return a mean over a block of rows, and the weight that it has in the mean over all."""
-    local = copy.copy(model.open() if hasattr(model, "open") else model)
-    local.n_jobs = n_threads
+    local = _copy_of(model, n_threads)
     labels: NDArray[Any] = np.asarray(b.one_vector(y))
     rows = b.one_matrix(X)
     if rows.shape[0] == 0:
@@ -112,4 +118,4 @@ def evaluate_block(
     total = float(len(labels)) if weights is None else float(weights.sum(dtype=np.float64))
     if total == 0.0:
         return 0.0, 0.0
-    return float(getattr(local, method)(rows, labels, weights)), total
+    return float(methodcaller(method, rows, labels, weights)(local)), total

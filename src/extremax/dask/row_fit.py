@@ -47,7 +47,6 @@ from extremax.features.scaling import (
 )
 from extremax.fit import Fitted, fit_index_on, index_rows
 from extremax.model import ClassInfo, Model
-from extremax.model_card import make_card
 from extremax.runtime.context import Context
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.products import one_blas_thread, square_sums
@@ -64,6 +63,7 @@ from extremax.solvers.loop import Record
 from extremax.solvers.negative_sampling import RowTrainer
 from extremax.solvers.noise_fit import fit_noise
 from extremax.solvers.optimizers import Tables
+from extremax.storage.card import make_card
 from extremax.storage.models import save_model, save_shard, shard_name
 from extremax.storage.state import State
 from extremax.tree.noise import Noise, draws_by_position
@@ -438,8 +438,7 @@ def assemble(
     *shards: ShardState,
 ) -> Fitted:
     """Join the shards, and fit the index of beam search where there is one."""
-    names = ("weights", "biases", "squares", "bias_squares")
-    tables = Tables(*(np.concatenate([getattr(shard.tables, name) for shard in shards]) for name in names))
+    tables = Tables.join([shard.tables for shard in shards])
     state = head.train_state(start, tables)
     model = head.model(state, DenseWeights(tables.weights, tables.biases, head.plan.scale), counted[0])
     if sample is not None and model.takes_index:

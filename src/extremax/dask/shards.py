@@ -418,8 +418,8 @@ def _copy(tables: Tables) -> Tables:
     optimizer = {0: "sgd", 1: "adagrad_row"}.get(tables.squares.shape[1], "adagrad")
     n_classes, n_features = tables.weights.shape
     copy = Tables.zeros(n_classes, n_features, "adagrad" if tables.per_weight else optimizer)
-    for name in ("weights", "biases", "squares", "bias_squares"):
-        np.copyto(getattr(copy, name), getattr(tables, name))
+    for own, given in zip(copy.arrays, tables.arrays, strict=True):
+        np.copyto(own, given)
     return copy
 
 

@@ -419,8 +419,9 @@ def _shard_sums(
     shape: tuple[int, int], scale: float, includes: bool, n_threads: int, *pieces: RoutedRows
 ) -> tuple[Any, Any]:
     """Return the sums of the classes of a shard, over training rows and over all."""
-    X = b.stack_rows(*(piece.X for piece in pieces))
-    y, training, weight, whole = (_joined([getattr(piece, name) for piece in pieces]) for name in _ROUTED)
+    blocks, *columns = zip(*pieces, strict=True)
+    X = b.stack_rows(*blocks)
+    y, training, weight, whole = (_joined(list(column)) for column in columns)
     rows = np.arange(len(y)) if training is None else np.flatnonzero(training)
     data = Examples(X, y[rows], rows, None if weight is None else weight[rows])
     found = ClassSums.of(data, *shape, scale, n_threads).matrix if len(rows) else None
@@ -428,9 +429,6 @@ def _shard_sums(
     if includes:
         every = ClassSums.of(Examples(X, y, None, whole), *shape, scale, n_threads).matrix if len(y) else None
     return found, every
-
-
-_ROUTED = ("y", "training", "training_weight", "whole_weight")
 
 
 def _joined(parts: list[Any]) -> Any:

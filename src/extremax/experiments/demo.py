@@ -130,7 +130,7 @@ def draw_curves(path: Path, history: list[dict[str, Any]], baselines: Mapping[st
     for panel, name in zip(panels, ("accuracy", "log_likelihood"), strict=True):
         panel.plot(seconds, [record[f"valid_{name}"] for record in history], marker=".", label="extremax")
         for (baseline, figures), style in zip(baselines.items(), (":", "--"), strict=True):
-            panel.axhline(getattr(figures, name), color="grey", linestyle=style, label=baseline)
+            panel.axhline(figures._asdict()[name], color="grey", linestyle=style, label=baseline)
         panel.set_xlabel("seconds of training")
         panel.set_title(f"ICD-10-CM, validation {name.replace('_', '-')}", fontsize=10)
         panel.set_xlim(left=0)

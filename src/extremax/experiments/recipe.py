@@ -219,15 +219,19 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
         raise ValueError(f"{file} is not a recipe: {error}.") from None
     if not recipe.data.name and not recipe.data.path:
         raise ValueError(f"{file} names no rows to train on; set name or path in [data].")
-    paths = {part: getattr(recipe.data, part) for part in ("path", "valid_path", "test_path")}
+    data = recipe.data
+    paths = {"path": data.path, "valid_path": data.valid_path, "test_path": data.test_path}
     found = {part: str((file.parent / value).resolve()) for part, value in paths.items() if value is not None}
-    return replace(recipe, name=recipe.name or file.stem, data=replace(recipe.data, **found))
+    return replace(recipe, name=recipe.name or file.stem, data=replace(data, **found))
 
 
 def resolve(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe with all defaults, in types that JSON has."""
-    sections = ("data", "features", "evaluation", "search")
-    plain = {name: msgspec.to_builtins(asdict(getattr(recipe, name))) for name in sections}
+    sections = asdict(recipe)
+    plain = {
+        name: msgspec.to_builtins(asdict(sections[name]))
+        for name in ("data", "features", "evaluation", "search")
+    }
     model = {**model_defaults(recipe.model.get("solver", "auto")), **recipe.model}
     return {"name": recipe.name, "method": recipe.method, "model": model, **plain}
 

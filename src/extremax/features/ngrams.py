@@ -446,7 +446,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     def to_options(self) -> dict[str, Any]:
         """Return the parameters: ``NgramFeatures(**features.to_options())`` makes another."""
-        return {name: getattr(self, name) for name in NgramOptions.__struct_fields__}
+        options: dict[str, Any] = self.get_params(deep=False)
+        return options
 
     def state(self) -> State:
         """Return what a model folder stores: a JSON header and arrays."""
@@ -514,11 +515,11 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
     # -- inside --------------------------------------------------------------------------------------------
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "buckets_"):
+        if not self.__sklearn_is_fitted__():
             raise NotFittedError("these NgramFeatures are not fitted; call fit(texts) first.")
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "buckets_")
+        return "buckets_" in vars(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -356,7 +356,7 @@ def find_moments(
 
 def _check_indices(X: Any) -> None:
     """Raise ValueError for a compressed matrix whose indices lead outside of it."""
-    if hasattr(X, "check_format"):
+    if sp.issparse(X) and X.format in ("csr", "csc", "bsr"):
         X.check_format(full_check=True)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from extremax.base import Classifier
 from extremax.evaluation import prepare
 from extremax.report import tables
 from extremax.report.tables import AnalysisConfig, Predictions, Table
 from extremax.runtime.threads import resolve_threads
 from extremax.types import Int64
+
+if TYPE_CHECKING:
+    from extremax.classifier import Classifier
 
 MAKERS = {
     "figures": tables.figure_table,

@@ -25,13 +25,6 @@ def is_stage(path: Path) -> bool:
     return _STAGE.fullmatch(path.name) is not None
 
 
-def sweep_stages(folder: Path) -> None:
-    """Remove files that killed writes left in a folder that no other process works in."""
-    for path in folder.iterdir():
-        if is_stage(path) and path.is_file():
-            path.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Let errors of the operating system in the block name `path`, as those of a full disk do not."""

@@ -32,7 +32,7 @@ def _forget_users() -> None:
     _lock, _users, _limit = threading.Lock(), 0, None
 
 
-if hasattr(os, "register_at_fork"):
+if os.name == "posix":
     os.register_at_fork(after_in_child=_forget_users)
 
 

@@ -23,7 +23,7 @@ def _forget_pool() -> None:
     _pool, _pool_size, _lock = None, 0, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
+if os.name == "posix":
     os.register_at_fork(after_in_child=_forget_pool)
 
 

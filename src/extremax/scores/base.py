@@ -14,7 +14,7 @@ A new search is one class with ``topk``, ``state`` and ``from_state``, decorated
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from scipy import sparse
@@ -22,8 +22,10 @@ from scipy import sparse
 from extremax.calibration import CONFIDENCE_OFFSET, Calibration
 from extremax.runtime.scratch import aligned_empty
 from extremax.storage.state import State
-from extremax.tree.noise import Noise
 from extremax.types import Features, Float32, Float64, Int32, Int64
+
+if TYPE_CHECKING:
+    from extremax.tree.noise import Noise
 
 _COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
 
@@ -288,7 +290,15 @@ class Search(Protocol):
 
     def state(self) -> State: ...
 
-    # A search that goes on working where classes are removed or added also has
-    #     take_classes(index, scorer)    some classes, in the order of `index`
-    #     plus_classes(scorer)           new classes behind the others
-    # both of which return a new search; a model drops one that has not.
+
+@runtime_checkable
+class EditableSearch(Search, Protocol):
+    """A search that goes on working where classes are removed or added; a model drops others."""
+
+    def take_classes(self, index: Int64, scorer: Scorer) -> Search:
+        """Return the search of some classes, in the order of `index`."""
+        ...
+
+    def plus_classes(self, scorer: Scorer) -> Search:
+        """Return the search with new classes behind the others."""
+        ...

@@ -181,7 +181,7 @@ class PQSearch:
 
     def __post_init__(self) -> None:
         for name in _ARRAYS:  # writable: kernels are compiled once
-            object.__setattr__(self, name, np.require(getattr(self, name), requirements=["C", "W"]))
+            object.__setattr__(self, name, np.require(vars(self)[name], requirements=["C", "W"]))
         object.__setattr__(self, "blocks", _make_blocks(self.codes, self.factors, self.bases))
         object.__setattr__(self, "sample", self._take_sample())
 
@@ -497,9 +497,9 @@ class PQSearch:
 
     def state(self) -> State:
         """Return what a model folder stores."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: vars(self)[name] for name in _NUMBERS}
         header = {"kind": "pq", **numbers, "config": asdict(self.config)}
-        return State(header, {name: getattr(self, name) for name in _ARRAYS})
+        return State(header, {name: vars(self)[name] for name in _ARRAYS})
 
     @classmethod
     def from_state(cls, state: State) -> PQSearch:
@@ -534,7 +534,7 @@ class PQSearch:
 
 def _check_config(config: PQConfig) -> None:
     """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
-    whole = {name: getattr(config, name) for name in ("subvectors", "max_stride", "threshold_classes")}
+    whole = {name: vars(config)[name] for name in ("subvectors", "max_stride", "threshold_classes")}
     whole["max_candidates"] = config.max_candidates
     for name, value in whole.items():
         if not 1 <= value <= 2**31:
@@ -596,11 +596,10 @@ def _copy_places(blocks: kernels.Blocks, places: Int64) -> kernels.Blocks:
 
 def _join_places(one: kernels.Blocks, n_one: int, two: kernels.Blocks, n_two: int) -> kernels.Blocks:
     """Return blocks of the first places of two sets of blocks, one after the other."""
-    parts = [
-        np.concatenate([getattr(one, name), getattr(two, name)]) for name in ("codes", "factors", "bases")
-    ]
+    codes = np.concatenate([one.codes, two.codes])
+    factors, bases = np.concatenate([one.factors, two.factors]), np.concatenate([one.bases, two.bases])
     behind = len(one.codes) * LANES + np.arange(n_two)
-    return _copy_places(_make_blocks(*parts), np.concatenate([np.arange(n_one), behind]))
+    return _copy_places(_make_blocks(codes, factors, bases), np.concatenate([np.arange(n_one), behind]))
 
 
 def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:

@@ -360,5 +360,9 @@ def _scan_columns(
 
 def _group_state(states: topk.RowState, group: int) -> topk.RowState:
     """Return the states of the rows for one group of classes."""
-    names = ("heap_scores", "heap_labels", "peak", "mass")
-    return states._replace(**{name: getattr(states, name)[group] for name in names})
+    return states._replace(
+        heap_scores=states.heap_scores[group],
+        heap_labels=states.heap_labels[group],
+        peak=states.peak[group],
+        mass=states.mass[group],
+    )

@@ -41,7 +41,7 @@ class FitConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as JSON can hold it."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
+        plain = {name: vars(self)[name] for name in _PLAIN}
         columns = {"n_dense": self.layout.n_dense, "column_groups": list(self.layout.groups)}
         return {**plain, **columns, "solver": self.solver.header(), "numbers": asdict(self.numbers)}
 

@@ -89,7 +89,7 @@ class SparseRecord:
 
     def state(self) -> State:
         """Return what a model folder stores."""
-        arrays: dict[str, Any] = {name: getattr(self.numbers, name) for name in _NUMBERS}
+        arrays: dict[str, Any] = {name: self.numbers._asdict()[name] for name in _NUMBERS}
         arrays |= {"feature_mass": self.feature_mass, "feature_classes": self.feature_classes}
         header = {"smoothing": self.numbers.smoothing, "n_pairs": self.n_pairs, "mix": dict(self.mix)}
         return State(header, {**arrays, "similarity": self.similarity})

@@ -11,7 +11,14 @@ from extremax.runtime.context import Context
 from extremax.solvers.config import FitConfig
 from extremax.tree import LabelTree
 from extremax.tree.literal import fit_literal
-from extremax.tree.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
+from extremax.tree.noise import (
+    FrequencyNoise,
+    MixtureNoise,
+    Noise,
+    TreeNoise,
+    UniformNoise,
+    projection_of,
+)
 from extremax.tree.tuning import TunedTree, fit_tuned
 from extremax.types import Float32
 
@@ -131,7 +138,7 @@ def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
     """Return the projection to the features of a tree that the user gave; None where there is no tree."""
     if isinstance(noise, str) or noise.tree is None:
         return None
-    projection: PCA | None = getattr(noise, "projection", None)
+    projection = projection_of(noise)
     if projection is None:
         if noise.tree.n_components != n_features:
             raise ValueError(

@@ -57,6 +57,11 @@ class Tables:
             bias_squares=np.full(n_classes, initial_square, np.float32),
         )
 
+    @classmethod
+    def join(cls, parts: Sequence[Tables]) -> Tables:
+        """Return one table of consecutive ranges of the classes."""
+        return cls(*map(np.concatenate, zip(*(part.arrays for part in parts), strict=True)))
+
     @staticmethod
     def bytes_needed(n_classes: int, n_features: int, optimizer: str) -> tuple[int, int]:
         """Return the bytes of weights and biases, and of the accumulators."""
@@ -159,8 +164,7 @@ class ShardedTables:
     @cached_property
     def joined(self) -> Tables:
         """All classes in one table, in memory."""
-        names = ("weights", "biases", "squares", "bias_squares")
-        return Tables(*(np.concatenate([getattr(part, name) for part in self.parts]) for name in names))
+        return Tables.join(self.parts)
 
     @property
     def n_classes(self) -> int:

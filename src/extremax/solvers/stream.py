@@ -137,8 +137,8 @@ class StreamMoments:
 
     def state(self) -> State:
         header = {"n_rows": self.n_rows, "next_refresh": self.next_refresh}
-        names = ("shift", "second", "class_sums", "class_weights")
-        return State(header, {name: getattr(self, name) for name in names})
+        moments = {"shift": self.shift, "second": self.second}
+        return State(header, moments | {"class_sums": self.class_sums, "class_weights": self.class_weights})
 
     @classmethod
     def from_state(cls, state: State, n_classes: int, n_features: int) -> StreamMoments:

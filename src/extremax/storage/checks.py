@@ -10,14 +10,17 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax.errors import ModelFileError
 
 HINT = "Copy or save the model again."
+
+T = TypeVar("T")
 
 
 def reject(what: str) -> NoReturn:
@@ -135,6 +138,14 @@ def get(header: Mapping[str, Any], name: str) -> Any:
     if name not in header:
         reject(f"{name!r} is missing from its header")
     return header[name]
+
+
+def read(header: Mapping[str, Any], schema: type[T]) -> T:
+    """Return a header as the struct that its component declares."""
+    try:
+        return msgspec.convert(header, schema)
+    except msgspec.ValidationError as error:
+        reject(f"its header is not what it must be ({error})")
 
 
 def parse_json(text: bytes) -> Any:

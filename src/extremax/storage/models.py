@@ -15,14 +15,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
-from extremax.model import Model
+from extremax.model import COMPONENTS, Model
 from extremax.scores.dense import ShardedWeights
 from extremax.solvers.base import TrainState
 from extremax.solvers.flat_parameters import with_solvers
@@ -64,6 +65,39 @@ class SavedModel:
     labels: NDArray[Any] | None
     header: Mapping[str, Any]
     parts: Mapping[str, State]
+
+
+class Change(TypedDict):
+    """A change of the classes since the fit: what, when, and how many classes and rows."""
+
+    what: str
+    when: str
+    n_changed: int
+    n_rows: int
+    n_classes: int
+
+
+class EstimatorHeader(msgspec.Struct):
+    """What an estimator keeps in a folder beside the model; None for what there is not."""
+
+    parameters: dict[str, Any]
+    history: Annotated[list[dict[str, int | float | None]], msgspec.Meta(min_length=1)]
+    seed: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,20}$")]
+    indicator: tuple[bool, str] | None = None
+    large_columns: dict[str, Any] | None = None
+    changes: list[Change] | None = None
+    class_weight: list[tuple[int, float]] | None = None
+    feature_names: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if int(self.seed) >= 2**64:
+            raise ValueError(f"the seed is {self.seed}")
+        for name in ("epoch", "seconds"):
+            checks.get_float(self.history[-1], name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries that are there."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
@@ -119,7 +153,7 @@ def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: 
         Path(folder) / shard_name(number),
         kind=_SHARD_KIND,
         header={"first": first, "last": first + tables.n_classes},
-        arrays={name: getattr(tables, name) for name in _SHARD_ARRAYS},
+        arrays=tables.arrays._asdict(),
     )
 
 
@@ -144,12 +178,9 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
         header = checks.get_mapping(content.header, "estimator")
         if folder.labels is not None and len(folder.labels) != model.n_classes:
             checks.reject(f"there are {len(folder.labels):,} labels for {model.n_classes:,} classes")
-    own = {"weights", "calibration", "label_calibration", "classes", "noise", "projection", "training"}
-    own |= {"parts", "reference"}
-    own |= {name for name in parts if name.startswith("search_")}
-    return SavedModel(
-        model, state, folder.labels, header, {n: part for n, part in parts.items() if n not in own}
-    )
+    own = {*COMPONENTS, "training"}
+    further = {n: part for n, part in parts.items() if n not in own and not n.startswith("search_")}
+    return SavedModel(model, state, folder.labels, header, further)
 
 
 def _open_shards(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from extremax.errors import ModelFileError
-from extremax.storage import checks
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,13 @@ class State:
         arrays = {
             name.removeprefix(start): array for name, array in self.arrays.items() if name.startswith(start)
         }
-        return State(checks.get_mapping(self.header, prefix), arrays)
+        header = self.header.get(prefix)
+        if not isinstance(header, dict):
+            raise ModelFileError(
+                f"the model does not fit together: its header has no mapping {prefix!r}. Copy or save the"
+                " model again."
+            )
+        return State(header, arrays)
 
 
 def merge(
@@ -40,12 +45,6 @@ def merge(
     for prefix, part in parts.items():
         joined |= {f"{prefix}.{name}": array for name, array in part.arrays.items()}
     return State({**header, **{prefix: part.header for prefix, part in parts.items()}}, joined)
-
-
-class Component(Protocol):
-    """Anything that a model folder can hold."""
-
-    def state(self) -> State: ...
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,6 +115,11 @@ class NoiseBase:
     def leaf_tree(self) -> LabelTree | None:
         return None
 
+    @property
+    def projection(self) -> PCA | None:
+        """Projection of the features to those of the tree, if it has one of its own."""
+        return None
+
     def state(self) -> State:
         raise _not_savable(self)
 
@@ -162,9 +167,16 @@ def as_noise(noise: NoiseLike) -> Noise:
     >>> as_noise(noise) is noise
     True
     """
-    if hasattr(noise, "leaf_class"):  # a label tree has the methods of a distribution, and no more
-        return TreeNoise(cast("LabelTree", noise))
+    from extremax.tree.label_tree import LabelTree
+
+    if isinstance(noise, LabelTree):  # it has the methods of a distribution, and no more
+        return TreeNoise(noise)
     return noise if isinstance(noise, Noise) else _Adapted(noise)
+
+
+def projection_of(noise: Noise) -> PCA | None:
+    """Return the projection of the features to those of the tree of `noise`, if it has one of its own."""
+    return noise.projection if isinstance(noise, NoiseBase) else None
 
 
 def class_weights(counts: NDArray[Any], exponent: float) -> Float64:
@@ -333,11 +345,15 @@ class TreeNoise(NoiseBase):
                 f"projection has {projection.n_components} components, but the tree {tree.n_components};"
                 " give the projection that the tree was fitted on."
             )
-        self._tree, self.projection = tree, projection
+        self._tree, self._projection = tree, projection
 
     @property
     def tree(self) -> LabelTree:
         return self._tree
+
+    @property
+    def projection(self) -> PCA | None:
+        return self._projection
 
     @property
     def leaf_tree(self) -> LabelTree:
@@ -420,8 +436,7 @@ class MixtureNoise(NoiseBase):
     @property
     def projection(self) -> PCA | None:
         """Projection of the features to those of the tree, if it has one of its own."""
-        first: PCA | None = getattr(self.first, "projection", None)
-        return getattr(self.second, "projection", None) if self.first.tree is None else first
+        return projection_of(self.second if self.first.tree is None else self.first)
 
     def _mix(self, a: Float32, b: Float32, out: Float32 | None) -> Float32:
         # `a` and `b` may be a component's own arrays: only `out` is written to.
@@ -477,7 +492,7 @@ class MixtureNoise(NoiseBase):
 
 def draws_by_position(noise: Noise) -> bool:
     """Whether draws of some rows of a window can be made without the others."""
-    parts = [getattr(noise, name) for name in ("first", "second") if hasattr(noise, name)]
+    parts = (noise.first, noise.second) if isinstance(noise, MixtureNoise) else ()
     return hasattr(noise, "sample_at") and all(map(draws_by_position, parts))
 
 
@@ -562,7 +577,7 @@ class EditedNoise(NoiseBase):
     @property
     def projection(self) -> PCA | None:
         """Projection of the features to those of the tree of `base`, if it has one of its own."""
-        return getattr(self.base, "projection", None)
+        return projection_of(self.base)
 
     def take(self, index: NDArray[Any]) -> EditedNoise:
         """Return the distribution of some classes, in a given order."""

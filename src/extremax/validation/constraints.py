@@ -9,8 +9,8 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from numbers import Integral, Real
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 from extremax.validation.wording import short
@@ -86,18 +86,11 @@ class Instance:
         has_methods = bool(self.methods) and all(
             callable(getattr(value, method, None)) for method in self.methods
         )
-        return has_methods or any(isinstance(value, _resolve(place)) for place in self.types)
+        types = (resolve_name(place) if isinstance(place, str) else place for place in self.types)
+        return has_methods or any(isinstance(value, kind) for kind in types)
 
     def __str__(self) -> str:
         return self.wording
-
-
-def _resolve(place: type | str) -> type:
-    if isinstance(place, type):
-        return place
-    module, _, name = place.partition(":")
-    found: type = getattr(import_module(module), name)
-    return found
 
 
 BOOLEAN = Instance("a bool", (bool, "numpy:bool_"))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
-from extremax.validation.frames import to_numbers
+from extremax.validation.frames import is_pandas, to_numbers
 from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import ESTIMATOR
 
@@ -76,7 +76,7 @@ def check_features(
 
 
 def _as_numpy(X: Any, name: str) -> Any:
-    if hasattr(X, "iloc"):  # a pandas frame: scikit-learn knows its nullable, sparse and categorical columns
+    if is_pandas(X):  # scikit-learn knows its nullable, sparse and categorical columns
         any_shape = {"ensure_2d": False, "allow_nd": True, "ensure_min_samples": 0, "ensure_min_features": 0}
         return check_array(
             X, dtype=None, accept_sparse=True, ensure_all_finite=False, input_name=name, **any_shape
@@ -209,8 +209,7 @@ def copied_bytes(given: Any, features: Any) -> int:
 def _arrays(X: Any) -> list[NDArray[Any]]:
     """Return the arrays of a matrix, where it has any."""
     if sparse.issparse(X):
-        found = [getattr(X, name, None) for name in ("data", "indices", "indptr")]
-        return [array for array in found if isinstance(array, np.ndarray)]
+        return [array for array in vars(X).values() if isinstance(array, np.ndarray)]
     return [X] if isinstance(X, np.ndarray) else []
 
 

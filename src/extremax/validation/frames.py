@@ -6,6 +6,7 @@ pandas needs nothing beside itself; other frames need narwhals (``pip install ex
 from __future__ import annotations
 
 import os
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,17 @@ def as_frame(X: Any, name: str = "X") -> Any:
     if table is None:
         return X
     vectors = _vectors(table, name)
-    return vectors if vectors is not None else table if hasattr(table, "iloc") else table.to_native()
+    return vectors if vectors is not None else table if is_pandas(table) else table.to_native()
+
+
+def is_pandas(X: Any) -> bool:
+    """Whether X is a frame or a series of pandas, which need not be installed."""
+    return hasattr(X, "iloc")
+
+
+def is_frame(X: Any) -> bool:
+    """Whether X is a table with names of columns."""
+    return not isinstance(X, _PLAIN) and hasattr(X, "columns")
 
 
 def to_table(X: Any, name: str = "X") -> Any:
@@ -38,7 +49,7 @@ def to_table(X: Any, name: str = "X") -> Any:
     """
     if isinstance(X, _PLAIN) or sparse.issparse(X):
         return None
-    if hasattr(X, "iloc"):
+    if is_pandas(X):
         return X if X.ndim == 2 else None
     if type(X).__module__.partition(".")[0] == "datasets":
         X = _arrow_table(X, name)
@@ -58,7 +69,7 @@ def to_table(X: Any, name: str = "X") -> Any:
 def _vectors(table: Any, name: str) -> NDArray[Any] | None:
     """Return the matrix of a frame of one column of vectors; None for other frames."""
     first = list(table.head(1)[table.columns[0]]) if len(table.columns) == 1 else []
-    if not first or isinstance(first[0], str | bytes) or not hasattr(first[0], "__len__"):
+    if not first or isinstance(first[0], str | bytes) or not isinstance(first[0], Sized):
         return None
     try:
         return np.asarray(_take_column(table, table.columns[0]), np.float32)
@@ -100,7 +111,7 @@ def frame_inputs(X: Any, y: Any) -> tuple[Any, Any]:
 
 def as_labels(y: Any) -> Any:
     """Return labels of a column or a frame of any kind as lists or arrays; others as they are."""
-    if isinstance(y, _PLAIN) or sparse.issparse(y) or hasattr(y, "iloc"):
+    if isinstance(y, _PLAIN) or sparse.issparse(y) or is_pandas(y):
         return y
     if to_table(y, "y") is not None:
         return as_frame(y, "y")
@@ -111,7 +122,7 @@ def as_labels(y: Any) -> Any:
 
 def to_numbers(X: Any, name: str = "X") -> NDArray[Any] | None:
     """Return the numbers of a frame other than that of pandas as an array; None for anything else."""
-    table = None if hasattr(X, "iloc") else to_table(X, name)
+    table = None if is_pandas(X) else to_table(X, name)
     if table is None:
         return None
     wrong = next(
@@ -165,7 +176,7 @@ def _arrow_table(X: Any, name: str) -> Any:
 def to_arrow_table(X: Any) -> Any:
     """Return a frame or dataset as an Arrow table; None for anything else."""
     table = None if hasattr(X, "read") else to_table(X, "path")
-    if table is None or not hasattr(table, "iloc"):
+    if table is None or not is_pandas(table):
         return None if table is None else table.to_arrow()
     import pyarrow as pa
 

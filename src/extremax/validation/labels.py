@@ -17,7 +17,7 @@ from extremax.validation.wording import ESTIMATOR, short
 
 
 def encode_labels(
-    y: Any, *, n_samples: int | None = None, name: str = "y", estimator_name: str = ESTIMATOR
+    y: Any, *, n_samples: int | None = None, name: str = "y"
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return the distinct labels and, for every row, the position of its label among them.
 
@@ -34,7 +34,7 @@ def encode_labels(
     ...
     ValueError: y[1] does not have one label per row. Reduce them with extremax.data.first_label(y).
     """
-    values = flat_labels(y, n_samples, name, estimator_name)
+    values = flat_labels(y, n_samples, name)
     classes, ids = unique_labels(values, name)
     if (
         classes.dtype.kind == "f"
@@ -49,9 +49,9 @@ def encode_labels(
     return classes, ids
 
 
-def check_classes(classes: Any, *, name: str = "classes", estimator_name: str = ESTIMATOR) -> NDArray[Any]:
+def check_classes(classes: Any) -> NDArray[Any]:
     """Return the distinct labels of a declared list of classes, in the order of `encode_labels`."""
-    return unique_labels(flat_labels(classes, None, name, estimator_name), name)[0]
+    return unique_labels(flat_labels(classes, None, "classes"), "classes")[0]
 
 
 class LabelIndex:
@@ -75,12 +75,11 @@ class LabelIndex:
         *,
         n_samples: int | None = None,
         name: str = "y",
-        estimator_name: str = ESTIMATOR,
         hint: str = "Declare every class at the first call: partial_fit(X, y, classes=all_labels).",
         allow_unseen: bool = False,
     ) -> NDArray[np.int32]:
         """Return ids of the labels; one not among the classes raises, or becomes -1 with `allow_unseen`."""
-        values = flat_labels(y, n_samples, name, estimator_name)
+        values = flat_labels(y, n_samples, name)
         return self.find(values, where=lambda i: f"{name}[{i}]", hint=hint, allow_unseen=allow_unseen)
 
     def find(
@@ -128,11 +127,12 @@ def flat_labels(
     """Return one label per row, as a 1-D array or a list; reject missing labels."""
     if y is None:
         raise ValueError(f"{estimator_name} requires y to be passed, but the target y is None.")
-    if isinstance(y, str | bytes) or not (hasattr(y, "__array__") or isinstance(y, Iterable)):
+    is_array = hasattr(y, "__array__")
+    if isinstance(y, str | bytes) or not (is_array or isinstance(y, Iterable)):
         raise ValueError(f"{name} should be a 1d array of labels, one per row; got {short(y)}.")
     if sparse.issparse(y):
         _reject_many_labels(name)
-    values: NDArray[Any] | list[Any] = np.asarray(y) if hasattr(y, "__array__") else list(y)
+    values: NDArray[Any] | list[Any] = np.asarray(y) if is_array else list(y)
     if isinstance(values, np.ndarray):
         values = _label_column(values, name, estimator_name)
     if isinstance(values, list) or values.dtype == object:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from extremax.errors import warn_caller
 from extremax.examples import Examples
 from extremax.types import Float32
 
@@ -45,6 +46,25 @@ def check_sample_weight(sample_weight: Any, n_samples: int, *, name: str = "samp
             " their mean."
         )
     return given.astype(np.float32)
+
+
+def row_weight(data: Examples, sample_weight: Any) -> Float32 | None:
+    """Return the weights of the rows, which must not all be zero where there are labels."""
+    weight = check_sample_weight(sample_weight, data.n_rows)
+    if weight is not None and not weight[data.rows].any():
+        raise ValueError(
+            "sample_weight is zero for every row with a label; at least one of their weights must be"
+            " above zero."
+        )
+    return weight
+
+
+def warn_unlabelled(data: Examples, name: str) -> None:
+    """Warn of rows without any label, which are left out, in the name of the method that a user called."""
+    if data.n_unlabelled:
+        warn_caller(
+            f"{data.n_unlabelled:,} of {data.n_rows:,} rows of {name} have no label; they are left out."
+        )
 
 
 def class_weights(given: Mapping[int, Any] | str, data: Examples, n_classes: int) -> Float32:

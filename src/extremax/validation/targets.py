@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.examples import Examples
-from extremax.types import Int64
+from extremax.types import Int32, Int64
+from extremax.validation.frames import is_frame
 from extremax.validation.labels import LabelIndex, check_classes, encode_labels, flat_labels, unique_labels
 from extremax.validation.sparse_structure import check_sparse_structure
 from extremax.validation.wording import short
@@ -146,8 +147,18 @@ def indicator_format(y: Any) -> tuple[bool, str] | None:
     return bool(sparse.issparse(y)), str(np.dtype(dtype).name)
 
 
+def make_indicator(format_: tuple[bool, str], rows: Int64, ids: Int32, shape: tuple[int, int]) -> Any:
+    """Return pairs of row and class as a matrix like that of `fit`: whether it is sparse, its dtype."""
+    is_sparse, dtype = format_
+    if is_sparse:
+        return sparse.csr_matrix((np.ones(len(ids), dtype), (rows, ids)), shape=shape)
+    table = np.zeros(shape, dtype)
+    table[rows, ids] = 1
+    return table
+
+
 def _indicator_pairs(y: Any, n_samples: int | None, name: str) -> _IndicatorPairs:
-    names = list(y.columns) if hasattr(y, "columns") else None
+    names = list(y.columns) if is_frame(y) else None
     if sparse.issparse(y):
         check_sparse_structure(y, name)
         matrix = sparse.csr_array(y)

@@ -96,7 +96,9 @@ class TrainingStudy:
     def as_dict(self) -> dict[str, Any]:
         """Return the study as JSON can hold it."""
         return {
-            **{name: getattr(self, name) for name in ("data", "n_rows", "n_classes")},
+            "data": self.data,
+            "n_rows": self.n_rows,
+            "n_classes": self.n_classes,
             "points": [asdict(point) for point in self.points],
             "orders": [order._asdict() for order in compare_orders(self)],
         }

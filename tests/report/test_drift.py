@@ -11,16 +11,9 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.drift import (
-    N_BETS,
-    Monitor,
-    Reference,
-    SequentialTest,
-    _densities,
-    left_out_share,
-    unknown_share,
-)
 from extremax.errors import ModelFileError
+from extremax.report.drift import N_BETS, Monitor, SequentialTest, _densities
+from extremax.scores.reference import Reference, left_out_share, unknown_share
 from extremax.storage.state import State
 
 N_BINS = 20

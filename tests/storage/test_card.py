@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
-from extremax.model_card import escape
+from extremax.storage.card import escape
 from planted import a_dozen_classes
 
 HOSTILE = [
