@@ -334,15 +334,6 @@ class PCAConfig:
 
 
 @dataclass(frozen=True)
-class SVDConfig:
-    """Truncated SVD by subspace iteration."""
-
-    oversampling: int = 16  # directions of the subspace beyond those asked for
-    n_iter: int = 2  # iterations: 96.5% of the squared singular values that five reach
-    block_rows: int = 8192  # rows per task and partial sum
-
-
-@dataclass(frozen=True)
 class SearchConfig:
     """Blocks and tiles of exact search, and the beam down the label tree (lab/tuning.md#searchconfig).
 

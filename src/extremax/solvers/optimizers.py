@@ -166,31 +166,11 @@ class ShardedTables:
     def n_classes(self) -> int:
         return sum(part.n_classes for part in self.parts)
 
-    def copy(self) -> Tables:
-        """Return a copy of weights and biases."""
-        return self.joined.copy()
-
-    def restore(self, other: Tables) -> None:
-        """Take back the weights and biases of a copy."""
-        self.joined.restore(other)
-
-    def take(self, index: Int64) -> Tables:
-        """Return the lines of some classes, in a given order."""
-        return self.joined.take(index)
-
-    def plus(self, weights: Float32, biases: Float32) -> Tables:
-        """Return the tables with further classes behind the others."""
-        return self.joined.plus(weights, biases)
-
-    def training_state(self) -> State:
-        """Return what further training needs beside the weights, as tables of one piece do."""
-        return self.joined.training_state()
-
     def __getattr__(self, name: str) -> Any:
-        """Find arrays in the joined tables."""
-        if name in ("weights", "biases", "squares", "bias_squares", "arrays", "per_weight"):
-            return getattr(self.joined, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Do everything else with the joined tables."""
+        if name.startswith("_") or name == "parts":  # asked for by copy and pickle, before there are any
+            raise AttributeError(name)
+        return getattr(self.joined, name)
 
 
 def _columns(n_features: int, optimizer: str) -> int:
