@@ -17,6 +17,7 @@ import pytest
 import reference
 from extremax.kernels import pq as kernels
 from extremax.kernels.compile import njit
+from extremax.kernels.project import project_rows
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
 from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import PQSearch
@@ -189,17 +190,17 @@ def test_codes_name_the_nearest_centroids_matches_reference(size):
 
 @pytest.mark.reference
 @pytest.mark.small
-@pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows, taken two at a time
+@pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows
 def test_rotated_rows_match_reference(n):
     rng = np.random.default_rng(n)
     X, rotation, shift = (rng.normal(size=shape).astype(np.float32) for shape in ((n, 19), (12, 19), 12))
     out = np.full((n, 12), np.nan, np.float32)
-    kernels.rotate_rows(X, rotation, shift, out)
+    project_rows(X, rotation, shift, out)
     # sums of 19 in float32
     np.testing.assert_allclose(out, X.astype(np.float64) @ rotation.T - shift, rtol=0, atol=1e-5)
     alone = np.empty((1, 12), np.float32)
     for i in range(n):
-        kernels.rotate_rows(X[i : i + 1], rotation, shift, alone)
+        project_rows(X[i : i + 1], rotation, shift, alone)
         np.testing.assert_array_equal(alone[0], out[i])
 
 
@@ -456,8 +457,7 @@ def test_listed_rows_match_reference(n_rows, n_classes, most):
     found, counts = some_found(n_rows if n_rows > 1 else 2, n_classes, most, seed=most)
     found, counts = found[-n_rows:], counts[-n_rows:]
     rows, slots, places = pairs_of(found, counts)
-    ends, listed = np.full(n_classes, -9, np.int64), np.full(len(rows), -9, np.int32)
-    kernels.list_rows(found, counts, ends, listed)
+    ends, listed = kernels.list_rows(found, counts, n_classes)
     starts = np.concatenate([[0], ends[:-1]])
     assert ends[-1] == len(rows)
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -481,9 +481,7 @@ def test_listed_scores_match_reference(n_features):
 
     def scored(rows_taken):
         found_there, counts_there = found[rows_taken].copy(), counts[rows_taken].copy()
-        n_listed = int(np.minimum(counts_there, most).sum())
-        ends, listed = np.empty(n_classes, np.int64), np.empty(n_listed, np.int32)
-        kernels.list_rows(found_there, counts_there, ends, listed)
+        ends, listed = kernels.list_rows(found_there, counts_there, n_classes)
         scores = np.full(found_there.shape, np.nan, np.float32)
         kernels.score_listed(X[rows_taken].copy(), ends, listed, most, order, weights, biases, scale, scores)
         return scores
@@ -560,12 +558,8 @@ def test_search_that_finds_every_class_is_exact_identity():
     order = rng.permutation(45).astype(np.int32)
     lowest = case.approximate.min(axis=1)
     found, counts = case.find(lowest, 64)
-    ends, listed, scores = (
-        np.empty(45, np.int64),
-        np.empty(5 * 45, np.int32),
-        np.full((5, 64), np.nan, np.float32),
-    )
-    kernels.list_rows(found, counts, ends, listed)
+    ends, listed = kernels.list_rows(found, counts, 45)
+    scores = np.full((5, 64), np.nan, np.float32)
     kernels.score_listed(X, ends, listed, 64, order, weights, biases, np.float32(1.0), scores)
     labels, log_prob = chosen(scores, found, counts, order, 45, 1.0, np.full(5, -np.inf))
     expected = reference.log_softmax(X.astype(np.float64) @ weights.T + biases)

@@ -39,8 +39,9 @@ from scipy.cluster.vq import kmeans2
 
 from extremax.calibration import Calibration, mix_uniform
 from extremax.kernels import pq as kernels
+from extremax.kernels.project import project_rows
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import one_blas_thread, read_only
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Scorer, Weights
 from extremax.scores.dense import DenseWeights
@@ -260,8 +261,7 @@ class PQSearch:
 
         Least squares over rows whose best class is found, at temperatures around the model's.
         """
-        rotated = np.empty((len(X), len(self.rotation)), np.float32)
-        kernels.rotate_rows(X, self.rotation, self.shift, rotated)
+        rotated = self._rotate(X)
         squares = np.square(rotated[:, :-_COMMON_ROWS], dtype=np.float64).sum(axis=1)
         finite = squares[np.isfinite(squares)]  # a row may be too far from all others for float32
         max_square = float(np.quantile(finite, self.config.tail_quantile)) if len(finite) else 0.0
@@ -390,9 +390,7 @@ class PQSearch:
             for a, b in split(len(x), _TABLE_ROWS):
                 tails[:, a:b] = self._find_candidates(x[a:b], n_threshold, inverses, places[a:b], count[a:b])
             scores = np.empty((len(x), most), np.float32)
-            ends = np.empty(n_classes, np.int64)
-            listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
-            kernels.list_rows(places, count, ends, listed)
+            ends, listed = kernels.list_rows(places, count, n_classes)
             kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
             inverse = np.full(len(x), scorer.inverse_temperature)
             given = (scores, places, count, self.order)
@@ -409,13 +407,18 @@ class PQSearch:
             labels[crowded], mixed[crowded] = ExactSearch().topk(scorer, X[crowded], k, n_threads=n_threads)
         return labels, mixed
 
+    def _rotate(self, x: Float32) -> Float32:
+        """Return z of some rows, and the term that the scores of all classes share."""
+        rotated = np.empty((len(x), len(self.rotation)), np.float32)
+        project_rows(read_only(x), read_only(self.rotation), self.shift, rotated)
+        return rotated
+
     def _find_candidates(
         self, x: Float32, n_threshold: int, inverses: Float32, places: Int32, counts: Int32
     ) -> Float32:
         """Fill `places` and `counts` of each row; return the log of the tail mass at each temperature."""
         n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * self.codes.shape[1]
-        rotated = np.empty((len(x), len(self.rotation)), np.float32)
-        kernels.rotate_rows(x, self.rotation, self.shift, rotated)
+        rotated = self._rotate(x)
         shape = (n_groups, ROWS_AT_ONCE)
         tables = kernels.Tables(
             np.empty((*shape, n_tables, kernels.N_CENTROIDS), np.uint8), *np.empty((2, *shape), np.float32)
