@@ -131,7 +131,7 @@ def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
     """Return the projection to the features of a tree that the user gave; None where there is no tree."""
     if isinstance(noise, str) or noise.tree is None:
         return None
-    projection: PCA | None = getattr(noise, "projection", None)
+    projection = noise.projection
     if projection is None:
         if noise.tree.n_components != n_features:
             raise ValueError(
