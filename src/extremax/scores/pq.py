@@ -51,6 +51,7 @@ from extremax.storage.state import State, register
 from extremax.tuned import PQConfig, restore_numbers
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
+_CONFIG = PQConfig()
 _BLOCK_ROWS = 2048  # rows that are searched together: weights are read once for all of them ...
 _BLOCK_CANDIDATES = 1 << 22  # ... fewer rows where these have more candidates in all
 _TABLE_ROWS = 256  # rows whose tables fit in the second cache
@@ -65,23 +66,15 @@ _KNOTS = 4  # ... at so many of them
 _NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "n_epochs")
 
 
-def sample_size(n_features: int, config: PQConfig | None = None) -> int:
+def sample_size(n_features: int, config: PQConfig = _CONFIG) -> int:
     """Return the number of training rows that `PQSearch.fit` can use."""
-    config = config or PQConfig()
     rows = int(np.clip(config.rows_per_feature * n_features, config.min_rows, config.max_rows))
     return rows + config.max_width_rows
 
 
-def _pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> bool:
-    """Return whether a problem has classes enough, and not too many features, for this search."""
-    config = config or PQConfig()
-    return n_classes >= config.min_classes and n_features <= config.max_features
-
-
-def index_bytes(n_classes: int, n_features: int, config: PQConfig | None = None) -> tuple[int, int]:
+def index_bytes(n_classes: int, n_features: int, config: PQConfig = _CONFIG) -> tuple[int, int]:
     """Return the bytes of a `PQSearch`, and those that fitting it takes in addition; zeros if none pays."""
-    config = config or PQConfig()
-    if not _pays(n_classes, n_features, config):
+    if n_classes < config.min_classes or n_features > config.max_features:
         return 0, 0
     n_subvectors, size = _subvectors(n_features, config)
     n_places = -(-n_classes // LANES) * LANES
@@ -199,7 +192,7 @@ class PQSearch:
         temperature: float = 1.0,
         n_epochs: int = 0,
         n_threads: int = 1,
-        config: PQConfig | None = None,
+        config: PQConfig = _CONFIG,
     ) -> PQSearch:
         """Encode the classes, and choose the default width and the tail-mass correction.
 
@@ -219,7 +212,6 @@ class PQSearch:
         n_epochs
             Epochs that the model has been trained for.
         """
-        config = config or PQConfig()
         if held_out is None or len(held_out) < config.enough_width_rows:
             n_fit = len(rows) - min(config.max_width_rows, len(rows) // 3)
             rows, held_out = rows[:n_fit], rows[n_fit:]
