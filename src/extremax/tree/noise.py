@@ -22,12 +22,12 @@ from extremax.kernels.rng import ROW_NUMBERS
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
-from extremax.tree import LabelTree
 from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation.random_state import check_random_state
 
 if TYPE_CHECKING:
     from extremax.features.pca import PCA
+    from extremax.tree import LabelTree
 
 _ROWS_PER_TASK = 4096
 _EDITED_ROWS = 256  # rows whose probabilities of all classes are in memory together
@@ -142,6 +142,8 @@ def as_noise(noise: Any) -> Noise:
     >>> as_noise(noise) is noise
     True
     """
+    from extremax.tree import LabelTree
+
     if isinstance(noise, LabelTree):
         return TreeNoise(noise)
     return noise if isinstance(noise, Noise) else _Adapted(noise)
@@ -356,6 +358,8 @@ class TreeNoise(_ByPosition):
 
     @classmethod
     def from_state(cls, state: State) -> TreeNoise:
+        from extremax.tree import LabelTree
+
         return cls(LabelTree.from_state(state))
 
 
