@@ -457,7 +457,8 @@ def test_listed_rows_match_reference(n_rows, n_classes, most):
     found, counts = some_found(n_rows if n_rows > 1 else 2, n_classes, most, seed=most)
     found, counts = found[-n_rows:], counts[-n_rows:]
     rows, slots, places = pairs_of(found, counts)
-    ends, listed = kernels.list_rows(found, counts, n_classes)
+    ends, listed = np.full(n_classes, -9, np.int64), np.full(len(rows), -9, np.int32)
+    kernels.list_rows(found, counts, ends, listed)
     starts = np.concatenate([[0], ends[:-1]])
     assert ends[-1] == len(rows)
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -481,7 +482,9 @@ def test_listed_scores_match_reference(n_features):
 
     def scored(rows_taken):
         found_there, counts_there = found[rows_taken].copy(), counts[rows_taken].copy()
-        ends, listed = kernels.list_rows(found_there, counts_there, n_classes)
+        n_listed = int(np.minimum(counts_there, most).sum())
+        ends, listed = np.empty(n_classes, np.int64), np.empty(n_listed, np.int32)
+        kernels.list_rows(found_there, counts_there, ends, listed)
         scores = np.full(found_there.shape, np.nan, np.float32)
         kernels.score_listed(X[rows_taken].copy(), ends, listed, most, order, weights, biases, scale, scores)
         return scores
@@ -558,8 +561,12 @@ def test_search_that_finds_every_class_is_exact_identity():
     order = rng.permutation(45).astype(np.int32)
     lowest = case.approximate.min(axis=1)
     found, counts = case.find(lowest, 64)
-    ends, listed = kernels.list_rows(found, counts, 45)
-    scores = np.full((5, 64), np.nan, np.float32)
+    ends, listed, scores = (
+        np.empty(45, np.int64),
+        np.empty(5 * 45, np.int32),
+        np.full((5, 64), np.nan, np.float32),
+    )
+    kernels.list_rows(found, counts, ends, listed)
     kernels.score_listed(X, ends, listed, 64, order, weights, biases, np.float32(1.0), scores)
     labels, log_prob = chosen(scores, found, counts, order, 45, 1.0, np.full(5, -np.inf))
     expected = reference.log_softmax(X.astype(np.float64) @ weights.T + biases)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
@@ -286,17 +285,22 @@ def find_classes(blocks, tables, thresholds, found, counts):
                 counts[row] = count
 
 
-def list_rows(found, counts, n_classes):
-    """Invert the lists: return `ends` and `listed`.
-
-    ``listed[ends[c - 1] : ends[c]]`` are the ``row * most + slot`` of class place c.
-    """
-    most = found.shape[1]
-    at = np.flatnonzero(np.arange(most) < counts[:, None])
-    edges = np.append(0, np.cumsum(np.minimum(counts, most)))
-    # conversion to CSC is a stable counting sort
-    by_class = sparse.csr_matrix((at, found.reshape(-1)[at], edges), shape=(len(found), n_classes)).tocsc()
-    return by_class.indptr[1:].astype(np.int64), by_class.data.astype(np.int32)
+@njit
+def list_rows(found, counts, ends, listed):
+    """Invert the lists: ``listed[ends[c - 1] : ends[c]]`` are the ``row * most + slot`` of class place c."""
+    n, most = found.shape
+    ends[:] = 0
+    for i in range(n):
+        for j in range(min(counts[i], most)):
+            ends[found[i, j]] += 1
+    total = 0
+    for c in range(ends.shape[0]):
+        total, ends[c] = total + ends[c], total
+    for i in range(n):
+        for j in range(min(counts[i], most)):
+            c = found[i, j]
+            listed[ends[c]] = i * most + j
+            ends[c] += 1
 
 
 @njit

@@ -382,7 +382,9 @@ class PQSearch:
             for a, b in split(len(x), _TABLE_ROWS):
                 tails[:, a:b] = self._find_candidates(x[a:b], n_threshold, inverses, places[a:b], count[a:b])
             scores = np.empty((len(x), most), np.float32)
-            ends, listed = kernels.list_rows(places, count, n_classes)
+            ends = np.empty(n_classes, np.int64)
+            listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
+            kernels.list_rows(places, count, ends, listed)
             kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
             inverse = np.full(len(x), scorer.inverse_temperature)
             given = (scores, places, count, self.order)
